@@ -27,7 +27,7 @@ keys.SCRYPT_COST = 2  # type: ignore[misc]  # of new stores, those of modules' f
 
 _LIMITS = [
     (module, name, getattr(module, name))
-    for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "_REWRITE_BYTES_MIN"), (keys, "SCRYPT_COST"))
+    for module, name in ((preallocation, "FIRST_FILE_BYTES"), (catalog, "REWRITE_BYTES_MIN"), (keys, "SCRYPT_COST"))
 ]
 
 

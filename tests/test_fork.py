@@ -107,8 +107,8 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
         waiting = threading.Thread(target=future.result)
         waiting.start()
         time.sleep(0.02)
-        held = [store_of(manager)._lock, descriptor_of(writer).lock, descriptor_of(writer).location_lock]
-        held.append(store_of(manager).log._mutex)
+        held = [store_of(manager).lock, descriptor_of(writer).lock, descriptor_of(writer).location_lock]
+        held.append(store_of(manager).log.mutex)
         for lock in held:
             lock.acquire()
         try:

@@ -33,8 +33,8 @@ def fail_before_the_next_control(monkeypatch: pytest.MonkeyPatch, store: Store) 
 
     def fail_then_stage(*arguments: Any, **options: Any) -> Completion | None:
         monkeypatch.setattr(log, "stage_control", stage)
-        failing, log._forming = log._forming, Commit()
-        log._fail(failing, StorageFullError("no room"))
+        failing, log.forming = log.forming, Commit()
+        log.fail_commit(failing, StorageFullError("no room"))
         return stage(*arguments, **options)
 
     monkeypatch.setattr(log, "stage_control", fail_then_stage)

@@ -208,7 +208,7 @@ def test_too_much_outstanding_waits_or_fails_at_once(manager: LedgerManager, mon
     go = stop_syncing(monkeypatch)
     block = bytes(4000)
     many = writer.append_many_async([block] * 16)
-    while store_of(manager).log._inflight is None:
+    while store_of(manager).log.inflight is None:
         time.sleep(0.001)  # so that what is being written has to count, and not only what is forming
     with pytest.raises(TooManyRequestsError, match="max_outstanding_bytes 65536") as refused:
         _ = writer.append_async(block, wait=False)
@@ -272,7 +272,7 @@ def test_a_batch_of_which_a_later_commit_is_refused_is_said_to_be_unknown(
     """The batch is longer than the bound: its earlier pieces are on disk when its last one is staged."""
     with open_quick(tmp_path, max_outstanding_bytes=8 << 20) as manager:
         writer = manager.create_ledger(insecure=True)
-        log = store_of(manager).log._writer
+        log = store_of(manager).log.writer
         write, refusal = log.write, StorageFullError("no room")
 
         def refuse_last(commit: Commit) -> None:

@@ -33,7 +33,7 @@ def open_replicas(fs: SimFileSystem) -> Replicas:
 def drop(replicas: Replicas) -> None:
     """Let go of replicas whose disk is dead."""
     log = replicas.store.log
-    log._group.stop()
+    log.group.stop()
 
 
 def after_crash(fs: SimFileSystem, replicas: Replicas) -> tuple[SimFileSystem, Replicas]:

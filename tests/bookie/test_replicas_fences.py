@@ -243,7 +243,7 @@ def test_deferred_entries_lost_behind_others_that_became_durable_put_the_ledger_
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))
     add(replicas, make_run(0, 2))
-    writer = replicas.store.log._writer
+    writer = replicas.store.log.writer
     write = writer.write
 
     def stage_more_and_write(commit: Commit) -> None:

@@ -14,9 +14,9 @@ from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
-from pybk.metadata.pointers import _key
+from pybk.metadata.pointers import pointer_key
 from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
-from pybk.metadata.underreplication import UnderReplicatedLedger, _missing_key, _record_json
+from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment
@@ -46,9 +46,9 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
         ValueKind.COOKIE: ("cookies/bookie-1%3A3181", encode_cookie(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
         ValueKind.BOOKIE: ("bookies/bookie-1%3A3181", encode_registration(registration(bookie(1)), "ab" * 16)),
         ValueKind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
-        ValueKind.UNDER_REPLICATED: (_missing_key(7, bookie(1)), _record_json(UnderReplicatedLedger(7, bookie(1), 5))),
+        ValueKind.UNDER_REPLICATED: (missing_key(7, bookie(1)), record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         ValueKind.NEWS: ("underreplicated-news", b""),
-        ValueKind.POINTER: (_key("sinks", "query/1"), encode_json({"manifest": 7})),
+        ValueKind.POINTER: (pointer_key("sinks", "query/1"), encode_json({"manifest": 7})),
         ValueKind.POSITION: (
             "positions/bookie-1%3A3181",
             durable_positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78)),

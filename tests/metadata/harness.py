@@ -87,7 +87,7 @@ class LmdbWorld:
         """See ``World.end_session``: as another process does that finds no sign of life."""
         session = store.session()
         with LmdbWorld(self.path).other() as other:
-            other._change(lambda transaction, number: lmdb_rows.end_session(transaction, session))
+            other.change(lambda transaction, number: lmdb_rows.end_session(transaction, session))
 
     def other(self) -> _Other:
         """Return a store that is closed at the end of the ``with``."""
@@ -137,11 +137,11 @@ def end_zookeeper_session(store: MetadataStore) -> None:
     session = store.session()
     # The client may take its session back before the other connection has closed it: then once more.
     while store.session() == session:
-        double = KazooClient(hosts=store._hosts, client_id=store._client.client_id, timeout=2)
+        double = KazooClient(hosts=store.hosts, client_id=store.client.client_id, timeout=2)
         double.start()
         double.stop()
         double.close()
-        wait_for(lambda: store._session not in (0, session), 1)
+        wait_for(lambda: store.session_id not in (0, session), 1)
 
 
 @pytest.fixture(params=["sim", "lmdb", "zookeeper"])

@@ -21,7 +21,7 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
 from pybk.metadata.store import MetadataStore
-from pybk.metadata.underreplication import UnderReplicatedLedger, _missing_key, _record_json
+from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries
@@ -101,7 +101,7 @@ SEALED: dict[str, tuple[ValueKind, str, bytes, Callable[[ClusterMetadata], Any]]
         lambda cluster: cluster.lock_owner("auditor"),
     ),
     "missing": (
-        *(ValueKind.UNDER_REPLICATED, _missing_key(7, bookie(1)), _record_json(MISSING)),
+        *(ValueKind.UNDER_REPLICATED, missing_key(7, bookie(1)), record_json(MISSING)),
         lambda cluster: cluster.mark_under_replicated(7, bookie(1), 0),
     ),
     "cookie": (
@@ -238,7 +238,7 @@ def test_one_junk_key_hides_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises((CorruptError, MetadataForgedError)):
         cluster.read_ledgers([3, 5])
     cluster.mark_under_replicated(3, bookie(1), 0)
-    store.create(_missing_key(4, bookie(1)), b"nonsense")
+    store.create(missing_key(4, bookie(1)), b"nonsense")
     assert [record.ledger_id for record in cluster.list_under_replicated()] == [3]
     cluster.claim_cookie(bookie(1))
     store.create("cookies/b", b"nonsense")

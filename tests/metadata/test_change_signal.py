@@ -78,7 +78,7 @@ def test_changes_do_not_prolong_a_wait_for_calls_alone(path: Path, signal: Chang
 
 
 def test_where_files_cannot_be_watched_they_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_signal, "_watch", lambda path: -1)
+    monkeypatch.setattr(change_signal, "watch_file", lambda path: -1)
     signal = ChangeSignal(str(tmp_path / "data"))
     before = time.monotonic()
     signal.wait(None, changes=True)
@@ -87,7 +87,7 @@ def test_where_files_cannot_be_watched_they_are_looked_at(tmp_path: Path, monkey
 
 
 def test_a_file_that_is_not_there_is_not_watched(tmp_path: Path) -> None:
-    assert change_signal._watch(str(tmp_path / "none")) == -1
+    assert change_signal.watch_file(str(tmp_path / "none")) == -1
 
 
 def test_who_watches_at_rest_looks_at_nothing(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_who_watches_at_rest_looks_at_nothing(tmp_path: Path) -> None:
     told = threading.Event()
     store.watch("key", told.set)
     polls: list[float] = []
-    original = store._poll
-    store._poll = lambda: (polls.append(time.monotonic()), original())[1]  # type: ignore[method-assign, func-returns-value]
+    original = store.poll
+    store.poll = lambda: (polls.append(time.monotonic()), original())[1]  # type: ignore[method-assign, func-returns-value]
     assert wait_for(lambda: len(polls) >= 2)
     spacing = [later - earlier for earlier, later in pairwise(polls[1:])]
     assert all(gap > 10 * REST_S for gap in spacing)
@@ -124,35 +124,35 @@ class Minute:
         self._store = store
         self._end = self.now + 60
         monkeypatch.setattr(lmdb_store, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=time.sleep))
-        monkeypatch.setattr(store._wake, "wait", self._wait)
+        monkeypatch.setattr(store.change_signal, "wait", self._wait)
 
     def run(self) -> None:
-        self._store._keep()
+        self._store.keep()
 
     def _wait(self, timeout_s: float | None, *, changes: bool, rest_s: float) -> bool:
         assert timeout_s is not None
         self.waits += 1
         self.now += timeout_s
-        self._store._closed = self.now >= self._end
+        self._store.closed = self.now >= self._end
         return False
 
 
 @pytest.fixture
 def resting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LmdbMetadataStore]:
-    monkeypatch.setattr(LmdbMetadataStore, "_start_keeper", lambda store: None)
+    monkeypatch.setattr(LmdbMetadataStore, "start_keeper", lambda store: None)
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     store.create("key", b"v", leased=True)
     store.watch("key", lambda: None)
     yield store
     monkeypatch.undo()
-    store._closed = False
+    store.closed = False
     store.close()
 
 
 def test_one_of_many_processes_at_rest_wakes_once_a_second(
     resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts = dict.fromkeys(("_heartbeat", "_poll", "_dead"), 0)
+    counts = dict.fromkeys(("heartbeat", "poll", "dead"), 0)
 
     def count(name: str) -> None:
         original = getattr(resting, name)
@@ -160,7 +160,7 @@ def test_one_of_many_processes_at_rest_wakes_once_a_second(
         def counted() -> object:
             counts[name] += 1
             found = original()
-            resting._sessions_seen = 20  # as many bookies share the look for dead sessions
+            resting.sessions_seen = 20  # as many bookies share the look for dead sessions
             return found
 
         monkeypatch.setattr(resting, name, counted)
@@ -170,10 +170,10 @@ def test_one_of_many_processes_at_rest_wakes_once_a_second(
     minute = Minute(monkeypatch, resting)
     minute.run()
     assert 55 <= minute.waits <= 65
-    assert 55 <= counts["_heartbeat"] <= 65
-    assert 28 <= counts["_poll"] <= 35
-    assert 28 <= counts["_dead"] <= 35
-    assert resting._session, "nothing ended it"
+    assert 55 <= counts["heartbeat"] <= 65
+    assert 28 <= counts["poll"] <= 35
+    assert 28 <= counts["dead"] <= 35
+    assert resting.session_id, "nothing ended it"
 
 
 def test_a_process_alone_looks_for_dead_sessions_four_times_a_second(
@@ -193,7 +193,7 @@ def test_a_process_without_a_session_wakes_every_two_seconds(
     minute.run()
     assert 28 <= minute.waits <= 35
     monkeypatch.undo()
-    watching._closed = False
+    watching.closed = False
     watching.close()
 
 
@@ -211,11 +211,11 @@ def test_looks_become_less_frequent_while_only_keys_change_that_are_not_watched(
             resting.put("key", b"w", node.version)
         else:
             resting.create(f"other{len(rests)}", b"v")
-        resting._closed = len(rests) == 8
+        resting.closed = len(rests) == 8
         return len(rests) != 7
 
-    monkeypatch.setattr(resting._wake, "wait", wait)
-    resting._keep()
+    monkeypatch.setattr(resting.change_signal, "wait", wait)
+    resting.keep()
     assert rests == [0.01, 0.02, 0.04, 0.04, 0.01, 0.01, 0.02, 0.02]
 
 
@@ -225,7 +225,7 @@ def test_what_fails_at_rest_is_tried_again_without_haste(
     def fail() -> None:
         raise OSError(5, "injected")
 
-    monkeypatch.setattr(resting, "_heartbeat", fail)
+    monkeypatch.setattr(resting, "heartbeat", fail)
     minute = Minute(monkeypatch, resting)
     minute.run()
     assert 230 <= minute.waits <= 250

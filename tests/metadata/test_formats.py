@@ -30,7 +30,7 @@ from pybk.ledger import (
 )
 from pybk.metadata import durable_positions, lmdb_rows
 from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, encode_json, token_of
-from pybk.metadata.cluster import _from_values_base, from_values
+from pybk.metadata.cluster import from_values, from_values_base
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
@@ -55,7 +55,7 @@ def test_bytes_are_as_they_ever_were() -> None:
 @pytest.mark.parametrize("path", [GOLDEN_METADATA, GOLDEN_SEALS], ids=["base", "seals"])
 def test_golden_bytes_are_read(path: Path) -> None:
     kept = {name: (key, bytes.fromhex(text)) for name, (key, text) in json.loads(path.read_text())["values"].items()}
-    identity = _from_values_base if path == GOLDEN_METADATA else from_values
+    identity = from_values_base if path == GOLDEN_METADATA else from_values
     read: dict[str, Callable[[bytes], Any]] = {
         "LEDGER": lambda payload: LedgerMetadata.decode(payload, where="golden"),
         "CLUSTER": lambda payload: decode_json(payload, identity, where="golden")[:2],
@@ -123,7 +123,7 @@ def test_any_bytes_are_refused_with_an_error_of_ours(data: bytes) -> None:
         lambda: LedgerDescription.decode(data, KEY, where="here"),
         lambda: LedgerDescription.decode(data, None, where="here"),
         lambda: decode_json(data, decode_registration, where="here"),
-        lambda: decode_json(data, _from_values_base, where="here"),
+        lambda: decode_json(data, from_values_base, where="here"),
         lambda: decode_json(data, from_values, where="here"),
     ):
         with pytest.raises(PybkError):

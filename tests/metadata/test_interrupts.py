@@ -18,7 +18,7 @@ from tests.interrupting import CallInterrupter
 
 _ROOMS = ("pybk/metadata/lmdb_store.py", "pybk/metadata/host_file.py")
 _ENDS = ("HostFile.release_write_lock", "HostFile._unlock")
-_NOWHERE = ("try:", "if True in taken:", "self._thread_lock.release()")
+_NOWHERE = ("try:", "if True in taken:", "self.thread_lock.release()")
 """Where the interpreter looks for no signals before the next call into C; a trace function would."""
 
 

@@ -180,7 +180,7 @@ def test_ids_cost_one_change_per_block() -> None:
 def test_ids_end() -> None:
     server = SimServer()
     cluster = cluster_on(server.store())
-    cluster._create(ValueKind.IDS, ledgers.IDS_KEY, b'{"next":%d}' % (LEDGER_ID_MAX - ID_BLOCK + 2))
+    cluster.create_value(ValueKind.IDS, ledgers.IDS_KEY, b'{"next":%d}' % (LEDGER_ID_MAX - ID_BLOCK + 2))
     with pytest.raises(UsageError, match="another cluster"):
         cluster.new_ledger_id()
 
@@ -244,7 +244,7 @@ def test_a_hundred_thousand_ledgers_are_listed_in_lmdb(tmp_path: Path) -> None:
             value = encode_authenticated(ValueKind.LEDGER, key, bytes(16), payload, KEY, NEWEST_LEVEL)
             put_value(transaction, node_name(key), StoredValue(number, number, 0, value))
 
-    store._change(fill)
+    store.change(fill)
     assert cluster.list_ledgers(after=98_998, count=1000) == list(range(98_999, 99_999))
     assert cluster.list_ledgers(after=99_990) == list(range(99_991, 100_000))
     assert cluster.list_ledgers(count=1500) == list(range(1500))

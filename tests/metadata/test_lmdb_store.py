@@ -141,7 +141,7 @@ def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, 
             time.sleep(chance.uniform(0.001, 0.01))
             stop(process.pid)
             assert wait_for(lambda: is_stopped(process.pid))
-            resumed += store._file.writer_pid() == process.pid
+            resumed += store.host_file.writer_pid() == process.pid
             store.create(f"keys/{number}", b"v")
             number += 1
             assert wait_for(lambda: is_stopped(process.pid)), "it stops again, as it was told"
@@ -153,15 +153,15 @@ def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, 
 
 
 def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(store: LmdbMetadataStore, tmp_path: Path) -> None:
-    turn = store._file.try_write_lock()
+    turn = store.host_file.try_write_lock()
     other = HostFile(str(tmp_path / "metadata" / "sessions"))
     try:
         assert other.writer_pid() == os.getpid()
         assert not other.try_write_lock()
-        os.pwrite(other.descriptor(), host_file._SLOT.pack(turn, 1), 0)
+        os.pwrite(other.descriptor(), host_file.SLOT.pack(turn, 1), 0)
     finally:
         other.close()
-        store._file.release_write_lock(0)
+        store.host_file.release_write_lock(0)
     store.create("key", b"v")
     assert store.get("key") is not None
 
@@ -169,16 +169,16 @@ def test_a_process_resumed_by_others_does_not_stop_in_a_later_turn(store: LmdbMe
 def test_a_turn_that_does_not_end_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
     store, other = LmdbMetadataStore(path, timeout_s=0.2), LmdbMetadataStore(path)
-    turn = other._file.try_write_lock()
+    turn = other.host_file.try_write_lock()
     began = time.monotonic()
     with pytest.raises(MetadataUnreachableError, match=f"process {os.getpid()}") as refused:
         store.create("key", b"v")
     assert time.monotonic() - began >= 0.2
     assert not refused.value.outcome_unknown
     assert store.get("key") is None, "who reads does not wait"
-    other._file.release_write_lock(turn)
+    other.host_file.release_write_lock(turn)
     store.create("key", b"v")
-    with store._thread_lock:
+    with store.thread_lock:
         thread_error: list[BaseException] = []
 
         def write() -> None:
@@ -200,13 +200,13 @@ def test_a_path_is_one_environment_however_often_it_is_opened(tmp_path: Path) ->
     stores = [LmdbMetadataStore(str(path)) for _ in range(5)]
     (tmp_path / "link").symlink_to(path)
     stores.append(LmdbMetadataStore(str(tmp_path / "link")))
-    assert sum(name.startswith(str(path)) for name in lmdb_environment._open) == 1
+    assert sum(name.startswith(str(path)) for name in lmdb_environment.opened) == 1
     stores[0].create("key", b"v")
     for store in stores[:-1]:
         store.close()
     assert stores[-1].get("key") is not None
     stores[-1].close()
-    assert str(path) not in lmdb_environment._open
+    assert str(path) not in lmdb_environment.opened
 
 
 def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_forked_child_is_told_and_holds_nothing(tmp_path: Path) -> None:
 def test_a_forked_child_that_lives_on_keeps_no_lease_alive(store: LmdbMetadataStore, tmp_path: Path) -> None:
     file = HostFile(str(tmp_path / "metadata" / "sessions"))
     assert file.try_lock(40)
-    assert store._file.locked(40)
+    assert store.host_file.locked(40)
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -264,12 +264,12 @@ def test_a_forked_child_that_lives_on_keeps_no_lease_alive(store: LmdbMetadataSt
         os._exit(0)
     try:
         assert os.read(ready, 1) == b"."
-        os.close(file._fd)  # what the kernel does with a process that dies
-        assert not store._file.locked(40)
+        os.close(file.fd)  # what the kernel does with a process that dies
+        assert not store.host_file.locked(40)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        file._fd = -1
+        file.fd = -1
         os.close(ready)
         os.close(told)
 
@@ -325,7 +325,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_store_changes_nothing_and_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.metadata.lmdb_store._MAP_BYTES", 1 << 20)
+    monkeypatch.setattr("pybk.metadata.lmdb_store.MAP_BYTES", 1 << 20)
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     made = 0
 
@@ -350,11 +350,11 @@ def test_slots_are_taken_again_but_never_from_the_living(tmp_path: Path) -> None
     stores = [LmdbMetadataStore(path) for _ in range(3)]
     for store in stores:
         store.session()
-    assert [store._slot for store in stores] == [SESSION_SLOTS, SESSION_SLOTS + 1, SESSION_SLOTS + 2]
+    assert [store.slot for store in stores] == [SESSION_SLOTS, SESSION_SLOTS + 1, SESSION_SLOTS + 2]
     stores[1].close()
     late = LmdbMetadataStore(path)
     late.session()
-    assert late._slot == SESSION_SLOTS + 1
+    assert late.slot == SESSION_SLOTS + 1
     for store in (stores[0], stores[2], late):
         store.close()
 
@@ -378,11 +378,11 @@ def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
     watch = store.watch("key", lambda: None)
     assert len(set(threading.enumerate()) - before) == 1
     polls = []
-    original = store._poll
-    store._poll = lambda: (polls.append(1), original())[1]  # type: ignore[method-assign, func-returns-value]
+    original = store.poll
+    store.poll = lambda: (polls.append(1), original())[1]  # type: ignore[method-assign, func-returns-value]
     assert wait_for(lambda: len(polls) > 2)
     watch.cancel()
-    assert wait_for(lambda: not store._seen)
+    assert wait_for(lambda: not store.seen)
     time.sleep(0.05)
     rest = len(polls)
     time.sleep(0.1)
@@ -397,7 +397,7 @@ def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(
     other = LmdbMetadataStore(str(tmp_path / "metadata"))
     for number in range(5):
         session = store.session()
-        other._change(lambda transaction, _, session=session: lmdb_rows.end_session(transaction, session))  # type: ignore[misc]
+        other.change(lambda transaction, _, session=session: lmdb_rows.end_session(transaction, session))  # type: ignore[misc]
         store.create(f"lease/{number}", b"v", leased=True)
         assert store.alive(store.session())
         assert store.session() != session
@@ -411,7 +411,7 @@ def test_a_change_while_a_watch_begins_is_told(
 ) -> None:
     other = LmdbMetadataStore(str(tmp_path / "metadata"))
     store.watch("another", lambda: None)
-    look = store._look
+    look = store.look
 
     def look_and_be_overtaken(transaction: ReadTransaction, key: str) -> object:
         seen = look(transaction, key)
@@ -422,7 +422,7 @@ def test_a_change_while_a_watch_begins_is_told(
             time.sleep(0.1)  # time for the others to be looked at
         return seen
 
-    monkeypatch.setattr(store, "_look", look_and_be_overtaken)
+    monkeypatch.setattr(store, "look", look_and_be_overtaken)
     told = threading.Event()
     store.watch("key", told.set)
     assert told.wait(WAIT_S)
@@ -432,16 +432,16 @@ def test_a_change_while_a_watch_begins_is_told(
 def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(
     store: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = store._file.try_write_lock
+    real = store.host_file.try_write_lock
 
     def interrupted() -> int:
         real()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store._file, "try_write_lock", interrupted)
+    monkeypatch.setattr(store.host_file, "try_write_lock", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.create("key", b"v")
-    other = LmdbMetadataStore(store._path, timeout_s=1)
+    other = LmdbMetadataStore(store.path, timeout_s=1)
     other.create("key", b"v")
     other.close()
 
@@ -450,30 +450,30 @@ def test_who_waits_for_a_turn_looks_often_and_at_who_has_it_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
-    try_write_lock = store._file.try_write_lock
+    try_write_lock = store.host_file.try_write_lock
     pauses: list[float] = []
     looks: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
     monkeypatch.setattr(lmdb_store, "time", clock)
-    monkeypatch.setattr(store._file, "resume_stopped_writer", lambda: looks.append(clock.monotonic()))
-    monkeypatch.setattr(store._file, "try_write_lock", lambda: try_write_lock() if len(looks) == 2 else 0)
+    monkeypatch.setattr(store.host_file, "resume_stopped_writer", lambda: looks.append(clock.monotonic()))
+    monkeypatch.setattr(store.host_file, "try_write_lock", lambda: try_write_lock() if len(looks) == 2 else 0)
     store.create("key", b"value")
     store.close()
     assert pauses == sorted(pauses)
-    assert (pauses[0], pauses[-1]) == (lmdb_store._PAUSE_MIN_S, lmdb_store._PAUSE_MAX_S)
+    assert (pauses[0], pauses[-1]) == (lmdb_store.PAUSE_MIN_S, lmdb_store.PAUSE_MAX_S)
     assert len(set(pauses)) > 2, "the pauses grow step by step"
     first, second = looks
-    assert lmdb_store._PATIENCE_S <= first <= lmdb_store._PATIENCE_S + lmdb_store._PAUSE_MAX_S
-    assert lmdb_store._PATIENCE_S <= second - first <= lmdb_store._PATIENCE_S + lmdb_store._PAUSE_MAX_S
+    assert lmdb_store.PATIENCE_S <= first <= lmdb_store.PATIENCE_S + lmdb_store.PAUSE_MAX_S
+    assert lmdb_store.PATIENCE_S <= second - first <= lmdb_store.PATIENCE_S + lmdb_store.PAUSE_MAX_S
 
 
 def test_reading_looks_for_dead_sessions_only_when_it_is_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     looks: list[None] = []
-    monkeypatch.setattr(store, "_sweep", lambda: looks.append(None))
-    monkeypatch.setattr(store, "_sweep_s", LONG_SESSION_S)
+    monkeypatch.setattr(store, "sweep", lambda: looks.append(None))
+    monkeypatch.setattr(store, "sweep_s", LONG_SESSION_S)
     for read in (store.get, store.children, lambda key: store.get_many([key])):
-        store._swept_at = time.monotonic() - LONG_SESSION_S
+        store.swept_at = time.monotonic() - LONG_SESSION_S
         read("key")
         assert len(looks) == 1
         read("key")
@@ -489,16 +489,16 @@ def test_who_has_a_session_has_a_share_in_the_look_for_dead_ones(
     tmp_path: Path, session: int, seen: int, share: int | None
 ) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
-    store._session, store._sessions_seen = session, seen
-    assert store._sweep_rest() == (lmdb_store._SWEEP_MAX_S if share is None else share * store._sweep_s)
-    store._session = 0
+    store.session_id, store.sessions_seen = session, seen
+    assert store.sweep_rest() == (lmdb_store.SWEEP_MAX_S if share is None else share * store.sweep_s)
+    store.session_id = 0
     store.close()
 
 
 def test_the_end_of_an_older_session_does_not_end_the_one_that_followed(tmp_path: Path) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     session = store.session()
-    store._session_lost(session - 1)
+    store.session_lost(session - 1)
     assert store.session() == session
     assert store.alive(session)
     store.close()
@@ -509,7 +509,7 @@ def test_signs_of_life_are_given_and_looked_for_several_times_before_a_session_c
     tmp_path: Path, timeout_s: float, beat_s: float, sweep_s: float
 ) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"), lease_time_s=timeout_s)
-    assert [store._heartbeat_s, store._sweep_s] == pytest.approx([beat_s, sweep_s])
+    assert [store.heartbeat_s, store.sweep_s] == pytest.approx([beat_s, sweep_s])
     store.close()
 
 
@@ -527,7 +527,7 @@ def test_a_look_at_what_is_watched_that_is_due_is_not_put_off(
     seen = threading.Event()
     store.watch("key", seen.set)
     for number in range(10):
-        assert wait_for(lambda: time.monotonic() > store._polled_at + lmdb_store._PACE_S)
+        assert wait_for(lambda: time.monotonic() > store.polled_at + lmdb_store.PACE_S)
         store.create(f"key/{number}", b"v")
         assert seen.wait(WAIT_S)
         seen.clear()

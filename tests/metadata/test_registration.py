@@ -180,13 +180,13 @@ def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkey
     cluster = cluster_on(store)
     cluster.claim_cookie(bookie(1))
     decoded: list[str] = []
-    decode = ClusterMetadata._registration
+    decode = ClusterMetadata.registration
 
     def count(metadata: ClusterMetadata, key: str, node: Node) -> Any:
         decoded.append(key)
         return decode(metadata, key, node)
 
-    monkeypatch.setattr(ClusterMetadata, "_registration", count)
+    monkeypatch.setattr(ClusterMetadata, "registration", count)
     registered = cluster.register(registration(bookie(1)))
     seen: list[int] = []
     store.watch(registered.key, lambda: seen.append(1))
@@ -365,7 +365,7 @@ def test_who_was_closed_does_not_lead_though_a_watch_still_calls(world: World) -
     cluster = cluster_on(world.open())
     election = Election(cluster, "auditor", "bookie-1", lambda leads: None)
     election.close()
-    election._campaign()
+    election.campaign()
     assert not election.leads
     assert cluster.lock_owner("auditor") is None
 

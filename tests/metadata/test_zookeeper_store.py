@@ -242,7 +242,7 @@ def test_what_is_not_sent_is_known_not_to_be() -> None:
         server.start()
         store = open_metadata(server.url(), timeout_s=3, lease_time_s=5)
         assert isinstance(store, ZooKeeperMetadataStore)
-        connected = store._connected
+        connected = store.connected
         version = store.create("key", b"v")
         server.kill()
         assert wait_for(lambda: not connected.is_set())
@@ -320,14 +320,14 @@ def test_thousands_are_read_in_few_round_trips(
 ) -> None:
     store = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
     assert isinstance(store, ZooKeeperMetadataStore)
-    many = f"{store._root}/many"
-    store._client.ensure_path(many)
-    made = [store._client.create_async(f"{many}/{number:04d}", b"v") for number in range(2000)]
+    many = f"{store.root}/many"
+    store.client.ensure_path(many)
+    made = [store.client.create_async(f"{many}/{number:04d}", b"v") for number in range(2000)]
     for result in made:
         result.get(timeout=WAIT_S)
     calls: list[str] = []
-    monkeypatch.setattr(store._client, "get_async", noting(calls, "ask", store._client.get_async))
-    monkeypatch.setattr(store, "_node", noting(calls, "look", store._node))
+    monkeypatch.setattr(store.client, "get_async", noting(calls, "ask", store.client.get_async))
+    monkeypatch.setattr(store, "node", noting(calls, "look", store.node))
     assert sum(node is not None for node in store.get_many([f"many/{number:04d}" for number in range(2500)])) == 2000
     trips = [word for word, _ in itertools.groupby(calls)]
     assert trips == ["ask", "look"] * 5, "each answer was waited for before the next request was sent"

@@ -41,14 +41,14 @@ def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_by
 
 def open_world(fs: SimFileSystem) -> LedgerManager:
     """Open the store for a ``World``: with limits so low that log files and catalogs give way to others."""
-    catalog._REWRITE_BYTES_MIN = 0  # type: ignore[misc]  # in production it is not worth it for small ones
+    catalog.REWRITE_BYTES_MIN = 0  # type: ignore[misc]  # in production it is not worth it for small ones
     return open_store(fs, first_file_bytes=64 << 10)
 
 
 def abandon(manager: LedgerManager) -> None:
     """Let go of a store whose disk is dead: stop its thread, touch nothing."""
     log = store_of(manager).log
-    log._group.stop()
+    log.group.stop()
 
 
 class Ledger:

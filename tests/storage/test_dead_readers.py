@@ -50,7 +50,7 @@ def test_a_store_frees_the_places_of_killed_readers_while_it_is_open(tmp_path: P
         for name in ("index", "entries"):
             _killed_reader(tmp_path / "ssd" / name)
         scheduler.tick()  # the store was just opened: not due
-        scheduler._readers_due = 0.0
+        scheduler.readers_due = 0.0
         scheduler.tick()
         for name in ("index", "entries"):
             environment = LmdbEnvironment(str(tmp_path / "ssd" / name))
@@ -62,7 +62,7 @@ def test_a_metadata_store_frees_the_places_of_killed_readers_while_it_is_open(tm
     tree = LmdbMetadataStore(str(tmp_path))
     environment = LmdbEnvironment(str(tmp_path))
     _killed_reader(tmp_path)
-    tree._readers_due = 0.0
+    tree.readers_due = 0.0
     tree.create("k", b"v")
     assert environment.release_dead_readers() == 0
     environment.close()

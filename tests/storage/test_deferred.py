@@ -94,7 +94,7 @@ def test_the_clock_stops_when_nothing_is_buffered(tmp_path: Path, monkeypatch: p
         writer = manager.create_ledger(write_flags=DEFERRED, insecure=True)
         writer.append(b"<first>")
         wait_until(lambda: written(tmp_path, b"<first>"))
-        wait_until(lambda: not store_of(manager).log._clock_runs)
+        wait_until(lambda: not store_of(manager).log.clock_runs)
         wait_until(lambda: looks[-1] == -1.0)
         count = len(looks)
         threading.Event().wait(5 * BUFFERED_NS / 1e9)
@@ -115,7 +115,7 @@ def test_the_clock_is_not_started_for_each_commit(tmp_path: Path, monkeypatch: p
             kick(group)
 
         monkeypatch.setattr(GroupCommit, "kick_background", note)
-        monkeypatch.setattr(store_of(manager).log, "_clock_until_ns", 1 << 62)
+        monkeypatch.setattr(store_of(manager).log, "clock_until_ns", 1 << 62)
         for number in range(200):
             deferred.append(b"%d" % number)
             plain.append(b"x")
@@ -126,7 +126,7 @@ def test_the_clock_is_not_started_for_each_commit(tmp_path: Path, monkeypatch: p
 def test_only_what_is_asked_for_happens_without_a_background(tmp_path: Path) -> None:
     manager = open_store(SimFileSystem(1))
     manager.create_ledger(write_flags=DEFERRED, insecure=True).append(b"x")
-    assert not store_of(manager).log._clock_runs
+    assert not store_of(manager).log.clock_runs
     manager.close()
 
 
@@ -187,9 +187,9 @@ def test_a_committer_that_ended_all_the_same_shows_in_health(tmp_path: Path, mon
         raise SystemExit
 
     monkeypatch.setattr(Log, "sleep_seconds", end)
-    with log._mutex:
-        log._group.kick_background()
-    wait_until(lambda: not log._group.background.is_alive())
+    with log.mutex:
+        log.group.kick_background()
+    wait_until(lambda: not log.group.background.is_alive())
     assert manager.health().state == "failed"
     assert "committer" in manager.health().reason
     monkeypatch.undo()

@@ -341,13 +341,13 @@ def test_a_map_that_finds_no_memory_says_so_and_not_that_the_device_failed(
 def test_spare_descriptors_are_used_and_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spare_descriptors.acquire_spares()
     try:
-        before = len(spare_descriptors._held)
+        before = len(spare_descriptors.held)
         assert before == spare_descriptors.SPARES
         refusals = [0]
         real_open = os.open
 
         def refuse(path: str, flags: int, mode: int = 0o777) -> int:
-            if len(spare_descriptors._held) == spare_descriptors.SPARES:
+            if len(spare_descriptors.held) == spare_descriptors.SPARES:
                 refusals[0] += 1
                 raise OSError(errno.EMFILE, "Too many open files")
             return real_open(path, flags, mode)
@@ -356,10 +356,10 @@ def test_spare_descriptors_are_used_and_made_up_for(tmp_path: Path, monkeypatch:
             short.setattr(os, "open", refuse)
             fd = spare_descriptors.open_with_spare(str(tmp_path), os.O_RDONLY)
         assert refusals == [1]
-        assert len(spare_descriptors._held) == before - 1
+        assert len(spare_descriptors.held) == before - 1
         os.close(fd)
         assert spare_descriptors.fill_spares() is None
-        assert len(spare_descriptors._held) == before
+        assert len(spare_descriptors.held) == before
     finally:
         spare_descriptors.release_spares()
 

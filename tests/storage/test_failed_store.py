@@ -187,7 +187,7 @@ def test_whatever_ends_the_maintenance_thread_ends_the_store(manager: LedgerMana
 
     scheduler.tick = fail  # type: ignore[method-assign]  # it is looked up at each turn
     scheduler.wake()
-    thread = scheduler._thread
+    thread = scheduler.thread
     assert thread is not None
     thread.join(WAIT_S)
     assert not thread.is_alive()

@@ -26,7 +26,7 @@ class Naps:
 
     def acquire(self, *, timeout: float) -> bool:
         self.seconds.append(timeout)
-        self._maintenance._stopping = len(self.seconds) == self._count
+        self._maintenance.stopping = len(self.seconds) == self._count
         return False
 
     def locked(self) -> bool:
@@ -38,9 +38,9 @@ def naps(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch, count: int) ->
     scheduler = store_of(manager).scheduler
     taken = Naps(scheduler, count)
     with monkeypatch.context() as patched:
-        patched.setattr(scheduler, "_wakeup", taken)
-        scheduler._run()
-    scheduler._stopping = False
+        patched.setattr(scheduler, "wakeup", taken)
+        scheduler.run()
+    scheduler.stopping = False
     return taken.seconds
 
 
@@ -65,10 +65,10 @@ def test_a_commit_ends_the_rest_and_others_wake_nobody(tmp_path: Path, monkeypat
         monkeypatch.setattr(scheduler, "wake", lambda: woken.append(True))
         writer.append(b"x")
         assert woken == []
-        assert scheduler._pause() == 1.0
+        assert scheduler.pause() == 1.0
         writer.append(b"y")
         assert woken == []
-        scheduler._pause()
-        assert scheduler._pause() == 5.0
+        scheduler.pause()
+        assert scheduler.pause() == 5.0
         writer.append(b"z")
         assert woken == [True]

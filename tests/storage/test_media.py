@@ -283,10 +283,10 @@ def test_tables_of_long_records_take_a_bounded_part_of_the_index_cache(tmp_path:
         for _ in range(2):
             for entry_id in range(5, reader.last_add_confirmed, 8000):
                 assert _entry(reader, entry_id).payload == b"%064d" % 5
-            tables = store._tables
+            tables = store.tables
             assert 0 < len(tables) < 20
             bytes_of_tables = sum(map(len, tables.values())) + TABLE_OVERHEAD_BYTES * len(tables)
-            assert bytes_of_tables == store._tables_bytes <= config.index_cache_bytes // 4
+            assert bytes_of_tables == store.tables_bytes <= config.index_cache_bytes // 4
 
 
 def test_small_tables_of_long_records_are_counted_with_what_python_takes_for_each(tmp_path: Path) -> None:
@@ -303,10 +303,10 @@ def test_small_tables_of_long_records_are_counted_with_what_python_takes_for_eac
         before = tracemalloc.get_traced_memory()[0]
         for number in range(4000):  # the same record, as if it lay in as many files
             words = first, count_stride, place + (number << 32), body
-            assert len(store._table(view, words)) == 8
+            assert len(store.table(view, words)) == 8
         grown = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
-        assert len(store._tables) == (config.index_cache_bytes // 4) // (8 + TABLE_OVERHEAD_BYTES)
+        assert len(store.tables) == (config.index_cache_bytes // 4) // (8 + TABLE_OVERHEAD_BYTES)
         assert grown <= 1.25 * (config.index_cache_bytes // 4)
 
 

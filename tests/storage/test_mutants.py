@@ -164,8 +164,8 @@ def torn_writes_are_no_entries() -> None:
 def the_index_syncs_its_commits() -> None:
     with tempfile.TemporaryDirectory() as directory:
         environment = LmdbEnvironment(os.path.join(directory, "index"))
-        assert environment._shared is not None
-        flags = environment._shared.lmdb.flags()
+        assert environment.shared is not None
+        flags = environment.shared.lmdb.flags()
         environment.close()
     assert flags["sync"]
     assert flags["metasync"]
@@ -235,8 +235,8 @@ def parts_of_a_file_can_be_moved() -> None:
     manager.checkpoint()
     store = store_of(manager)
     locations = next(store.index.pages(writers[0]))
-    compaction = store.scheduler._compaction
-    compaction._relocate([(writers[0], [locations[::2]])], StorageHint.NVME)
+    compaction = store.scheduler.compaction
+    compaction.relocate([(writers[0], [locations[::2]])], StorageHint.NVME)
     world.check(manager)
     manager.close()
 
@@ -314,7 +314,7 @@ def an_index_older_than_a_move() -> None:
     index = fs.inode(f"{ROOT}/ssd/index/data.mdb")
     before = index.table
     store = store_of(manager)
-    store.scheduler._compaction._relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
+    store.scheduler.compaction.relocate([(ledger_id, list(store.index.pages(ledger_id)))], StorageHint.HDD)
     manager.close()
     index.table = before
     manager = open_world(fs)
@@ -390,11 +390,7 @@ MUTANTS = [
     Mutant(
         "a new log file's name is synced before it is used",
         CRASH,
-        [
-            Piece(
-                "log.preallocation:LogFileSupply._make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass"
-            )
-        ],
+        [Piece("log.preallocation:LogFileSupply.make", "volumes.fs.sync_directory(volumes.directory_of(row))", "pass")],
     ),
     Mutant(
         "the watermark follows the sync",
@@ -536,7 +532,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "compaction.compaction:Compaction._relocate",
+                "compaction.compaction:Compaction.relocate",
                 "self._catalog_and_index.commit(mark, change, rows=rows, added=files)",
                 (
                     "for ledger_id, old, new in moved:\n"

@@ -355,7 +355,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
         ]
         store = store_view_of(manager)
         assert isinstance(store, ReadOnlyStore)
-        follow = store._follow
+        follow = store.follow
 
         def read_meanwhile() -> bool:
             for thread in threads:
@@ -364,7 +364,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
             time.sleep(0.05)
             return follow()
 
-        monkeypatch.setattr(store, "_follow", read_meanwhile)
+        monkeypatch.setattr(store, "follow", read_meanwhile)
         assert reader.read_last_add_confirmed() == 29
         for thread in threads:
             thread.join(WAIT_S)

@@ -43,7 +43,7 @@ def test_a_ledger_that_was_refused_goes_on_although_maintenance_looked_before_it
     writer = new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
     store = store_of(manager)
-    store.supply._on_use = store.space_checked
+    store.supply.on_use = store.space_checked
     count = fill_the_log(manager, writer)
     ballast.close()
     fs.unlink("/ballast")
@@ -202,7 +202,7 @@ def kept_store(fs: SimFileSystem) -> tuple[LedgerManager, LedgerWriter, LedgerWr
     deferred.append(bytes(200 << 10))
     with pytest.raises(StorageFullError):
         deferred.force()
-    assert store_of(manager).log._kept is not None
+    assert store_of(manager).log.kept is not None
     return manager, deferred, other
 
 
@@ -226,9 +226,9 @@ def test_whoever_waits_while_kept_entries_are_tried_waits_no_longer_than_the_att
 
     def refused(bytes_min: int, after: int) -> tuple[int, File]:
         if waiter.ident is None:
-            assert log._inflight is log._kept is not None
+            assert log.inflight is log.kept is not None
             waiter.start()
-            wait_until(lambda: log._forming.followers or (log._kept and log._kept.followers) or raised)
+            wait_until(lambda: log.forming.followers or (log.kept and log.kept.followers) or raised)
         return take(bytes_min, after)
 
     supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
@@ -244,7 +244,7 @@ def test_whoever_has_kept_entries_written_has_those_written_too_that_join_them_m
     fs = SimFileSystem(21, capacity_bytes=6 * MIB)
     manager, deferred, other = kept_store(fs)
     log, supply = store_of(manager).log, store_of(manager).supply
-    take, before = supply.next_log_file, log._kept
+    take, before = supply.next_log_file, log.kept
     calls = 0
 
     def refused(bytes_min: int, after: int) -> tuple[int, File]:
@@ -252,14 +252,14 @@ def test_whoever_has_kept_entries_written_has_those_written_too_that_join_them_m
         calls += 1
         if calls == 1:
             assert other.append(bytes(100 << 10)) == 0  # acknowledged, and refused with the next commit
-        elif log._kept is not before and fs.exists("/ballast"):
+        elif log.kept is not before and fs.exists("/ballast"):
             fs.unlink("/ballast")
             fs.sync_directory("/")
         return take(bytes_min, after)
 
     supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
     log.flush(kept=True)
-    assert log._kept is None
+    assert log.kept is None
     tick(manager)
     manager = open_small(fs.crash(), CONFIG)
     for writer in (deferred, other):
@@ -408,18 +408,18 @@ def test_an_append_that_passes_over_a_small_file_does_not_wait_for_one_that_is_b
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
     supply = store_of(manager).supply
-    with supply._making:
+    with supply.making:
         for size in (64 << 10, 512 << 10, 64 << 10, 512 << 10):
-            supply._make(size, 0.0)
+            supply.make(size, 0.0)
     ahead = supply.queued()
     passed = [store_of(manager).volumes.path_of(made.row) for made in (ahead[0], ahead[2])]
-    with supply._making:  # as maintenance holds it for as long as it takes to write the zeros of a large file
+    with supply.making:  # as maintenance holds it for as long as it takes to write the zeros of a large file
         for _ in range(4):
             appending = threading.Thread(target=writer.append, args=(bytes(200_000),), daemon=True)
             appending.start()
             appending.join(WAIT_S)
             assert not appending.is_alive(), "an append waits for maintenance"
-    assert supply._current_id == ahead[3].row.file_id
+    assert supply.current_id == ahead[3].row.file_id
     assert [fs.exists(path) for path in passed] == [True, True]
     assert supply.queued() == []
     before = fs.kill()
@@ -434,9 +434,9 @@ def test_a_file_made_ahead_that_cannot_be_removed_is_tried_again_and_stops_nobod
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
     supply = store_of(manager).supply
-    with supply._making:
+    with supply.making:
         for size in (64 << 10, 512 << 10):
-            supply._make(size, 0.0)
+            supply.make(size, 0.0)
     passed = store_of(manager).volumes.path_of(supply.queued()[0].row)
     fs.fail_at(0, "EIO", only="unlink", forever=True)
     assert writer.append(bytes(200_000)) == 0

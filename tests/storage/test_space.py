@@ -271,11 +271,11 @@ def test_the_log_never_takes_a_file_that_is_being_given_back() -> None:
     supply = store_of(manager).supply
     ahead = supply.queued()
     assert len(ahead) == 2
-    file_id, file = supply.next_log_file(4096, store_of(manager).log._writer._file_id)
+    file_id, file = supply.next_log_file(4096, store_of(manager).log.writer.file_id)
     assert file is ahead[0].file
-    with supply._making:
-        supply._discard(ahead)  # chosen before the log took the first
+    with supply.making:
+        supply.discard(ahead)  # chosen before the log took the first
     assert fs.exists(store_of(manager).volumes.path_of(ahead[0].row))
     assert not fs.exists(store_of(manager).volumes.path_of(ahead[1].row))
-    assert supply.next_log_file(4096, store_of(manager).log._writer._file_id) == (file_id, file)
+    assert supply.next_log_file(4096, store_of(manager).log.writer.file_id) == (file_id, file)
     manager.close()

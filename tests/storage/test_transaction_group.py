@@ -118,18 +118,18 @@ def test_groups_and_other_entries_share_commits_in_order(tmp_path: Path, monkeyp
         go = stop_syncing(monkeypatch)
         futures = [writer.append_async(b"held")]
         log = store_of(manager).log
-        wait_until(lambda: log._inflight is not None)
+        wait_until(lambda: log.inflight is not None)
         futures.append(writer.append_async(b"plain 1"))
         threads = []
         for number in range(3):
             entries = {writer: [b"group %d" % number] * 2, other: [b"group %d" % number]}
             threads.append(threading.Thread(target=put, args=(manager, entries)))
             threads[-1].start()
-            wait_until(lambda number=number: len(log._forming.groups) == number + 1)  # type: ignore[misc]  # bound
+            wait_until(lambda number=number: len(log.forming.groups) == number + 1)  # type: ignore[misc]  # bound
             futures.append(writer.append_async(b"plain %d" % (number + 2)))
         threads.append(threading.Thread(target=put, args=(manager, {}, {NAME: b"1", "other": b"2"})))
         threads[-1].start()
-        wait_until(lambda: len(log._forming.groups) == 4)
+        wait_until(lambda: len(log.forming.groups) == 4)
         go.set()
         assert [future.result() for future in futures] == [0, 1, 4, 7, 10]
         for thread in threads:
@@ -569,11 +569,11 @@ def test_a_group_that_is_interrupted_before_it_counts_leaves_nothing() -> None:
     manager = open_store(fs := SimFileSystem(1))
     one, two = create(manager), create(manager)
     named = store_of(manager).named
-    named._pending = _Interrupting()
+    named.pending = _Interrupting()
     with pytest.raises(KeyboardInterrupt):
         put(manager, {one: [b"lost"] * 2, two: [b"lost"]}, {NAME: b"lost"})
-    assert store_of(manager).log._forming.groups, "it was on its way"
-    named._pending = {}
+    assert store_of(manager).log.forming.groups, "it was on its way"
+    named.pending = {}
     assert (one.append(b"after"), two.append(b"after")) == (0, 0)
     abandon(manager)
     manager = open_store(fs.kill())
@@ -695,7 +695,7 @@ def test_a_group_waits_its_turn_for_room(tmp_path: Path, monkeypatch: pytest.Mon
         assert admission.waiting_bytes == 2 * (len(large) + 36)
         batch = threading.Thread(target=one.append_many, args=([b"behind"] * 3,))
         batch.start()
-        wait_until(lambda: len(admission._queue) == 2)
+        wait_until(lambda: len(admission.queue) == 2)
         go.set()
         thread.join(WAIT_S)
         batch.join(WAIT_S)
@@ -711,4 +711,4 @@ def test_an_append_that_holds_a_lock_of_a_group_goes_ahead_of_the_group() -> Non
     for ticket in (stranger, grouped):
         admission.join(ticket)
     admission.join(keeper, keeps_lock=True)
-    assert admission._queue == [stranger, keeper, grouped]
+    assert admission.queue == [stranger, keeper, grouped]

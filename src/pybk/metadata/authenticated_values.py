@@ -169,7 +169,7 @@ class AuthenticatedValues:
             raise CorruptError(f"metadata key {key!r}: kind {found.name} where {kind.name} belongs; restore it")
         return payload
 
-    def _create(self, kind: ValueKind, key: str, payload: bytes, *, leased: bool = False) -> int:
+    def create_value(self, kind: ValueKind, key: str, payload: bytes, *, leased: bool = False) -> int:
         """Create a key, once even if answers are lost; returns its version."""
         token = new_token()
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)

@@ -63,7 +63,7 @@ class ChangeSignal:
             False after the timeout; True if the file may have changed or ``set`` was called.
         """
         if changes and self._inotify is None:
-            self._inotify = _watch(self._path)
+            self._inotify = watch_file(self._path)
             if self._inotify >= 0:
                 self._poll.register(self._inotify, select.POLLIN)
                 return True  # earlier changes were not watched
@@ -92,7 +92,7 @@ class ChangeSignal:
             self._inotify = -1
 
 
-def _watch(path: str) -> int:
+def watch_file(path: str) -> int:
     """Return a descriptor that becomes readable after writes to a file; -1 if the system provides none."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)

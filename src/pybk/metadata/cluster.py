@@ -253,7 +253,7 @@ def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | Non
     if kind is not ValueKind.CLUSTER:
         raise CorruptError(f"{where}: kind {kind.name} where CLUSTER belongs; restore it")
     base = node.value[0] == VALUE_FORMAT_BASE
-    identity, level, proof = decode_json(payload, _from_values_base if base else from_values, where=where)
+    identity, level, proof = decode_json(payload, from_values_base if base else from_values, where=where)
     if level > NEWEST_LEVEL:
         raise UnsupportedFormatError(
             f"cluster {identity.cluster_id.hex()} has feature level {level}; this pybk knows levels up to "
@@ -310,7 +310,7 @@ def proof_of(identity: ClusterIdentity, mac_key: bytes, level: FeatureLevel) -> 
     return mac_of(mac_key, _LABEL, *parts, level.to_bytes(4, "big"), KEY_EPOCH.to_bytes(4, "big"))
 
 
-def _from_values_base(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
+def from_values_base(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
     """Decode the payload of a value of format 1."""
     return _identity_from(values), FeatureLevel.BASE, _proof_from(values["proof"])
 

@@ -81,7 +81,7 @@ class DurablePositions(AuthenticatedValues):
             found = self._read_position(key)
             try:
                 if found is None:
-                    self._create(ValueKind.POSITION, key, payload)
+                    self.create_value(ValueKind.POSITION, key, payload)
                 elif found[0].bookie == position.bookie and found[0].boots > position.boots:
                     return False
                 else:

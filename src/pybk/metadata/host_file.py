@@ -51,7 +51,9 @@ _WRITE_LOCK_AT: Final = 1 << 40
 _TICKET_BITS: Final = 32
 """Bits of a ticket below the process id: a counter."""
 
-_SLOT: Final = struct.Struct("<QQ")
+SLOT: Final = struct.Struct("<QQ")
+"""One slot of the file."""
+
 _FLOCK: Final = struct.Struct("hhqqi4x")
 
 _guard: Final = threading.RLock()
@@ -85,7 +87,8 @@ class HostFile:
         self.forked = False
         self._tickets = secrets.randbits(_TICKET_BITS)
         with _guard:
-            self._fd = access.open_or_create(path)
+            self.fd = access.open_or_create(path)
+            """The descriptor of the file."""
             _open.add(self)
 
     def descriptor(self) -> int:
@@ -97,24 +100,24 @@ class HostFile:
         """
         if self.forked:
             raise ForkedProcessError(f"{self.path}: opened before the fork that made this process; open it again here")
-        if self._fd < 0:
+        if self.fd < 0:
             raise ClosedError(f"{self.path}: this metadata store is closed")
-        return self._fd
+        return self.fd
 
     def try_lock(self, slot: int) -> bool:
         """Lock a slot and write a heartbeat into it; returns False if another process has it."""
-        if not self._try_lock(slot * _SLOT.size, _SLOT.size):
+        if not self._try_lock(slot * SLOT.size, SLOT.size):
             return False
         self.heartbeat(slot)
         return True
 
     def unlock(self, slot: int) -> None:
         """Unlock a slot of this process."""
-        self._unlock(slot * _SLOT.size, _SLOT.size)
+        self._unlock(slot * SLOT.size, SLOT.size)
 
     def locked(self, slot: int) -> bool:
         """Return whether another process has a slot locked."""
-        return self._holder(slot * _SLOT.size, _SLOT.size) != 0
+        return self._holder(slot * SLOT.size, SLOT.size) != 0
 
     def try_write_lock(self) -> int:
         """Take the write lock; returns the ticket, or 0 if another process has the lock. Does not wait."""
@@ -142,13 +145,13 @@ class HostFile:
         pid = ticket >> _TICKET_BITS
         # A stopped process keeps the lock until it is resumed, so the second look at the ticket is not too early.
         if ticket and is_stopped(pid) and self._is_user(pid) and self._holder(_WRITE_LOCK_AT, 1) == ticket:
-            os.pwrite(self.descriptor(), _SLOT.pack(ticket, os.getpid()), _AWAITED_SLOT * _SLOT.size)
+            os.pwrite(self.descriptor(), SLOT.pack(ticket, os.getpid()), _AWAITED_SLOT * SLOT.size)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
     def heartbeat(self, slot: int) -> None:
         """Write the current time into a slot that this process has locked."""
-        os.pwrite(self.descriptor(), _SLOT.pack(time.monotonic_ns(), os.getpid()), slot * _SLOT.size)
+        os.pwrite(self.descriptor(), SLOT.pack(time.monotonic_ns(), os.getpid()), slot * SLOT.size)
 
     def age_ns(self, slot: int) -> int:
         """Return the nanoseconds since the last heartbeat in a slot; all processes of a host share the clock."""
@@ -158,7 +161,7 @@ class HostFile:
         """Unlock everything and close the file. Idempotent."""
         with _guard:
             _open.discard(self)
-            fd, self._fd = self._fd, -1
+            fd, self.fd = self.fd, -1
             if fd >= 0:
                 # Closing alone does not unlock if a child was forked this moment and has not closed its copy yet.
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _lock(fcntl.F_UNLCK, 0, 0))
@@ -181,8 +184,8 @@ class HostFile:
         return 0 if kind == fcntl.F_UNLCK else int(length)
 
     def _read(self, slot: int) -> tuple[int, int]:
-        data = os.pread(self.descriptor(), _SLOT.size, slot * _SLOT.size)
-        written, pid = _SLOT.unpack(data.ljust(_SLOT.size, b"\0"))
+        data = os.pread(self.descriptor(), SLOT.size, slot * SLOT.size)
+        written, pid = SLOT.unpack(data.ljust(SLOT.size, b"\0"))
         return written, pid
 
     def _is_user(self, pid: int) -> bool:
@@ -196,7 +199,7 @@ class HostFile:
 
     def _drop(self) -> None:
         self.forked = True
-        fd, self._fd = self._fd, -1
+        fd, self.fd = self.fd, -1
         # Closed and not unlocked: the locks belong to the open file description, which the parent keeps.
         with contextlib.suppress(OSError):
             os.close(fd)

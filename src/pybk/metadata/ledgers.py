@@ -151,7 +151,7 @@ class Ledgers(AuthenticatedValues):
             payload = encode_json({"next": first + ID_BLOCK})
             try:
                 if node is None:
-                    self._create(ValueKind.IDS, IDS_KEY, payload)
+                    self.create_value(ValueKind.IDS, IDS_KEY, payload)
                 else:
                     self._put(ValueKind.IDS, IDS_KEY, payload, node.version)
             except (MetadataExistsError, MetadataVersionError):

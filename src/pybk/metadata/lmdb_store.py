@@ -25,20 +25,20 @@ older than the lease time. Its states:
 
     none  --session()-->  alive  --silent for the lease time, or process died-->  ended  --sweep-->  removed
 
-Heartbeats (``_heartbeat``) write the slot and cost no transaction. Any process may notice that a session has ended
-and remove its row and leases (``_sweep``): the keeper thread looks for ended sessions, four times a second over all
+Heartbeats (``heartbeat``) write the slot and cost no transaction. Any process may notice that a session has ended
+and remove its row and leases (``sweep``): the keeper thread looks for ended sessions, four times a second over all
 processes together, and so do readers, which must not return leases of a dead process. A process whose session was
 removed by others notices it with its next heartbeat or leased ``create``, and calls the ``on_session_end`` callbacks.
 
 Watches. ``ChangeSignal`` reports that the environment's file was written to (inotify). The keeper thread then
-compares the watched keys with what it saw last (``_poll``), and schedules the callbacks of those that differ. It also
+compares the watched keys with what it saw last (``poll``), and schedules the callbacks of those that differ. It also
 compares every 2 s without a signal. While only other keys change, it does so at most every 40 ms.
 
-Threads. The *keeper* thread (``_keep``) sends heartbeats, looks for ended sessions and polls watches; it starts with
+Threads. The *keeper* thread (``keep``) sends heartbeats, looks for ended sessions and polls watches; it starts with
 the first session or watch. The *callback* thread (``Callbacks``) runs callbacks and removes ended sessions, because a
 transaction may take long and heartbeats must not wait for it. Calls of the application run in their own threads.
-``_thread_lock`` serialises the writers of this process before the write lock serialises processes. ``_lock`` guards
-``_session``, ``_slot``, ``_seen``, ``_keeper`` and ``_closed``; the callbacks' own lock is only taken after it.
+``thread_lock`` serialises the writers of this process before the write lock serialises processes. ``_lock`` guards
+``session_id``, ``slot``, ``seen``, ``_keeper`` and ``closed``; the callbacks' own lock is only taken after it.
 """
 
 from __future__ import annotations
@@ -82,11 +82,13 @@ T = TypeVar("T")
 STORE_FORMAT: Final = 1
 HOST_FILE: Final = "sessions"
 _DATA_FILE: Final = "data.mdb"
-_MAP_BYTES: Final = 1 << 36
+MAP_BYTES: Final = 1 << 36
+"""Bound on the size of the environment."""
+
 _GROUP: Final = "group"
 """Name of the URL's query parameter."""
 
-_SWEEP_MAX_S: Final = 2.0
+SWEEP_MAX_S: Final = 2.0
 """Longest time between two searches for ended sessions by an idle process, which shares the search with the others."""
 
 _CHECK_S: Final = 1.0
@@ -95,7 +97,7 @@ _CHECK_S: Final = 1.0
 _POLL_S: Final = 2.0
 """Time after which watched keys are compared even if no change of the environment was reported."""
 
-_PACE_S: Final = 0.01
+PACE_S: Final = 0.01
 """Least time between two comparisons of the watched keys, however often the environment changes."""
 
 _PACE_MAX_S: Final = 0.04
@@ -104,14 +106,14 @@ _PACE_MAX_S: Final = 0.04
 _PACE_LEAST_S: Final = 0.004
 """A rest of the pace that is shorter than this is not waited for."""
 
-_PAUSE_MIN_S: Final = 0.0001
-_PAUSE_MAX_S: Final = 0.0005
+PAUSE_MIN_S: Final = 0.0001
+PAUSE_MAX_S: Final = 0.0005
 """Pauses between two attempts to take the write lock grow from the first to the second."""
 
 _READERS_S: Final = 10.0
 """Time between two searches for entries of killed processes in LMDB's reader table."""
 
-_PATIENCE_S: Final = 0.05
+PATIENCE_S: Final = 0.05
 """How long another process may hold the write lock before this one checks whether it is stopped."""
 
 
@@ -190,39 +192,50 @@ class LmdbMetadataStore:
         lease_time_s: float = LMDB_LEASE_TIME_S,
         access: Access = PRIVATE,
     ) -> None:
-        self._path = os.path.realpath(path)
+        self.path = os.path.realpath(path)
+        """The directory of the environment."""
         self._timeout_s = timeout_s
         self._lease_time_s = lease_time_s
-        self._heartbeat_s = heartbeat_interval(lease_time_s)
-        self._sweep_s = sweep_interval(lease_time_s)
+        self.heartbeat_s = heartbeat_interval(lease_time_s)
+        """The seconds between two heartbeats."""
+        self.sweep_s = sweep_interval(lease_time_s)
+        """The seconds between two searches for ended sessions, of all processes together."""
         with self._explained():
-            self._environment = LmdbEnvironment(self._path, map_bytes=_MAP_BYTES, access=access)
-        self._file = HostFile(os.path.join(self._path, HOST_FILE), access)
-        self._callbacks = Callbacks(f"pybk metadata {self._path}")
-        self._sweeping = self._callbacks.add("", self._sweep)
-        self._thread_lock = threading.Lock()
+            self._environment = LmdbEnvironment(self.path, map_bytes=MAP_BYTES, access=access)
+        self.host_file = HostFile(os.path.join(self.path, HOST_FILE), access)
+        """The file in which processes of this host share slots and locks."""
+        self._callbacks = Callbacks(f"pybk metadata {self.path}")
+        self._sweeping = self._callbacks.add("", self.sweep)
+        self.thread_lock = threading.Lock()
+        """Held by the thread of this process that changes the environment."""
         self._lock = threading.Lock()
-        self._session = 0  # 0 for none
-        self._slot = 0
+        self.session_id = 0  # 0 for none
+        self.slot = 0
+        """The slot of the session in the file of the host."""
         self._heartbeat_at = 0.0
-        self._swept_at = 0.0
-        self._sessions_seen = 1  # sessions of all processes at the last search
+        self.swept_at = 0.0
+        """When ended sessions were searched for last."""
+        self.sessions_seen = 1  # sessions of all processes at the last search
         self._sessions: list[Session] = []  # as of change number _sessions_at
         self._sessions_at = -1
-        self._polled_at = 0.0
-        self._pace_s = _PACE_S
+        self.polled_at = 0.0
+        """When the watched keys were compared last."""
+        self._pace_s = PACE_S
         self._checked_at = 0.0
-        self._readers_due = time.monotonic() + _READERS_S
-        self._seen: dict[Callback, tuple[int, object]] = {}  # change number and fingerprint of each watched key
-        self._closed = False
-        self._wake = ChangeSignal(os.path.join(self._path, _DATA_FILE))
+        self.readers_due = time.monotonic() + _READERS_S
+        """When the slots of killed readers are freed next."""
+        self.seen: dict[Callback, tuple[int, object]] = {}  # change number and fingerprint of each watched key
+        self.closed = False
+        """``close`` was called."""
+        self.change_signal = ChangeSignal(os.path.join(self.path, _DATA_FILE))
+        """Wakes the keeper."""
         self._keeper: threading.Thread | None = None
         try:
             self._warn_of_wide_access(access)
             self._check_format()
         except BaseException:
-            self._wake.close()
-            self._file.close()
+            self.change_signal.close()
+            self.host_file.close()
             self._environment.close()
             raise
 
@@ -236,7 +249,7 @@ class LmdbMetadataStore:
         """See ``MetadataStore.get_many``; all values are from one snapshot."""
         names = [node_name(key) for key in keys]
         if self._sweep_is_due():
-            self._sweep()
+            self.sweep()
         with self._explained(), self._environment.read() as transaction:
             found = [rows.get_value(transaction, name) for name in names]
         return [None if each is None else Node(each.value, each.version) for each in found]
@@ -245,7 +258,7 @@ class LmdbMetadataStore:
         """See ``MetadataStore.children``."""
         name = node_name(key)
         if self._sweep_is_due():
-            self._sweep()
+            self.sweep()
         with self._explained(), self._environment.read() as transaction:
             return [child for child, _ in rows.children(transaction, name)]
 
@@ -267,10 +280,10 @@ class LmdbMetadataStore:
                 rows.put_value(transaction, name, StoredValue(number, number, session, value))
                 return True
 
-            done, number = self._change(change)
+            done, number = self.change(change)
             if done:
                 return number
-            self._session_lost(session)
+            self.session_lost(session)
 
     def put(self, key: str, value: bytes, version: int) -> int:
         """See ``MetadataStore.put``."""
@@ -280,7 +293,7 @@ class LmdbMetadataStore:
             found = self._expected(transaction, key, name, version)
             rows.put_value(transaction, name, found._replace(version=number, value=value))
 
-        return self._change(change)[1]
+        return self.change(change)[1]
 
     def delete(self, key: str, version: int) -> None:
         """See ``MetadataStore.delete``."""
@@ -290,36 +303,36 @@ class LmdbMetadataStore:
             found = self._expected(transaction, key, name, version)
             rows.delete_value(transaction, name, found.session)
 
-        self._change(change)
+        self.change(change)
 
     # ---- sessions and watches ------------------------------------------------------------------------------------
 
     def session(self) -> int:
         """See ``MetadataStore.session``."""
-        self._file.descriptor()
+        self.host_file.descriptor()
         with self._lock:
-            if self._closed:
-                raise ClosedError(f"{self._path}: this metadata store is closed")
-            if not self._session:
-                self._slot, self._session = self._change(self._begin)
+            if self.closed:
+                raise ClosedError(f"{self.path}: this metadata store is closed")
+            if not self.session_id:
+                self.slot, self.session_id = self.change(self._begin)
                 self._heartbeat_at = time.monotonic()
-                self._start_keeper()
-            return self._session
+                self.start_keeper()
+            return self.session_id
 
     def alive(self, session: int) -> bool:
         """See ``MetadataStore.alive``."""
         fresh = time.monotonic() - self._heartbeat_at < self._lease_time_s
-        return 0 != session == self._session and fresh and not self._closed and not self._file.forked
+        return 0 != session == self.session_id and fresh and not self.closed and not self.host_file.forked
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.watch``."""
         checked_key(key)
         watch = self._callbacks.add(key, callback)
         with self._explained(), self._environment.read() as transaction:
-            seen = (rows.last_number(transaction), self._look(transaction, key))
+            seen = (rows.last_number(transaction), self.look(transaction, key))
         with self._lock:
-            self._seen[watch] = seen
-            self._start_keeper()
+            self.seen[watch] = seen
+            self.start_keeper()
         return watch
 
     def on_session_end(self, callback: Callable[[], None]) -> Callback:
@@ -329,35 +342,35 @@ class LmdbMetadataStore:
     def close(self) -> None:
         """See ``MetadataStore.close``; in a forked child it does nothing."""
         with self._lock:
-            if self._closed or self._file.forked:
+            if self.closed or self.host_file.forked:
                 return
-            self._closed = True
-            session, keeper = self._session, self._keeper
+            self.closed = True
+            session, keeper = self.session_id, self._keeper
         self._callbacks.close()
-        self._wake.set()
+        self.change_signal.set()
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join()
         if session:
             try:
-                self._change(lambda transaction, number: rows.end_session(transaction, session))
+                self.change(lambda transaction, number: rows.end_session(transaction, session))
             except (MetadataUnreachableError, StorageError) as error:
                 logger.info(
-                    "%s: the leases of this process remain until another one removes them: %s", self._path, error
+                    "%s: the leases of this process remain until another one removes them: %s", self.path, error
                 )
-        self._wake.close()
-        self._file.close()
+        self.change_signal.close()
+        self.host_file.close()
         self._environment.close()
 
     def _release_dead_readers(self) -> None:
         """Remove entries of killed processes from LMDB's reader table now and then, so that pages are reused."""
-        if time.monotonic() >= self._readers_due:
-            self._readers_due = time.monotonic() + _READERS_S
+        if time.monotonic() >= self.readers_due:
+            self.readers_due = time.monotonic() + _READERS_S
             with self._explained():
                 self._environment.release_dead_readers()
 
     # ---- transactions --------------------------------------------------------------------------------------------
 
-    def _change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
+    def change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
         """Run a change in a transaction of its own, with its number; returns its result and the number."""
         self._release_dead_readers()
         with self._explained():
@@ -365,16 +378,16 @@ class LmdbMetadataStore:
 
     def _write(self, change: Callable[[WriteTransaction, int], T], timeout_s: float) -> tuple[T, int]:
         """Take the write lock before the deadline, and run the change in a transaction."""
-        self._file.descriptor()
+        self.host_file.descriptor()
         deadline = time.monotonic() + timeout_s
         ticket, taken = 0, list[bool]()
         # Not with generator-based context managers: an interrupt while one is entered or left would keep the lock.
         try:
             # One call into C takes the lock and stores the answer: an interrupt between the two would leave it locked.
-            taken.extend(map(self._thread_lock.acquire, (True,), (timeout_s,)))
+            taken.extend(map(self.thread_lock.acquire, (True,), (timeout_s,)))
             if True not in taken:
                 raise MetadataUnreachableError(
-                    f"{self._path}: other threads of this process have used the metadata store's write lock for "
+                    f"{self.path}: other threads of this process have used the metadata store's write lock for "
                     f"{timeout_s} s"
                 )
             try:
@@ -387,34 +400,34 @@ class LmdbMetadataStore:
             finally:
                 # Even without a ticket: an interrupt may have come after the lock was taken and before it was known.
                 try:
-                    self._file.release_write_lock(ticket)
+                    self.host_file.release_write_lock(ticket)
                 except KeyboardInterrupt:
-                    self._file.release_write_lock(ticket)  # the first call may not have got as far as the release
+                    self.host_file.release_write_lock(ticket)  # the first call may not have got as far as the release
                     raise
         finally:
             if True in taken:
-                self._thread_lock.release()
+                self.thread_lock.release()
 
     def _wait_for_write_lock(self, deadline: float, timeout_s: float) -> int:
         """Wait until no other process has the write lock, and take it; returns the ticket."""
-        pause = _PAUSE_MIN_S
-        patient = time.monotonic() + _PATIENCE_S
-        while not (ticket := self._file.try_write_lock()):
+        pause = PAUSE_MIN_S
+        patient = time.monotonic() + PATIENCE_S
+        while not (ticket := self.host_file.try_write_lock()):
             now = time.monotonic()
             if now >= deadline:
                 raise self._write_lock_timeout(timeout_s)
             if now >= patient:
-                self._file.resume_stopped_writer()
-                patient = now + _PATIENCE_S
+                self.host_file.resume_stopped_writer()
+                patient = now + PATIENCE_S
             time.sleep(pause)
-            pause = min(pause * 1.5, _PAUSE_MAX_S)
+            pause = min(pause * 1.5, PAUSE_MAX_S)
         return ticket
 
     def _write_lock_timeout(self, timeout_s: float) -> MetadataUnreachableError:
-        pid = self._file.writer_pid()
+        pid = self.host_file.writer_pid()
         state = f"is stopped: resume it (kill -CONT {pid}) or end it" if is_stopped(pid) else "is slow: check its disk"
         return MetadataUnreachableError(
-            f"{self._path}: the metadata store's write lock was not free within {timeout_s} s; process {pid} holds it "
+            f"{self.path}: the metadata store's write lock was not free within {timeout_s} s; process {pid} holds it "
             f"and {state}"
         )
 
@@ -426,17 +439,17 @@ class LmdbMetadataStore:
         except CorruptError as error:
             found = error.__cause__ or (error if error.path is None else "its file was cut")
             raise CorruptError(
-                f"{self._path}: the metadata store is damaged ({found}); stop the processes that use it and restore it "
+                f"{self.path}: the metadata store is damaged ({found}); stop the processes that use it and restore it "
                 "from a copy",
-                path=self._path,
+                path=self.path,
             ) from error
 
     def _warn_of_wide_access(self, access: Access) -> None:
         """Log one warning if users who are not meant to can reach the store's directory or take its locks."""
         names = ("", HOST_FILE, LMDB_LOCK)
-        found = paths_too_open(access, [os.path.join(self._path, name).rstrip(os.sep) for name in names])
+        found = paths_too_open(access, [os.path.join(self.path, name).rstrip(os.sep) for name in names])
         if found:
-            logger.warning("%s", excess_warning(access, f"lmdb://{quote(self._path)}", found))
+            logger.warning("%s", excess_warning(access, f"lmdb://{quote(self.path)}", found))
 
     def _check_format(self) -> None:
         """Check the format of the environment; an empty one gets the current format."""
@@ -448,10 +461,10 @@ class LmdbMetadataStore:
                 if transaction.get(FORMAT_NAME) is None:
                     rows.put(transaction, FORMAT_NAME, bytes((STORE_FORMAT,)))
 
-            self._change(change)
+            self.change(change)
         elif found != bytes((STORE_FORMAT,)):
             raise UnsupportedFormatError(
-                f"{self._path}: a metadata store of format {found[0]}; this pybk reads {STORE_FORMAT}: use a newer one"
+                f"{self.path}: a metadata store of format {found[0]}; this pybk reads {STORE_FORMAT}: use a newer one"
             )
 
     def _expected(self, transaction: WriteTransaction, key: str, name: bytes, version: int) -> StoredValue:
@@ -470,7 +483,7 @@ class LmdbMetadataStore:
         """Begin a session, whose number is that of the change; returns its slot."""
         taken = {session.slot for session in rows.sessions(transaction)}
         slot = SESSION_SLOTS
-        while slot in taken or not self._file.try_lock(slot):
+        while slot in taken or not self.host_file.try_lock(slot):
             slot += 1
         timeout_ms = round(self._lease_time_s * 1000)
         rows.put_session(transaction, Session(number, slot, timeout_ms))
@@ -485,9 +498,9 @@ class LmdbMetadataStore:
 
     def _is_silent(self, found: Session) -> bool:
         """Return whether a session of another process has an unlocked slot, or no heartbeat for its lease time."""
-        if found.number == self._session:
+        if found.number == self.session_id:
             return False
-        return not self._file.locked(found.slot) or self._file.age_ns(found.slot) > found.timeout_ms * 1_000_000
+        return not self.host_file.locked(found.slot) or self.host_file.age_ns(found.slot) > found.timeout_ms * 1_000_000
 
     def _sweep_is_due(self, pause: float | None = None, *, early: bool = False) -> bool:
         """Return whether it is time to search for ended sessions; if so, the caller does.
@@ -497,36 +510,36 @@ class LmdbMetadataStore:
             early: Accept a search that is nearly due, as ``_is_nearly_due`` does.
         """
         now = time.monotonic()
-        pause = self._sweep_s if pause is None else pause
-        due = _is_nearly_due(now, self._swept_at, pause) if early else now - self._swept_at >= pause
+        pause = self.sweep_s if pause is None else pause
+        due = _is_nearly_due(now, self.swept_at, pause) if early else now - self.swept_at >= pause
         if due:
-            self._swept_at = now
+            self.swept_at = now
         return due
 
-    def _sweep_rest(self) -> float:
+    def sweep_rest(self) -> float:
         """Return the seconds between two searches for ended sessions by this process while it is idle.
 
         Each search looks at all sessions, so the processes that have a session share the searches among themselves.
         A process without a session leaves them to the others, if there are any.
         """
-        longest = max(self._sweep_s, _SWEEP_MAX_S)
-        if self._session or not self._sessions_seen:
-            return min(self._sweep_s * max(self._sessions_seen, 1), longest)
+        longest = max(self.sweep_s, SWEEP_MAX_S)
+        if self.session_id or not self.sessions_seen:
+            return min(self.sweep_s * max(self.sessions_seen, 1), longest)
         return longest
 
-    def _dead(self) -> list[int]:
+    def dead(self) -> list[int]:
         """Return the sessions that have ended."""
         with self._explained(), self._environment.read() as transaction:
             number = rows.last_number(transaction)
             if number != self._sessions_at:
                 self._sessions = rows.sessions(transaction)
                 self._sessions_at = number
-        self._sessions_seen = len(self._sessions)
+        self.sessions_seen = len(self._sessions)
         return [session.number for session in self._sessions if self._is_silent(session)]
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove ended sessions and their leases; a later search does if the write lock is not free soon."""
-        dead = self._dead()
+        dead = self.dead()
         if not dead:
             return
 
@@ -536,47 +549,48 @@ class LmdbMetadataStore:
                     rows.end_session(transaction, session)
 
         try:
-            self._change(change, timeout_s=self._sweep_s)
+            self.change(change, timeout_s=self.sweep_s)
         except MetadataUnreachableError as error:
-            logger.info("%s: ended sessions %s are removed later: %s", self._path, dead, error)
+            logger.info("%s: ended sessions %s are removed later: %s", self.path, dead, error)
 
-    def _session_lost(self, session: int) -> None:
+    def session_lost(self, session: int) -> None:
         """Forget a session that another process has removed, and call the callbacks for that."""
         with self._lock:
-            if self._session != session:
+            if self.session_id != session:
                 return
-            self._session = 0
-            self._file.unlock(self._slot)
+            self.session_id = 0
+            self.host_file.unlock(self.slot)
         self._callbacks.session_ended()
 
     # ---- the keeper thread ---------------------------------------------------------------------------------------
 
-    def _start_keeper(self) -> None:
+    def start_keeper(self) -> None:
         """Start the keeper thread if it does not run, and wake it; the caller holds ``_lock``."""
-        if self._keeper is None and not self._closed:
-            keeper = threading.Thread(target=self._keep, name=f"pybk metadata keeper {self._path}", daemon=True)
+        if self._keeper is None and not self.closed:
+            keeper = threading.Thread(target=self.keep, name=f"pybk metadata keeper {self.path}", daemon=True)
             start_thread(keeper)
             self._keeper = keeper
-        self._wake.set()
+        self.change_signal.set()
 
-    def _keep(self) -> None:
+    def keep(self) -> None:
+        """Run the keeper: send heartbeats, compare the watched keys, and end sessions that are over."""
         failed = False
-        while not self._closed:
-            watching = bool(self._seen)
-            rest = self._sweep_s if failed else self._rest(watching=watching)
-            changed = self._wake.wait(rest, changes=watching, rest_s=self._pace_s)
+        while not self.closed:
+            watching = bool(self.seen)
+            rest = self.sweep_s if failed else self._rest(watching=watching)
+            changed = self.change_signal.wait(rest, changes=watching, rest_s=self._pace_s)
             try:
-                pause = self._polled_at + _PACE_S - time.monotonic()
+                pause = self.polled_at + PACE_S - time.monotonic()
                 if changed and pause > _PACE_LEAST_S:
                     time.sleep(pause)
-                if changed or _is_nearly_due(time.monotonic(), self._polled_at, _POLL_S):
-                    self._polled_at = time.monotonic()
+                if changed or _is_nearly_due(time.monotonic(), self.polled_at, _POLL_S):
+                    self.polled_at = time.monotonic()
                     # Every commit to the environment is reported, and few of them change a watched key.
-                    self._pace_s = _PACE_S if self._poll() or not changed else min(2 * self._pace_s, _PACE_MAX_S)
-                if self._session and _is_nearly_due(time.monotonic(), self._heartbeat_at, self._heartbeat_s):
-                    self._heartbeat()
+                    self._pace_s = PACE_S if self.poll() or not changed else min(2 * self._pace_s, _PACE_MAX_S)
+                if self.session_id and _is_nearly_due(time.monotonic(), self._heartbeat_at, self.heartbeat_s):
+                    self.heartbeat()
                 self._release_dead_readers()
-                if self._sweep_is_due(self._sweep_rest(), early=True) and self._dead():
+                if self._sweep_is_due(self.sweep_rest(), early=True) and self.dead():
                     # Not in this thread: a sync may take long, and heartbeats must not wait for it.
                     self._callbacks.schedule(self._sweeping)
                 failed = False
@@ -584,34 +598,34 @@ class LmdbMetadataStore:
                 return
             except Exception:
                 if not failed:
-                    logger.exception("%s: watches and leases of this process do not work", self._path)
+                    logger.exception("%s: watches and leases of this process do not work", self.path)
                 failed = True
 
     def _rest(self, *, watching: bool) -> float | None:
         """Return the seconds until the keeper has work to do; None if it has none until it is woken."""
-        if not watching and not self._session:
+        if not watching and not self.session_id:
             return None
-        due = self._swept_at + self._sweep_rest()
+        due = self.swept_at + self.sweep_rest()
         if watching:
-            due = min(due, self._polled_at + _POLL_S)
-        if self._session:
-            due = min(due, self._heartbeat_at + self._heartbeat_s)
+            due = min(due, self.polled_at + _POLL_S)
+        if self.session_id:
+            due = min(due, self._heartbeat_at + self.heartbeat_s)
         return max(0.0, due - time.monotonic())
 
-    def _heartbeat(self) -> None:
+    def heartbeat(self) -> None:
         """Send a heartbeat, unless another process has removed the session."""
-        session = self._session
+        session = self.session_id
         if _is_nearly_due(time.monotonic(), self._checked_at, _CHECK_S):
             self._checked_at = time.monotonic()
             with self._explained(), self._environment.read() as transaction:
                 found = rows.get_session(transaction, session)
             if found is None:
-                self._session_lost(session)
+                self.session_lost(session)
                 return
-        self._file.heartbeat(self._slot)
+        self.host_file.heartbeat(self.slot)
         self._heartbeat_at = time.monotonic()
 
-    def _poll(self) -> bool:
+    def poll(self) -> bool:
         """Compare the watched keys with what was seen last, and schedule the callbacks of those that changed.
 
         Returns:
@@ -619,25 +633,25 @@ class LmdbMetadataStore:
         """
         with self._lock:
             watched = set(self._callbacks.watched())
-            self._seen = {watch: seen for watch, seen in self._seen.items() if watch in watched}
-            before = dict(self._seen)
+            self.seen = {watch: seen for watch, seen in self.seen.items() if watch in watched}
+            before = dict(self.seen)
         if not before:
             return False
         with self._explained(), self._environment.read() as transaction:
             number = rows.last_number(transaction)
             found = {
-                watch: (number, self._look(transaction, watch.key or ""))
+                watch: (number, self.look(transaction, watch.key or ""))
                 for watch, (looked_at, _) in before.items()
                 if looked_at != number
             }
         changed = [watch for watch, (_, seen) in found.items() if seen != before[watch][1]]
         with self._lock:
-            self._seen.update(found)
+            self.seen.update(found)
         for watch in changed:
             self._callbacks.schedule(watch)
         return bool(changed)
 
-    def _look(self, transaction: ReadTransaction, key: str) -> object:
+    def look(self, transaction: ReadTransaction, key: str) -> object:
         """Return an object that is equal as long as a key's value and the keys directly below it are the same."""
         name = node_name(key)
         stored = rows.get_value(transaction, name)

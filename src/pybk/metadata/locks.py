@@ -67,7 +67,7 @@ class Lease:
 class Election:
     """One candidate of an election, until it is closed. Whenever there is no leader, one of the candidates becomes it.
 
-    The leader is the candidate that holds the election's lock; ``_campaign`` tries to take the lock after each change
+    The leader is the candidate that holds the election's lock; ``campaign`` tries to take the lock after each change
     of its key and after the end of a session. Being leader is advisory, as the lock is.
 
     Args:
@@ -90,10 +90,10 @@ class Election:
         self._reported = False
         self._closed = False
         self._watches = (
-            locks.watch_lock(name, self._campaign),
-            locks._store.on_session_end(self._campaign),
+            locks.watch_lock(name, self.campaign),
+            locks._store.on_session_end(self.campaign),
         )
-        self._campaign()
+        self.campaign()
 
     @property
     def leads(self) -> bool:
@@ -111,7 +111,8 @@ class Election:
                 self._lease.release()
                 self._lease = None
 
-    def _campaign(self) -> None:
+    def campaign(self) -> None:
+        """Try to get or to keep the lease, and report whether this process leads."""
         with self._lock:
             if self._closed:
                 return
@@ -157,7 +158,7 @@ class Locks(AuthenticatedValues):
             while True:
                 session = self._store.session()
                 try:
-                    version = self._create(ValueKind.LOCK, key, payload, leased=True)
+                    version = self.create_value(ValueKind.LOCK, key, payload, leased=True)
                 except MetadataExistsError:
                     if not self._drop_orphan(name):
                         return None

@@ -41,7 +41,7 @@ class Pointers(AuthenticatedValues):
             MetadataForgedError: It was not written with the cluster's secret.
             CorruptError: The key holds something else than a pointer.
         """
-        key = _key(group, name)
+        key = pointer_key(group, name)
         node = self._store.get(key, latest=True)
         return None if node is None else Pointer(self._payload_of(ValueKind.POINTER, key, node.value), node.version)
 
@@ -61,14 +61,14 @@ class Pointers(AuthenticatedValues):
             MetadataVersionError: Another process changed or created it: read it again. With ``outcome_unknown`` this
                 change may have taken effect before.
         """
-        key = _key(group, name)
+        key = pointer_key(group, name)
         if type(value) is not bytes or len(value) > POINTER_BYTES_MAX:
             size = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
             raise UsageError(f"pointer {group}/{name}: value of {size}; it takes at most {POINTER_BYTES_MAX} bytes")
         if version is not None:
             return self._put(ValueKind.POINTER, key, value, version)
         try:
-            return self._create(ValueKind.POINTER, key, value)
+            return self.create_value(ValueKind.POINTER, key, value)
         except MetadataExistsError as error:
             raise MetadataVersionError(
                 f"pointer {group}/{name} was created by another process; read it again",
@@ -76,5 +76,6 @@ class Pointers(AuthenticatedValues):
             ) from error
 
 
-def _key(group: str, name: str) -> str:
+def pointer_key(group: str, name: str) -> str:
+    """Return the key of a pointer."""
     return f"{POINTERS_KEY}/{name_in_key(group)}/{name_in_key(name)}"

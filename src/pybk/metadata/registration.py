@@ -239,7 +239,7 @@ class RegisteredBookie:
             if node is not None and node.version == self._version:
                 return  # unchanged: most notifications are of this process's own writes
             if node is not None:
-                _, owner = self._bookies._registration(self.key, node)
+                _, owner = self._bookies.registration(self.key, node)
                 if owner != self._owner and not self._superseded:
                     self._superseded = True
                     logger.warning("%s is registered by another process now", self._registration.bookie)
@@ -291,7 +291,7 @@ class Bookies(AuthenticatedValues):
             node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    self._create(ValueKind.COOKIE, key, encode_cookie(cookie))
+                    self.create_value(ValueKind.COOKIE, key, encode_cookie(cookie))
                     return cookie
                 found = self._cookie(key, node)
                 if found is not None and found.bookie == bookie:
@@ -411,7 +411,7 @@ class Bookies(AuthenticatedValues):
             if node is None:
                 continue
             try:
-                found.append(self._registration(key, node)[0])
+                found.append(self.registration(key, node)[0])
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("a bookie counts as absent, because its registration cannot be used: %s", error)
         for key in set(self._registrations) - set(keys):
@@ -428,7 +428,7 @@ class Bookies(AuthenticatedValues):
         """
         key = f"{BOOKIES_KEY}/{name_in_key(bookie_id)}"
         node = self._store.get(key, latest=True)
-        return None if node is None else self._registration(key, node)[0]
+        return None if node is None else self.registration(key, node)[0]
 
     def watch_bookies(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after a bookie was registered or its registration ended, as ``MetadataStore.watch`` does.
@@ -455,7 +455,7 @@ class Bookies(AuthenticatedValues):
         while True:
             session = self._store.session()
             try:
-                version = self._create(ValueKind.BOOKIE, key, payload, leased=True)
+                version = self.create_value(ValueKind.BOOKIE, key, payload, leased=True)
                 if self._store.alive(session):
                     return session, version
                 continue
@@ -463,7 +463,7 @@ class Bookies(AuthenticatedValues):
                 node = self._store.get(key, latest=True)
             if node is None:
                 continue
-            found, by = self._registration(key, node)
+            found, by = self.registration(key, node)
             if by != owner and (found.bookie != registration.bookie or not old):
                 raise CookieError(
                     f"{found.bookie} is registered, so {registration.bookie} cannot be: end that one first"
@@ -490,7 +490,7 @@ class Bookies(AuthenticatedValues):
             )
         return cookie
 
-    def _registration(self, key: str, node: Node) -> tuple[BookieRegistration, str]:
+    def registration(self, key: str, node: Node) -> tuple[BookieRegistration, str]:
         """Return a registration and its owner, from the cache if the value has not changed."""
         known = self._registrations.get(key)
         if known is not None and known[0] == node.value:

@@ -69,13 +69,13 @@ class UnderReplication(AuthenticatedValues):
             bookie: The bookie.
             first_entry_id: The first entry that it may miss.
         """
-        key = _missing_key(ledger_id, bookie)
+        key = missing_key(ledger_id, bookie)
         record = UnderReplicatedLedger(ledger_id, bookie, first_entry_id)
         while True:
             node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    self._create(ValueKind.UNDER_REPLICATED, key, _record_json(record))
+                    self.create_value(ValueKind.UNDER_REPLICATED, key, record_json(record))
                 else:
                     self._lower(key, node, record)
                 return self._announce()
@@ -105,7 +105,7 @@ class UnderReplication(AuthenticatedValues):
         Returns:
             Whether the mark is gone; False if it names an earlier entry by now, so that entries are still missing.
         """
-        key = _missing_key(record.ledger_id, record.bookie)
+        key = missing_key(record.ledger_id, record.bookie)
         while (node := self._store.get(key, latest=True)) is not None:
             if self._record(key, node).first_entry_id < record.first_entry_id:
                 return False
@@ -123,7 +123,7 @@ class UnderReplication(AuthenticatedValues):
         node = self._store.get(NEWS_KEY)
         with suppress(MetadataExistsError, MetadataVersionError):  # another process has announced at this moment
             if node is None:
-                self._create(ValueKind.NEWS, NEWS_KEY, b"")
+                self.create_value(ValueKind.NEWS, NEWS_KEY, b"")
             else:
                 self._put(ValueKind.NEWS, NEWS_KEY, b"", node.version)
 
@@ -135,7 +135,7 @@ class UnderReplication(AuthenticatedValues):
         except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
             logger.warning("a mark of an under-replicated ledger is replaced by one of all entries: %s", error)
             record = record._replace(first_entry_id=0)
-        self._put(ValueKind.UNDER_REPLICATED, key, _record_json(record), node.version)
+        self._put(ValueKind.UNDER_REPLICATED, key, record_json(record), node.version)
 
     def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
         def make(values: dict[str, Any]) -> UnderReplicatedLedger:
@@ -146,11 +146,13 @@ class UnderReplication(AuthenticatedValues):
         return decode_json(payload, make, where=f"metadata key {key!r}")
 
 
-def _missing_key(ledger_id: int, bookie: Bookie) -> str:
+def missing_key(ledger_id: int, bookie: Bookie) -> str:
+    """Return the key of the record that a bookie misses entries of a ledger."""
     return f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}-{bookie.instance.hex()}"
 
 
-def _record_json(record: UnderReplicatedLedger) -> bytes:
+def record_json(record: UnderReplicatedLedger) -> bytes:
+    """Encode a record."""
     return encode_json(
         {
             "ledger_id": record.ledger_id,

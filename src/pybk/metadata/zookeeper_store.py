@@ -142,24 +142,28 @@ class ZooKeeperMetadataStore:
         timeout_s: float = CALL_TIMEOUT_S,
         lease_time_s: float = ZOOKEEPER_LEASE_TIME_S,
     ) -> None:
-        self._hosts = hosts
-        self._root = root
+        self.hosts = hosts
+        """The hosts of the ensemble, as Kazoo takes them."""
+        self.root = root
+        """The node that all keys are below."""
         self._timeout_s = timeout_s
         self._lease_time_s = lease_time_s
         self._pid = os.getpid()
         self._closed = False
-        self._connected = threading.Event()
-        self._session = 0  # 0 for none
+        self.connected = threading.Event()
+        """Set while the connection exists."""
+        self.session_id = 0  # 0 for none
         self._lost_at: float | None = None  # when the connection was lost, None while it exists
         self._leased: set[str] = set()  # leased keys that this object created, ever
         self._callbacks = Callbacks(f"pybk metadata {hosts}{root}")
-        self._client = KazooClient(hosts=hosts, timeout=lease_time_s, connection_retry=_RECONNECT)
-        self._client.add_listener(self._state_changed)
-        self._client.start_async()
+        self.client = KazooClient(hosts=hosts, timeout=lease_time_s, connection_retry=_RECONNECT)
+        """The connection to ZooKeeper."""
+        self.client.add_listener(self._state_changed)
+        self.client.start_async()
         try:
             deadline = self._deadline()
             self._wait_connected(deadline)
-            self._outcome(self._client.ensure_path_async(root), deadline)
+            self._outcome(self.client.ensure_path_async(root), deadline)
         except BaseException as error:
             self.close()
             if isinstance(error, _LOST):
@@ -174,11 +178,11 @@ class ZooKeeperMetadataStore:
 
         def read(deadline: float) -> Node | None:
             # A session's requests are answered in order, so the read is sent without waiting for the sync.
-            synced = self._client.sync_async(path) if latest else None
-            result = self._client.get_async(path)
+            synced = self.client.sync_async(path) if latest else None
+            result = self.client.get_async(path)
             if synced is not None:
                 self._outcome(synced, deadline)
-            return self._node(result, deadline)
+            return self.node(result, deadline)
 
         return self._read(f"get {key!r}", read)
 
@@ -189,8 +193,8 @@ class ZooKeeperMetadataStore:
         def read(deadline: float) -> list[Node | None]:
             found: list[Node | None] = []
             for at in range(0, len(paths), _PIPELINE):
-                results = [self._client.get_async(path) for path in paths[at : at + _PIPELINE]]
-                found += [self._node(result, deadline) for result in results]
+                results = [self.client.get_async(path) for path in paths[at : at + _PIPELINE]]
+                found += [self.node(result, deadline) for result in results]
             return found
 
         return self._read(f"get {len(keys)} keys", read)
@@ -201,7 +205,7 @@ class ZooKeeperMetadataStore:
 
         def read(deadline: float) -> list[str]:
             try:
-                return sorted(self._outcome(self._client.get_children_async(path), deadline))
+                return sorted(self._outcome(self.client.get_children_async(path), deadline))
             except NoNodeError:
                 return []
 
@@ -214,7 +218,7 @@ class ZooKeeperMetadataStore:
             self._leased.add(key)
 
         def write(deadline: float) -> int:
-            result = self._client.create_async(path, value, ephemeral=leased, makepath=True, include_data=True)
+            result = self.client.create_async(path, value, ephemeral=leased, makepath=True, include_data=True)
             try:
                 return _version(self._outcome(result, deadline)[1])
             except NodeExistsError as error:
@@ -229,7 +233,7 @@ class ZooKeeperMetadataStore:
             self._check_creation(key, version)
 
         def write(deadline: float) -> int:
-            return _version(self._outcome(self._client.set_async(path, value, _data_version(version)), deadline))
+            return _version(self._outcome(self.client.set_async(path, value, _data_version(version)), deadline))
 
         return self._write(f"put {key!r}", write, key, version)
 
@@ -239,7 +243,7 @@ class ZooKeeperMetadataStore:
         self._check_creation(key, version)
 
         def write(deadline: float) -> None:
-            self._outcome(self._client.delete_async(path, _data_version(version)), deadline)
+            self._outcome(self.client.delete_async(path, _data_version(version)), deadline)
 
         self._write(f"delete {key!r}", write, key, version)
 
@@ -248,13 +252,13 @@ class ZooKeeperMetadataStore:
     def session(self) -> int:
         """See ``MetadataStore.session``; waits for the connection until the deadline."""
         self._wait_connected(self._deadline())
-        return self._session
+        return self.session_id
 
     def alive(self, session: int) -> bool:
         """See ``MetadataStore.alive``; after a lost connection for ``lease_time.trusted_after_loss``."""
         lost_at = self._lost_at
         trusted = lost_at is None or time.monotonic() - lost_at < trusted_after_loss(self._lease_time_s)
-        return 0 != session == self._session and trusted and not self._closed and os.getpid() == self._pid
+        return 0 != session == self.session_id and trusted and not self._closed and os.getpid() == self._pid
 
     def watch(self, key: str, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.watch``."""
@@ -265,8 +269,8 @@ class ZooKeeperMetadataStore:
 
         def arm(deadline: float) -> None:
             # Each watch reports one change. Both requests must be answered, because either one may fail.
-            exists = self._client.exists_async(path, watch=changed)
-            children = self._client.get_children_async(path, watch=changed)
+            exists = self.client.exists_async(path, watch=changed)
+            children = self.client.get_children_async(path, watch=changed)
             self._outcome(exists, deadline)
             try:
                 self._outcome(children, deadline)
@@ -296,22 +300,20 @@ class ZooKeeperMetadataStore:
         self._closed = True
         self._callbacks.close()
         try:
-            self._client.stop()
-            self._client.close()
+            self.client.stop()
+            self.client.close()
         except KazooException as error:
-            logger.warning("%s: the connection could not be closed properly: %s", self._hosts, error)
-        self._connected.set()  # calls that wait for the connection then raise ClosedError
+            logger.warning("%s: the connection could not be closed properly: %s", self.hosts, error)
+        self.connected.set()  # calls that wait for the connection then raise ClosedError
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
         if os.getpid() != self._pid:
-            raise ForkedProcessError(
-                f"{self._hosts}: opened before the fork that made this process; open it again here"
-            )
+            raise ForkedProcessError(f"{self.hosts}: opened before the fork that made this process; open it again here")
         if self._closed:
-            raise ClosedError(f"{self._hosts}: this metadata store is closed")
-        return f"{self._root}/{checked_key(key)}"
+            raise ClosedError(f"{self.hosts}: this metadata store is closed")
+        return f"{self.root}/{checked_key(key)}"
 
     def _deadline(self) -> float:
         return time.monotonic() + self._timeout_s
@@ -319,7 +321,8 @@ class ZooKeeperMetadataStore:
     def _outcome(self, result: Any, deadline: float) -> Any:
         return result.get(timeout=max(0.0, deadline - time.monotonic()))
 
-    def _node(self, result: Any, deadline: float) -> Node | None:
+    def node(self, result: Any, deadline: float) -> Node | None:
+        """Wait for the answer to a read, and return the node; None if there is none."""
         try:
             value, stat = self._outcome(result, deadline)
         except NoNodeError:
@@ -328,16 +331,16 @@ class ZooKeeperMetadataStore:
 
     def _wait_connected(self, deadline: float) -> None:
         """Wait for the connection, so that a request that could not be sent is known to have no effect."""
-        if not self._connected.wait(max(0.0, deadline - time.monotonic())):
+        if not self.connected.wait(max(0.0, deadline - time.monotonic())):
             raise MetadataUnreachableError(
-                f"{self._hosts}: no ZooKeeper server could be reached within {self._timeout_s} s; check that they run"
+                f"{self.hosts}: no ZooKeeper server could be reached within {self._timeout_s} s; check that they run"
             )
         if self._closed:
-            raise ClosedError(f"{self._hosts}: this metadata store is closed")
+            raise ClosedError(f"{self.hosts}: this metadata store is closed")
 
     def _unreachable(self, what: str, error: Exception, *, unknown: bool = False) -> MetadataUnreachableError:
         return MetadataUnreachableError(
-            f"{self._hosts}: {what}: no answer ({type(error).__name__} {error}); check that the servers run",
+            f"{self.hosts}: {what}: no answer ({type(error).__name__} {error}); check that the servers run",
             outcome_unknown=unknown,
         )
 
@@ -353,7 +356,7 @@ class ZooKeeperMetadataStore:
                     raise self._unreachable(what, error) from error
                 time.sleep(_READ_PAUSE_S)
             except ZookeeperError as error:
-                raise MetadataError(f"{self._hosts}: {what}: {type(error).__name__} {error}") from error
+                raise MetadataError(f"{self.hosts}: {what}: {type(error).__name__} {error}") from error
 
     def _write(self, what: str, write: Callable[[float], T], key: str = "", version: int = 0) -> T:
         """Run a change, once."""
@@ -368,7 +371,7 @@ class ZooKeeperMetadataStore:
         except _LOST as error:
             raise self._unreachable(what, error, unknown=True) from error
         except ZookeeperError as error:
-            raise MetadataError(f"{self._hosts}: {what}: {type(error).__name__} {error}") from error
+            raise MetadataError(f"{self.hosts}: {what}: {type(error).__name__} {error}") from error
 
     def _check_creation(self, key: str, version: int) -> None:
         """Raise MetadataVersionError if a key was removed, or removed and created again, since it had this version."""
@@ -381,15 +384,15 @@ class ZooKeeperMetadataStore:
     def _state_changed(self, state: str) -> None:
         """Note a change of the connection's state; called by kazoo's thread, so it must not block."""
         if state == KazooState.CONNECTED:
-            self._session = self._client.client_id[0]
+            self.session_id = self.client.client_id[0]
             self._lost_at = None
-            self._connected.set()
+            self.connected.set()
             return
-        self._connected.clear()
+        self.connected.clear()
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         if state == KazooState.LOST:
-            self._session = 0
+            self.session_id = 0
             self._callbacks.session_ended()
 
 

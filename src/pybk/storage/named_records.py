@@ -58,7 +58,8 @@ class NamedRecords:
         self._index = index
         self._lock = threading.Lock()
         self._tail: dict[str, NamedRow] = {}  # changed since the last checkpoint; without a value: removed
-        self._pending: dict[str, Commit] = {}
+        self.pending: dict[str, Commit] = {}
+        """The commit that changes a record, by name, until it is done."""
         self.log: Log | None = None
 
     def get(self, name: str) -> NamedRow | None:
@@ -117,7 +118,7 @@ class NamedRecords:
                 return earlier
 
             def claim(commit: Commit) -> None:
-                self._pending[change.name] = commit
+                self.pending[change.name] = commit
 
             commit = log.stage_control(*self._control(change), claim=claim)
             assert commit is not None, "nothing was said that might have changed"
@@ -148,7 +149,7 @@ class NamedRecords:
                 return earlier
 
             def claim(commit: Commit) -> None:
-                self._pending.update((change.name, commit) for change in changes)
+                self.pending.update((change.name, commit) for change in changes)
 
             return stage([self._control(change) for change in changes], claim)
 
@@ -159,7 +160,7 @@ class NamedRecords:
             VersionConflictError: One of the records has another version.
         """
         for change in changes:
-            earlier = self._pending.get(change.name)
+            earlier = self.pending.get(change.name)
             if earlier is not None and not earlier.done:
                 return Earlier(earlier)
         for change in changes:
@@ -183,8 +184,8 @@ class NamedRecords:
         """Forget that changes are on their way, because their commit is done."""
         with self._lock:
             for change in changes:
-                if self._pending.get(change.name) is commit:
-                    del self._pending[change.name]
+                if self.pending.get(change.name) is commit:
+                    del self.pending[change.name]
 
     def _checked_log(self, level: FeatureLevel) -> Log:
         if self.log is None:

@@ -154,7 +154,7 @@ class ReadOnlyStore(StoreReader):
                         self._look_elsewhere(mark)
                     elif self._rebuilding or mark != self._mark:
                         self._restart(mark)
-                    if self._follow():
+                    if self.follow():
                         if self._rebuilding:
                             self._resynchronized()
                         return
@@ -172,7 +172,7 @@ class ReadOnlyStore(StoreReader):
 
     def keep_looking(self) -> None:
         """Have a thread look for new commits until nothing follows a ledger any more."""
-        with self._lock:
+        with self.lock:
             if self._follower is None and not self.ended:
                 follower = threading.Thread(target=self._follow_for_all, name="pybk-follow", daemon=True)
                 start_thread(follower)
@@ -198,7 +198,7 @@ class ReadOnlyStore(StoreReader):
                 pause = min(max(_LOOK_SECONDS, (now - moved_at) / _LOOKS_AT_REST), _REST_LOOK_SECONDS)
         except Exception as error:  # noqa: BLE001  # each follower looks for itself now, and raises what it meets
             logger.warning("%s: following the log failed, so followers look again: %s", self.volumes.root, error)
-            with self._lock:
+            with self.lock:
                 self._follower = None
                 descriptors = list(self._descriptors.values())
             for descriptor in descriptors:
@@ -206,7 +206,7 @@ class ReadOnlyStore(StoreReader):
 
     def _nothing_follows(self) -> bool:
         """Return whether no ledger is followed; the thread that looks has to end then."""
-        with self._lock:
+        with self.lock:
             if any(descriptor.advanced_callbacks for descriptor in self._descriptors.values()):
                 return False
             self._follower = None
@@ -225,7 +225,7 @@ class ReadOnlyStore(StoreReader):
         for file_id, row in list(self.volumes.rows.items()):
             if file_id not in files and not (row.kind == LOG and file_id >= mark.first_log_file_id):
                 self.volumes.forget(file_id)
-        with self._lock:
+        with self.lock:
             descriptors = list(self._descriptors.values())
         for descriptor in descriptors:
             with descriptor.location_lock:
@@ -242,7 +242,7 @@ class ReadOnlyStore(StoreReader):
             self.volumes.forget(file_id)
         self._start_at(mark)
         self.named.forget()
-        with self._lock:
+        with self.lock:
             self._dirty.clear()
             descriptors = list(self._descriptors.values())
         for descriptor in descriptors:
@@ -260,7 +260,7 @@ class ReadOnlyStore(StoreReader):
 
     def _resynchronized(self) -> None:
         """After index and log were read anew: ledgers that neither knows were deleted."""
-        with self._lock:
+        with self.lock:
             unknown = [d for d in self._descriptors.values() if d.ledger_id not in self._dirty and not d.deleted]
         for descriptor in unknown:
             if self.index.ledger(descriptor.ledger_id) is None:
@@ -268,7 +268,7 @@ class ReadOnlyStore(StoreReader):
                 descriptor.wake_followers()
         self._rebuilding = False
 
-    def _follow(self) -> bool:
+    def follow(self) -> bool:
         """Apply commits up to the durable watermark; return whether all were found."""
         durable = self._watermark.stored_lsn()
         while self._lsn <= durable:
@@ -345,7 +345,7 @@ class ReadOnlyStore(StoreReader):
         self.end()
         if self._stop.locked():
             self._stop.release()
-        with self._lock:
+        with self.lock:
             follower = self._follower
         if follower is not None:
             follower.join()

@@ -44,7 +44,7 @@ lock                                guards
 ``NamedRecords._lock``              changes of named records on their way into the log, and those since the checkpoint
 locks of the log                    see ``log/log.py``; commits are written and applied by one leader at a time
 ``Store._ids``                      ``next_ledger_id`` and ``next_creation_sequence``
-``StoreReader._lock``               ``_descriptors``, ``_dirty``, the page and table caches, ``_checkpointed_log_bytes``
+``StoreReader.lock``                ``_descriptors``, ``_dirty``, the page and table caches, ``_checkpointed_log_bytes``
 ``LedgerDescriptor.location_lock``  where a ledger's entries lie: its log locations and cached index pages
 ``Volumes._lock``                   files, their maps, and file ids
 ``Troubles._lock``                  troubles
@@ -399,9 +399,9 @@ class Store(StoreReader):
             self.check_space()
         descriptor = self._register(metadata)
         try:
-            self._change(descriptor, metadata)
+            self.change(descriptor, metadata)
         except BaseException:
-            with self._lock:
+            with self.lock:
                 descriptor.deleted = True
                 self._descriptors.pop(metadata.ledger_id, None)
             raise
@@ -431,7 +431,7 @@ class Store(StoreReader):
     def _register(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make the descriptor of a ledger to be created, and take its id."""
         descriptor = LedgerDescriptor(metadata)
-        with self._lock:
+        with self.lock:
             found = self._find(metadata.ledger_id)
             if found is not None:
                 raise LedgerExistsError(f"ledger {metadata.ledger_id} exists; choose another id, or none to get one")
@@ -440,7 +440,7 @@ class Store(StoreReader):
             self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
         return descriptor
 
-    def _change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
+    def change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
         """Make new metadata of a ledger durable and then visible."""
         self._finish_change(descriptor, self._stage_change(descriptor, metadata))
 
@@ -737,7 +737,7 @@ class Store(StoreReader):
                 self._note_change(descriptor)
         self._tail_added += commit.size
         if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
-            with self._lock:
+            with self.lock:
                 self._hold_or_release()
             self.scheduler.wake()
         elif self.scheduler.rests:
@@ -770,7 +770,7 @@ class Store(StoreReader):
 
     def space_checked(self) -> None:
         """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
-        with self._lock:
+        with self.lock:
             self._hold_or_release()
         if self.scheduler.full is None:
             self.log.readmit()
@@ -782,7 +782,7 @@ class Store(StoreReader):
     # ---- what checkpoints and the scheduler call ---------------------------------------------------------------------
 
     def _note_change(self, descriptor: LedgerDescriptor) -> None:
-        with self._lock:
+        with self.lock:
             self._dirty[descriptor.ledger_id] = descriptor
             count = len(self._dirty)
         if count % CHANGED_LEDGERS_MAX == 0:
@@ -790,7 +790,7 @@ class Store(StoreReader):
 
     def has_deleted(self) -> bool:
         """Return whether a deleted ledger waits for the next checkpoint."""
-        with self._lock:
+        with self.lock:
             return any(descriptor.deleted for descriptor in self._dirty.values())
 
     @property
@@ -808,12 +808,12 @@ class Store(StoreReader):
 
     def take_dirty(self) -> dict[int, LedgerDescriptor]:
         """Return the ledgers changed since the last call; called while the log stands still."""
-        with self._lock:
+        with self.lock:
             return dict(self._dirty)
 
     def clean(self, descriptors: Sequence[LedgerDescriptor]) -> None:
         """Take note that the index knows all of these ledgers, except what was appended or changed meanwhile."""
-        with self._lock:
+        with self.lock:
             for descriptor in descriptors:
                 with descriptor.location_lock:
                     if not descriptor.tail_firsts and not descriptor.changed:
@@ -821,14 +821,14 @@ class Store(StoreReader):
 
     def moved(self, ledger_id: int) -> None:
         """Forget where entries of a ledger lay, because they moved."""
-        with self._lock:
+        with self.lock:
             descriptor = self._descriptors.get(ledger_id)
         if descriptor is not None:
             self.refresh(descriptor)
 
     def tail_checked(self, tail_bytes: int) -> None:
         """Take note that a checkpoint took care of this much of the tail."""
-        with self._lock:
+        with self.lock:
             self._tail_checked += tail_bytes
             self._hold_or_release()
 

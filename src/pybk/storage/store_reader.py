@@ -90,14 +90,16 @@ class StoreReader:
         self.named = NamedRecords(index)
         """The store's named records."""
         self.metrics = metrics
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
+        """Guards the descriptors and what is cached."""
         self._descriptors: WeakValueDictionary[int, LedgerDescriptor] = WeakValueDictionary()
         self._dirty: dict[int, LedgerDescriptor] = {}
         self._cached: deque[tuple[int, int]] = deque()
         self._cached_max = max(8, config.index_cache_bytes // _PAGE_BYTES)
-        self._tables: dict[int, bytes] = {}
+        self.tables: dict[int, bytes] = {}
         """Tables of long records by location, the oldest first."""
-        self._tables_bytes = 0
+        self.tables_bytes = 0
+        """The bytes of ``tables``."""
         self._tables_bytes_max = config.index_cache_bytes // _TABLES_SHARE
         self.ended = False
         """Whether reading is over: the store was closed, or this process is a fork of the one that opened it."""
@@ -117,7 +119,7 @@ class StoreReader:
         A fork has none of its parent's threads, so the locks that they may hold are replaced.
         """
         self._forked = self.ended = True
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self.volumes.after_fork()
         self.named.after_fork()
         for descriptor in self._descriptors.values():
@@ -127,7 +129,7 @@ class StoreReader:
     def end(self) -> None:
         """Refuse further reads, and wake the readers that follow a ledger."""
         self.ended = True
-        with self._lock:
+        with self.lock:
             descriptors = list(self._descriptors.values())
         for descriptor in descriptors:
             descriptor.wake_followers()
@@ -168,7 +170,7 @@ class StoreReader:
         Raises:
             NoSuchLedgerError: It never existed or was deleted.
         """
-        with self._lock:
+        with self.lock:
             descriptor = self._find(ledger_id)
         if descriptor is None or descriptor.deleted or not descriptor.created:
             raise NoSuchLedgerError(
@@ -194,7 +196,7 @@ class StoreReader:
 
     def replayed_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
         """Return the descriptor of a ledger that the log names since the checkpoint, deleted or not."""
-        with self._lock:
+        with self.lock:
             descriptor = self._dirty.get(ledger_id)
             if descriptor is None:
                 descriptor = self._find(ledger_id)
@@ -209,7 +211,7 @@ class StoreReader:
     def replayed_created(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make the descriptor of a ledger that the log's tail creates."""
         descriptor = LedgerDescriptor(metadata)
-        with self._lock:
+        with self.lock:
             self._descriptors[metadata.ledger_id] = descriptor
             self._dirty[metadata.ledger_id] = descriptor
         return descriptor
@@ -220,7 +222,7 @@ class StoreReader:
 
     def ledgers(self, after: int = -1) -> Iterator[LedgerMetadata]:
         """Yield the metadata of all ledgers above an id, ascending; ledgers made or deleted meanwhile may appear."""
-        with self._lock:
+        with self.lock:
             recent = {ledger_id: found for ledger_id, found in sorted(self._dirty.items()) if ledger_id > after}
         pending = iter(recent.values())
         waiting = next(pending, None)
@@ -329,9 +331,9 @@ class StoreReader:
         start = words[2] & 0xFFFFFFFF
         stop = start + RECORD_HEADER_BYTES + words[3]
         if words[3] > _POINT_BYTES:
-            table = self._tables.get(words[2])
+            table = self.tables.get(words[2])
             if table is None:
-                table = self._table(view, words)
+                table = self.table(view, words)
             start, stop = entry_span(view, words, entry_id, table)
         first = start & _PAGE_MASK
         try:
@@ -342,7 +344,7 @@ class StoreReader:
             start, stop = entry_span(view, words, entry_id)
         return view, start, stop
 
-    def _table(self, view: memoryview, words: tuple[int, int, int, int]) -> bytes:
+    def table(self, view: memoryview, words: tuple[int, int, int, int]) -> bytes:
         """Return the table of a long record, and remember it: to look at it in the map, it has to be populated first.
 
         A location is never used for another record, so a remembered table stays valid.
@@ -353,13 +355,13 @@ class StoreReader:
         self.volumes.populate(view, start, end)
         table = bytes(view[start:end])
         if 1 < count <= _TABLE_ENTRIES_MAX:
-            with self._lock:
-                if words[2] not in self._tables:
-                    self._tables[words[2]] = table
-                    self._tables_bytes += len(table) + TABLE_OVERHEAD_BYTES
-                while self._tables_bytes > self._tables_bytes_max:
-                    oldest = self._tables.pop(next(iter(self._tables)))
-                    self._tables_bytes -= len(oldest) + TABLE_OVERHEAD_BYTES
+            with self.lock:
+                if words[2] not in self.tables:
+                    self.tables[words[2]] = table
+                    self.tables_bytes += len(table) + TABLE_OVERHEAD_BYTES
+                while self.tables_bytes > self._tables_bytes_max:
+                    oldest = self.tables.pop(next(iter(self.tables)))
+                    self.tables_bytes -= len(oldest) + TABLE_OVERHEAD_BYTES
         return table
 
     def location_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
@@ -369,7 +371,7 @@ class StoreReader:
             generation = descriptor.generation
             page = Page.of(self.index.page(descriptor.ledger_id, entry_id))
             descriptor.remember(page, generation)
-            with self._lock:
+            with self.lock:
                 self._cached.append((descriptor.ledger_id, page.firsts[0]))
                 evicted = self._cached.popleft() if len(self._cached) > self._cached_max else None
                 victim = self._descriptors.get(evicted[0]) if evicted is not None else None

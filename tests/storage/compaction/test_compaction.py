@@ -82,8 +82,8 @@ def test_one_file_of_a_ledger_whose_parts_lie_in_files_by_turns_is_packed() -> N
     # A damaged half would do the same: some runs of the file are moved, others in between stay.
     store = store_of(manager)
     runs = next(store.index.pages(writers[0].ledger_id))
-    compaction = store.scheduler._compaction
-    compaction._relocate([(writers[0].ledger_id, [runs[::2]])], StorageHint.NVME)
+    compaction = store.scheduler.compaction
+    compaction.relocate([(writers[0].ledger_id, [runs[::2]])], StorageHint.NVME)
     check(manager, writers[0].ledger_id, 100)
     for writer in writers[1:]:
         manager.delete_ledger(writer.ledger_id)
@@ -130,7 +130,7 @@ def test_files_of_short_records_are_not_packed_over_and_over() -> None:
 
 
 def test_the_catalog_forgets_history(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_REWRITE_BYTES_MIN", 64 * KIB)
+    monkeypatch.setattr(catalog, "REWRITE_BYTES_MIN", 64 * KIB)
     fs = SimFileSystem(5)
     manager = open_store(fs, SMALL)
     kept = new_ledger(manager)

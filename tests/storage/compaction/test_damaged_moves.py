@@ -113,7 +113,7 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
 
         monkeypatch.setattr(store_of(manager), "move_all", counted)
         for _ in range(3):
-            scheduler._policy_due = 0.0
+            scheduler.policy_due = 0.0
             scheduler.tick()
         assert tried == [], "damaged records are not read again at each look"
         assert manager.health().state == "degraded"
@@ -126,7 +126,7 @@ def test_a_policy_reports_damaged_records_until_they_move(tmp_path: Path, monkey
         file.write_bytes(before)
         now = time.time_ns()
         monkeypatch.setattr(time, "time_ns", lambda: now + 3600 * 10**9)
-        scheduler._policy_due = 0.0
+        scheduler.policy_due = 0.0
         scheduler.tick()
         assert tried == [1]
         assert sources(manager, damaged) == {"hdd": COUNT}

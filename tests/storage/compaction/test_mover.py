@@ -41,7 +41,7 @@ def test_a_move_has_one_portion_in_memory(
             for low in range(0, len(expected), 50):
                 writer.append_many(expected[low : low + 50])
         manager.checkpoint()
-        monkeypatch.setattr(mover, "_PORTION_BYTES", PORTION)
+        monkeypatch.setattr(mover, "PORTION_BYTES", PORTION)
         monkeypatch.setattr(StoreReader, "load", measured)
         manager.move_ledger(0, target)
         monkeypatch.setattr(StoreReader, "load", load)

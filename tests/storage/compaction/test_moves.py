@@ -24,7 +24,7 @@ from pybk.storage.format.index_rows import CHAIN_HEAD
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
-from pybk.storage.io.lmdb_environment import LmdbEnvironment, _LmdbWrite
+from pybk.storage.io.lmdb_environment import LmdbEnvironment, LmdbWrite
 from pybk.storage.log import preallocation
 from pybk.storage.log.commit_writer import CommitWriter
 from pybk.storage.log.preallocation import LogFileSupply
@@ -36,11 +36,11 @@ COUNTED: list[tuple[type, str]] = [
     (CatalogAndIndex, "commit"),
     (Checkpoint, "run"),
     (CommitWriter, "publish"),
-    (_LmdbWrite, "put"),
-    (_LmdbWrite, "delete"),
+    (LmdbWrite, "put"),
+    (LmdbWrite, "delete"),
     (OsFile, "sync"),
     (OsFileSystem, "create"),
-    (LogFileSupply, "_make"),
+    (LogFileSupply, "make"),
 ]
 
 
@@ -98,10 +98,10 @@ def test_each_of_many_moves_one_by_one_costs_the_same(tmp_path: Path, counts: Co
         assert (
             each[1]["CatalogAndIndex.commit"] == each[1]["CommitWriter.publish"] == each[1]["OsFileSystem.create"] == 1
         )
-        assert each[1]["_LmdbWrite.put"] <= 8
+        assert each[1]["LmdbWrite.put"] <= 8
         assert each[1]["OsFile.sync"] == 3, "catalog twice, cold segment once"
         assert "Checkpoint.run" not in each[1]
-        assert "LogFileSupply._make" not in each[1]
+        assert "LogFileSupply.make" not in each[1]
         assert store_of(manager).take_dirty() == {}, "the next checkpoint has nothing more to write of them"
         check_contents(manager, ledger_ids)
         assert list(store_of(manager).index.check()) == []
@@ -120,8 +120,8 @@ def test_many_ledgers_move_with_one_commit_for_each_group(
         assert cold_files(tmp_path) == 4
         assert counts["CommitWriter.publish"] == 4
         assert counts["CatalogAndIndex.commit"] == 5, "one for each group, and one that drops the file that they left"
-        assert counts["OsFile.sync"] == 3 * 4 + 2 + counts["LogFileSupply._make"]
-        rows = counts["_LmdbWrite.put"] + counts["_LmdbWrite.delete"]
+        assert counts["OsFile.sync"] == 3 * 4 + 2 + counts["LogFileSupply.make"]
+        rows = counts["LmdbWrite.put"] + counts["LmdbWrite.delete"]
         assert rows <= 4 * 40 + 4 * 5
         counts.clear()
         manager.move_ledgers(ledger_ids, StorageHint.HDD)
@@ -182,13 +182,13 @@ def test_sparse_files_are_not_packed_while_their_ledgers_are_moved(
         now = 1000.0
         monkeypatch.setattr("pybk.storage.compaction.scheduler.time.monotonic", lambda: now)
         packed: list[object] = []
-        compact = Compaction._compact
+        compact = Compaction.compact_file
 
         def counted(self: Compaction, row: Any) -> None:
             packed.append(row)
             compact(self, row)
 
-        monkeypatch.setattr(Compaction, "_compact", counted)
+        monkeypatch.setattr(Compaction, "compact_file", counted)
         scheduler.tick()
         for ledger_id in ledger_ids[:20]:
             manager.move_ledger(ledger_id, StorageHint.HDD)
@@ -226,7 +226,7 @@ def test_a_move_that_was_interrupted_is_finished_by_the_policy(tmp_path: Path, m
 
 
 def test_a_policy_at_rest_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pybk.storage.compaction.tier_policy._LOOKED_AT", 10)
+    monkeypatch.setattr("pybk.storage.compaction.tier_policy.LOOKED_AT", 10)
     with closed_ledgers(tmp_path, 35):
         pass
     policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=3600.0)
@@ -236,7 +236,7 @@ def test_a_policy_at_rest_reads_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         seen = []
         for _ in range(5):
             store.scheduler.tick()
-            seen.append((len(store.tier_queue._due), store.scheduler._pause()))
+            seen.append((len(store.tier_queue.due), store.scheduler.pause()))
         assert seen == [(10, 1.0), (20, 1.0), (30, 1.0), (35, 1.0), (35, 5.0)]
 
         def read(self: LmdbEnvironment) -> Any:
@@ -299,10 +299,10 @@ def test_one_record_is_copied_as_it_would_be_packed(tmp_path: Path, monkeypatch:
             for copies in (True, False):
                 with monkeypatch.context() as patch:
                     if not copies:
-                        patch.setattr(Mover, "_may_copy", lambda self, run: False)
+                        patch.setattr(Mover, "may_copy", lambda self, run: False)
                     mover = Mover(store, target)
                     runs = [mover.move(number, *store.index.pages(number)) for number in (0, many.ledger_id)]
-                    puts = list(getattr(mover._writer, "_puts", ()))
+                    puts = list(getattr(mover.writer, "_puts", ()))
                     (row,) = mover.finish()
                     data = b"" if target is StorageHint.SSD else Path(store.volumes.path_of(row)).read_bytes()[4096:-72]
                 footers = np.concatenate(runs)
@@ -318,7 +318,7 @@ def test_runs_replaced_one_by_one_leave_what_any_replacement_leaves(
     for fast in (True, False):
         with monkeypatch.context() as patch, closed_ledgers(tmp_path / str(fast), 6) as (manager, ledger_ids):
             if not fast:
-                patch.setattr(IndexUpdate, "_replace_places", lambda self, ledger_id, old, new: False)
+                patch.setattr(IndexUpdate, "replace_places", lambda self, ledger_id, old, new: False)
             manager.move_ledgers(ledger_ids[1:4], StorageHint.HDD)
             manager.move_ledger(ledger_ids[2], StorageHint.NVME)
             index = store_of(manager).index
@@ -336,13 +336,13 @@ def test_runs_replaced_one_by_one_leave_what_any_replacement_leaves(
 
 def test_checkpoints_of_a_short_log_make_no_larger_log_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    make = LogFileSupply._make
+    make = LogFileSupply.make
 
     def noted(self: LogFileSupply, size: int, pause_ratio: float) -> None:
         sizes.append(size)
         make(self, size, pause_ratio)
 
-    monkeypatch.setattr(LogFileSupply, "_make", noted)
+    monkeypatch.setattr(LogFileSupply, "make", noted)
     with open_quick(tmp_path, background=False, log_file_bytes=8 << 20) as manager:
         supply = store_of(manager).supply
         writer = manager.create_ledger(password=b"p")

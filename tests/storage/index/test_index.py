@@ -175,7 +175,7 @@ def test_new_ledgers_cost_one_write_each() -> None:
 
 
 def test_ledgers_are_read_in_slices_that_bear_changes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_LEDGERS_AT_A_TIME", 3)
+    monkeypatch.setattr(index_module, "LEDGERS_AT_A_TIME", 3)
     index, _ = fresh()
     with index.update() as update:
         for ledger_id in range(0, 20, 2):
@@ -266,7 +266,7 @@ def test_runs_against_a_list(data: st.DataObject) -> None:
     draw = data.draw
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
-        patch.setattr(index_module, "_PAGES_AT_A_TIME", 2)
+        patch.setattr(index_module, "PAGES_AT_A_TIME", 2)
         index, environment = fresh()
         model: list[tuple[int, ...]] = []
         end = 0
@@ -345,7 +345,7 @@ def test_replace_refuses_other_entries_and_runs_that_are_not_there() -> None:
 
 def test_pages_read_beside_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
-    monkeypatch.setattr(index_module, "_PAGES_AT_A_TIME", 1)
+    monkeypatch.setattr(index_module, "PAGES_AT_A_TIME", 1)
     index, _ = fresh()
     old = locations_of(*((i, 1, 2, 64 * i) for i in range(16)))
     with index.update() as update:

@@ -109,7 +109,7 @@ def test_room_that_comes_free_belongs_to_who_waited_first(
     monkeypatch.setattr(OsFile, "write_durable", wait_and_write)
     log = store_of(manager).log
     first = writer.append_async(bytes(1000))
-    wait_until(lambda: log._inflight is not None)
+    wait_until(lambda: log.inflight is not None)
     filled = fill(writer)
     large: list[range] = []
     thread = threading.Thread(target=lambda: large.append(other.append_many([bytes(4800)] * 13)))

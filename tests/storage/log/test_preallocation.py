@@ -12,7 +12,7 @@ from tests.storage.real_store import contents, open_quick
 
 
 def unzeroed_queued(supply: LogFileSupply) -> list[bool]:
-    return [made.row.file_id in supply._unzeroed for made in supply.queued()]
+    return [made.row.file_id in supply.unzeroed for made in supply.queued()]
 
 
 def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> N
             deferred.append_many(batch)
             deferred.force()
             tick()
-        assert supply._current_id in supply._unzeroed
+        assert supply.current_id in supply.unzeroed
         assert all(unzeroed_queued(supply))
         assert not supply.has_better()
         writer = manager.create_ledger(password=b"p")
@@ -40,7 +40,7 @@ def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> N
         tick()
         assert unzeroed_queued(supply) == [False, False]
         writer.append(b"400")
-        assert supply._current_id not in supply._unzeroed
+        assert supply.current_id not in supply.unzeroed
         for _ in range(3):
             tick()
             assert not any(unzeroed_queued(supply))

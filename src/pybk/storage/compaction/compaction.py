@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 
-A move and a compaction are the same operation (``_relocate``) for different reasons: a ``Mover`` reads the records,
+A move and a compaction are the same operation (``relocate``) for different reasons: a ``Mover`` reads the records,
 checks them and writes them packed at the target; the new files are synced; catalog and index are committed with the new
 locations; only then is the old location freed. A stop in between leaves either unused new files, which the next open
 removes, or old files that nothing names any longer, which are dropped by the next collection.
@@ -103,7 +103,7 @@ class Compaction:
         if not work:
             return
         check_index_space(self._store, index_bytes + len(changed) * INDEX_ROW_BYTES)
-        unmoved = self._relocate(work, tier, [row for _, row in changed])
+        unmoved = self.relocate(work, tier, [row for _, row in changed])
         for descriptor, row in changed:
             descriptor.indexed(row.metadata.version, row.last_add_confirmed)
         store.clean([descriptor for descriptor, _ in changed])
@@ -118,7 +118,7 @@ class Compaction:
             return [] if rows[files[0]].tier == tier else [page]
         return by_file(page[np.array([rows[file_id].tier != tier for file_id in files], np.bool_)])
 
-    def _relocate(
+    def relocate(
         self, work: list[tuple[int, list[RunLocations]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()
     ) -> list[Unmoved]:
         """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
@@ -189,7 +189,7 @@ class Compaction:
             ):
                 continue
             try:
-                self._compact(row)
+                self.compact_file(row)
             except (StorageRefusedError, OSError) as error:
                 if not is_refused(error):
                     raise
@@ -256,12 +256,12 @@ class Compaction:
             work.append((ledger_id, parts))
         check_index_space(self._store, index_bytes)
         check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in work for part in parts))
-        self._relocate(work, tier)
+        self.relocate(work, tier)
         # What is damaged stays where it is, and would be tried again for ever.
         self._unmerged |= file_ids & self._catalog_and_index.files.keys()
         self._store.metrics.add("compactions", 1)
 
-    def _compact(self, row: FileRow) -> None:
+    def compact_file(self, row: FileRow) -> None:
         """Pack what lives in a file anew, each ledger's entries in their own tier if it is a log file."""
         store = self._store
         work: dict[StorageHint, list[tuple[int, list[RunLocations]]]] = defaultdict(list)
@@ -278,7 +278,7 @@ class Compaction:
         check_index_space(self._store, index_bytes)
         for tier, ledgers in work.items():
             check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in ledgers for part in parts))
-            self._relocate(ledgers, tier)
+            self.relocate(ledgers, tier)
         self._garbage.mixed.discard(row.file_id)
         store.metrics.add("compactions", 1)
 

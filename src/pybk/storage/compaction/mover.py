@@ -36,7 +36,8 @@ MOVED_LEDGERS_MAX: Final = 1024
 MOVED_BYTES_MAX: Final = 64 << 20
 """So much is moved together, with one commit of the index; it is in memory 16 MiB at a time."""
 
-_PORTION_BYTES: Final = 16 << 20
+PORTION_BYTES: Final = 16 << 20
+"""Bound on the bytes that are read at a time."""
 
 Piece = tuple[int, list[int], list[bytes | memoryview]]
 """First entry id, sizes, and parts of what becomes one record."""
@@ -98,7 +99,8 @@ class Mover:
         self._store = store
         tier = tier_for(hint)
         self._block_bytes = tier.block_bytes(store.config)
-        self._writer = tier.writer(store, hint)
+        self.writer = tier.writer(store, hint)
+        """Writes to the tier."""
         self.unmoved: dict[tuple[int, str], Unmoved] = {}
 
     def move(self, ledger_id: int, runs: RunLocations) -> RunLocations:
@@ -114,12 +116,12 @@ class Mover:
 
         Cost: memory for some 16 MiB of the entries; more where compressed records are of entries longer than a block.
         """
-        if len(runs) == 1 and self._may_copy(runs[0].item()):
+        if len(runs) == 1 and self.may_copy(runs[0].item()):
             return self._copy(ledger_id, runs)
         moved = [part for portion in self._portions(runs) for part in self._move(ledger_id, portion)]
         return moved[0] if len(moved) == 1 else np.concatenate(moved)
 
-    def _may_copy(self, run: tuple[int, ...]) -> bool:
+    def may_copy(self, run: tuple[int, ...]) -> bool:
         """Return whether a record becomes one record of the target as it is: plain, dense, of a block at most."""
         _, count, stride, _, _, body_bytes, flags = run
         return not flags & LOCATION_COMPRESSED and (stride == 1 or count == 1) and body_bytes <= self._block_bytes
@@ -143,7 +145,7 @@ class Mover:
         body = bytes(loaded.buffer[start : start + body_bytes])
         if count > 1:
             entry_ends(memoryview(body), count, where=f"ledger {ledger_id} from entry {first}, to be moved")
-        run = self._writer.add_body(ledger_id, first, count, body)
+        run = self.writer.add_body(ledger_id, first, count, body)
         return np.array([run], LOCATION_DTYPE)
 
     def _portions(self, runs: RunLocations) -> Iterator[RunLocations]:
@@ -155,7 +157,7 @@ class Mover:
         low = 0
         while low < len(runs):
             before = int(ends[low - 1]) if low else 0
-            high = max(low + 1, int(np.searchsorted(ends, before + _PORTION_BYTES, side="right")))
+            high = max(low + 1, int(np.searchsorted(ends, before + PORTION_BYTES, side="right")))
             yield runs[low:high]
             low = high
 
@@ -188,7 +190,7 @@ class Mover:
         for low, high, good in _stretches(sound):
             if good:
                 part = loaded._replace(runs=loaded.runs[low:high], body_starts=loaded.body_starts[low:high])
-                moved += [self._writer.add(ledger_id, *piece) for piece in self._pieces(part)]
+                moved += [self.writer.add(ledger_id, *piece) for piece in self._pieces(part)]
             else:
                 moved += [tuple(run) for run in runs[low:high].tolist()]
         return np.array(moved, LOCATION_DTYPE)
@@ -240,11 +242,11 @@ class Mover:
 
     def finish(self) -> list[FileRow]:
         """Sync what was written; return the files made or changed, whose rows the caller's index update puts."""
-        return self._writer.finish()
+        return self.writer.finish()
 
     def abort(self) -> None:
         """Remove what was written; records put in LMDB stay there unused until they are put again."""
-        self._writer.abort()
+        self.writer.abort()
 
 
 def _known_lost(runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -47,14 +47,18 @@ _COLLECTION: Final = "freeing the space of what is dead"
 _POLICY: Final = "moving ledgers by the tier policy"
 _DAMAGED: Final = "moving damaged records by the tier policy"
 
-_TICK_SECONDS: Final = 1.0
+TICK_SECONDS: Final = 1.0
+"""The pause of the thread while entries are committed."""
+
 _REST_SECONDS: Final = 5.0
 """How often the thread looks for work while nothing is committed; the next commit wakes it."""
 
 _MANY_COMMITS: Final = 256
 """So many small commits between two looks are worth log files with zeros."""
 
-_POLICY_SECONDS: Final = 60.0
+POLICY_SECONDS: Final = 60.0
+"""The time between two applications of the tier policy."""
+
 _PACKING_SECONDS: Final = 10.0
 """How often sparse files are packed while ledgers are being moved out of them."""
 _READERS_SECONDS: Final = 10.0
@@ -77,23 +81,27 @@ class Scheduler:
         self._catalog_and_index = catalog_and_index
         self._garbage = Garbage(store, catalog_and_index)
         self._checkpoint = Checkpoint(store, catalog_and_index, self._garbage)
-        self._compaction = Compaction(store, catalog_and_index, self._garbage)
+        self.compaction = Compaction(store, catalog_and_index, self._garbage)
+        """Packs files, and moves ledgers between tiers."""
         self._tier_queue = tier_queue
         self._troubles = store.troubles
         self._job = threading.Lock()
-        self._wakeup = (
-            threading.Lock()
-        )  # an Event is Python code: an interrupt inside it would leave it locked for ever
-        self._wakeup.acquire()
+        self.wakeup = threading.Lock()  # an Event is Python code: an interrupt inside it would leave it locked for ever
+        """Released to wake the thread."""
+        self.wakeup.acquire()
         self._progress = threading.Condition()
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-        self._policy_due = time.monotonic() + _POLICY_SECONDS
-        self._readers_due = time.monotonic() + _READERS_SECONDS
+        self.stopping = False
+        """The thread is to end."""
+        self.thread: threading.Thread | None = None
+        """The thread; None before ``start``."""
+        self.policy_due = time.monotonic() + POLICY_SECONDS
+        """When the tier policy is applied next."""
+        self.readers_due = time.monotonic() + _READERS_SECONDS
+        """When the slots of killed readers are freed next."""
         self._stuck: str | None = None
         self._movers: set[object] = set()
         self._packed_at = time.monotonic()
-        self._moved_at = self._packed_at - _TICK_SECONDS
+        self._moved_at = self._packed_at - TICK_SECONDS
         self.error: PybkError | None = None
         self.full: str | None = None
         self.rests = False
@@ -105,39 +113,40 @@ class Scheduler:
     def start(self) -> None:
         """Start the thread, unless the configuration says that jobs run only when called."""
         if self._store.config.background:
-            thread = threading.Thread(target=self._run, name="pybk-maintenance", daemon=True)
+            thread = threading.Thread(target=self.run, name="pybk-maintenance", daemon=True)
             start_thread(thread)
-            self._thread = thread
+            self.thread = thread
 
     def wake(self) -> None:
         """Have the thread look for work now."""
-        if self._wakeup.locked():
+        if self.wakeup.locked():
             with suppress(RuntimeError):  # somebody else woke it meanwhile
-                self._wakeup.release()
+                self.wakeup.release()
 
     def stop(self) -> None:
         """Stop the thread after its current job."""
-        self._stopping = True
+        self.stopping = True
         self.wake()
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread is not None:
+            self.thread.join()
 
     def close(self) -> None:
         """Wait for a job that is running, and close what the jobs keep open; the log takes nothing more by now."""
         with self._job:
             self._catalog_and_index.close()
 
-    def _run(self) -> None:
-        while not self._stopping:
+    def run(self) -> None:
+        """Run the thread: look for something to do, and sleep."""
+        while not self.stopping:
             try:
                 self.tick()
             except Exception as error:  # noqa: BLE001  # without this thread nothing frees space, and appends wait
                 self._fail(error)
                 return
-            self._wakeup.acquire(timeout=self._pause())
+            self.wakeup.acquire(timeout=self.pause())
             self.rests = False
 
-    def _pause(self) -> float:
+    def pause(self) -> float:
         """Return how long to sleep: longer while nothing is committed, and nothing is to be tried again."""
         log = self._store.log
         self.rests = True  # before the log is looked at, so that a commit that is not seen here ends the rest
@@ -148,7 +157,7 @@ class Scheduler:
             return _REST_SECONDS
         self._seen_lsn = lsn
         self.rests = False
-        return _TICK_SECONDS
+        return TICK_SECONDS
 
     def _fail(self, error: BaseException) -> None:
         """Take no more jobs and no more appends."""
@@ -189,10 +198,10 @@ class Scheduler:
             self._troubles.clear(_SPARES)
         else:
             self._troubles.note(_SPARES, lacking)
-        if time.monotonic() >= self._readers_due:
+        if time.monotonic() >= self.readers_due:
             with self._attempting(_READERS):
                 self._store.release_dead_readers()
-            self._readers_due = time.monotonic() + _READERS_SECONDS
+            self.readers_due = time.monotonic() + _READERS_SECONDS
 
     @contextmanager
     def _attempting(self, doing: str) -> Iterator[None]:
@@ -233,14 +242,14 @@ class Scheduler:
         packs = self._packs()
         if full or self._garbage.freed:
             with self._attempting(_COLLECTION):
-                self._run_job(partial(self._compaction.collect, packs=full or packs))
+                self._run_job(partial(self.compaction.collect, packs=full or packs))
         queue = self._tier_queue
         if queue is not None:
             queue.look()
-            if time.monotonic() >= self._policy_due:
+            if time.monotonic() >= self.policy_due:
                 with self._attempting(_POLICY):
-                    queue.move_due(lambda: self._stopping)
-                self._policy_due = time.monotonic() + _POLICY_SECONDS
+                    queue.move_due(lambda: self.stopping)
+                self.policy_due = time.monotonic() + POLICY_SECONDS
             self._show_damaged(queue)
 
     def _show_damaged(self, queue: TierQueue) -> None:
@@ -285,7 +294,7 @@ class Scheduler:
     def _packs(self) -> bool:
         """Return whether sparse files are packed now: not while ledgers are moved out of them, unless that lasts."""
         now = time.monotonic()
-        moving = bool(self._movers) or now < self._moved_at + _TICK_SECONDS
+        moving = bool(self._movers) or now < self._moved_at + TICK_SECONDS
         if moving and now < self._packed_at + _PACKING_SECONDS:
             return False
         self._packed_at = now
@@ -318,7 +327,7 @@ class Scheduler:
             return
         self.wake()
         with self._progress:
-            while store.tail_bytes >= store.config.unchecked_tail_bytes and self.error is None and not self._stopping:
+            while store.tail_bytes >= store.config.unchecked_tail_bytes and self.error is None and not self.stopping:
                 store.check_space()
                 trouble = self._troubles.of(_CHECKPOINT)
                 if trouble is not None:
@@ -408,13 +417,13 @@ class Scheduler:
             # A checkpoint ends the log file and writes every changed ledger, so it is made only if entries need it.
             if any(descriptor.last_indexed < descriptor.last_durable for descriptor in descriptors):
                 self._checkpoint.run()
-            self._compaction.move(descriptors, tier)
+            self.compaction.move(descriptors, tier)
 
         self._run_job(move)
 
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no space."""
-        self._run_job(self._compaction.collect)
+        self._run_job(self.compaction.collect)
 
     def raise_level(self, level: FeatureLevel) -> None:
         """Write the store in the formats of a higher level; durable on return. Raises as ``checkpoint`` does."""
@@ -431,7 +440,7 @@ class Scheduler:
             return
         queue.look(at_all=True)
         try:
-            queue.move_due(lambda: self._stopping)
+            queue.move_due(lambda: self.stopping)
         except StorageRefusedError as error:
             self._troubles.note(_POLICY, error)
         else:

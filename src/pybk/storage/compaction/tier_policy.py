@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOOKED_AT: Final = 100
+LOOKED_AT: Final = 100
 """Ledgers looked at in each second after an open, some 10 µs each."""
 _LOOKED_AT_ONCE: Final = 1000
 _DAMAGED_NS: Final = 600 * 10**9
@@ -54,7 +54,8 @@ class TierQueue:
         self._policy = policy
         self._min_age_ns = int(policy.min_age_seconds * 1e9)
         self._changed: deque[LedgerMetadata] = deque()
-        self._due: list[tuple[int, int]] = []
+        self.due: list[tuple[int, int]] = []
+        """A heap of when each ledger is due, and its id."""
         self._unfinished: set[int] = set()  # their metadata name the target, but their entries may lie elsewhere
         self._looked_at = -1
         self.looking = True
@@ -83,7 +84,7 @@ class TierQueue:
         while self._changed:
             self._take(self._changed.popleft())
         while self.looking:
-            found = self._store.index.summaries(self._looked_at, _LOOKED_AT_ONCE if at_all else _LOOKED_AT)
+            found = self._store.index.summaries(self._looked_at, _LOOKED_AT_ONCE if at_all else LOOKED_AT)
             for ledger in found:
                 self._looked_at = ledger.ledger_id
                 self._take(ledger)
@@ -111,11 +112,11 @@ class TierQueue:
             row = self._store.index.ledger(metadata.ledger_id)
             if row is not None and row.metadata.tier is not metadata.tier:
                 self._unfinished.add(metadata.ledger_id)
-                heapq.heappush(self._due, (0, metadata.ledger_id))
+                heapq.heappush(self.due, (0, metadata.ledger_id))
 
     def _take(self, ledger: LedgerMetadata | PolicyMetadata) -> None:
         if self._wants(ledger):
-            heapq.heappush(self._due, (ledger.creation_time_ns + self._min_age_ns, ledger.ledger_id))
+            heapq.heappush(self.due, (ledger.creation_time_ns + self._min_age_ns, ledger.ledger_id))
 
     def _wants(self, ledger: LedgerMetadata | PolicyMetadata) -> bool:
         policy = self._policy
@@ -143,7 +144,7 @@ class TierQueue:
             except StorageRefusedError as error:
                 logger.warning("%d ledgers stay where they are for now: %s", len(taken), error)
                 for due, descriptor in taken:
-                    heapq.heappush(self._due, (due, descriptor.ledger_id))
+                    heapq.heappush(self.due, (due, descriptor.ledger_id))
                     self._unfinished.add(descriptor.ledger_id)
                 raise
             self._moved([descriptor.ledger_id for _, descriptor in taken], unmoved)
@@ -164,11 +165,11 @@ class TierQueue:
         nbytes = 0
         now_ns = time.time_ns()
         for ledger_id in [ledger_id for ledger_id, due in self._again.items() if due <= now_ns]:
-            heapq.heappush(self._due, (self._again.pop(ledger_id), ledger_id))
-        while self._due and self._due[0][0] <= now_ns:
+            heapq.heappush(self.due, (self._again.pop(ledger_id), ledger_id))
+        while self.due and self.due[0][0] <= now_ns:
             if len(taken) >= MOVED_LEDGERS_MAX or nbytes >= MOVED_BYTES_MAX:
                 break
-            due, ledger_id = heapq.heappop(self._due)
+            due, ledger_id = heapq.heappop(self.due)
             if ledger_id in taken:
                 continue
             try:

@@ -64,7 +64,9 @@ _HEADER: Final = struct.Struct("<8sI4x16sQ16x")
 _HEADER_2: Final = struct.Struct("<8sII16sQII16s8x")
 _CHECKSUM: Final = struct.Struct("<Q")
 _PIECE_BYTES: Final = 1 << 20
-_REWRITE_BYTES_MIN: Final = 4 << 20
+REWRITE_BYTES_MIN: Final = 4 << 20
+"""A catalog of fewer bytes is not written anew."""
+
 _FILE_ROW_BYTES: Final = 160
 _ROW_BYTES: Final = RECORD_HEADER_BYTES + 24
 _REMEDY: Final = "restore the file from a backup"
@@ -467,7 +469,7 @@ def rewrite_is_due(catalog_bytes: int, totals: Totals) -> bool:
         Never True for a catalog below 4 MiB, nor for one that was just written with one checkpoint.
     """
     live = 2 * BLOCK_BYTES + totals.ledgers * _ROW_BYTES + totals.metadata_bytes + totals.files * _FILE_ROW_BYTES
-    return catalog_bytes > max(_REWRITE_BYTES_MIN, 2 * live)
+    return catalog_bytes > max(REWRITE_BYTES_MIN, 2 * live)
 
 
 def _ledger_records(

@@ -44,8 +44,11 @@ from pybk.storage.index.search import file_uses, find_ledger, find_page, neighbo
 from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.lmdb_environment import Environment, ReadTransaction
 
-_LEDGERS_AT_A_TIME: Final = 1000
-_PAGES_AT_A_TIME: Final = 32
+LEDGERS_AT_A_TIME: Final = 1000
+"""Rows of ledgers that one transaction reads."""
+
+PAGES_AT_A_TIME: Final = 32
+"""Pages that one transaction reads."""
 
 
 class Index:
@@ -97,7 +100,7 @@ class Index:
     def _states(self, after: int) -> Iterator[tuple[int, bytes]]:
         while after < CHAIN_TAIL:
             with self._environment.read() as transaction:
-                found, after = _ledgers_after(transaction, max(after, CHAIN_HEAD), _LEDGERS_AT_A_TIME)
+                found, after = _ledgers_after(transaction, max(after, CHAIN_HEAD), LEDGERS_AT_A_TIME)
             yield from found
 
     def summaries(self, after: int, count: int) -> list[PolicyMetadata]:
@@ -286,7 +289,7 @@ def _pages_after(transaction: ReadTransaction, ledger_id: int, after: tuple[int,
             raise damaged(f"the pages of ledger {ledger_id} in the index do not fit: {wrong}")
         found.append(runs)
         after = last_entry(runs)
-        if len(found) == _PAGES_AT_A_TIME and after[0] < last:
+        if len(found) == PAGES_AT_A_TIME and after[0] < last:
             return found
     if after[0] != last:
         raise damaged(f"the pages of ledger {ledger_id} in the index end with entry {after[0]}, not with {last}")

@@ -214,7 +214,7 @@ class IndexUpdate:
         """
         if not len(old) and not len(new):
             return
-        if self._replace_places(ledger_id, old, new):
+        if self.replace_places(ledger_id, old, new):
             return
         wrong = differing_entries(old, new) if len(old) and len(new) else f"{len(old)} runs replaced by {len(new)}"
         if wrong is not None:
@@ -236,7 +236,7 @@ class IndexUpdate:
         self._put_region(ledger_id, region)
         self._change_shares(ledger_id, old, new)
 
-    def _replace_places(self, ledger_id: int, old: RunLocations, new: RunLocations) -> bool:
+    def replace_places(self, ledger_id: int, old: RunLocations, new: RunLocations) -> bool:
         """Replace runs of a ledger's first page one by one; return False if this is another case.
 
         Small ledgers are moved run by run and have one page, which then needs one write and no arithmetic.

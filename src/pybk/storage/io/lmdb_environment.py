@@ -3,12 +3,13 @@
 :class:`Environment` is the interface; :class:`LmdbEnvironment` implements it; tests use a map in memory instead.
 
 Theory of operation. POSIX drops all of a process's locks on a file when the process closes any descriptor of it, and
-LMDB relies on such locks. So each path is open once in a process: ``_open`` maps a real path to its :class:`_Shared`,
+LMDB relies on such locks. So each path is open once in a process: ``opened`` maps a real path to its :class:`_Shared`,
 which all LmdbEnvironments of that path use and count. The last ``close`` closes LMDB.
 
-Locks. ``_guard`` guards ``_open``, ``_inherited`` and the user counts; it is taken to open, to close and around a fork.
-``_Shared.writing`` guards ``failure`` and is held for a whole write transaction, so writers in a process wait for each
-other there. A thread that holds ``_guard`` never takes ``writing``, so they cannot deadlock. Reads take neither lock.
+Locks. ``_guard`` guards ``opened``, ``_inherited`` and the user counts; it is taken to open, to close and around a
+fork. ``_Shared.writing`` guards ``failure`` and is held for a whole write transaction, so writers in a process wait for
+each other there. A thread that holds ``_guard`` never takes ``writing``, so they cannot deadlock. Reads take neither
+lock.
 
 Three hazards decide the order of the steps:
 
@@ -272,19 +273,21 @@ class _Shared:
 
 # Reentrant, because a signal handler may fork.
 _guard: Final = threading.RLock()
-_open: Final[dict[str, _Shared]] = {}
+opened: Final[dict[str, _Shared]] = {}
+"""The environments that are open in this process, by path."""
+
 _inherited: Final[set[str]] = set()
 
 
 def _disown() -> None:
-    for path, shared in _open.items():
+    for path, shared in opened.items():
         shared.forked = True
         # Not closed, because that would free the parent's slots in the reader table. Once no reference is left, the
         # path may be opened anew; a transaction that was open at the fork still holds a reference.
         del shared.lmdb
         shared.guard.close()
         _inherited.add(path)
-    _open.clear()
+    opened.clear()
     _guard.release()
 
 
@@ -340,7 +343,7 @@ class _LmdbRead:
             raise _meaning(self._shared.path, error) from error
 
 
-class _LmdbWrite(_LmdbRead):
+class LmdbWrite(_LmdbRead):
     """See :class:`WriteTransaction`."""
 
     __slots__ = ()
@@ -350,12 +353,14 @@ class _LmdbWrite(_LmdbRead):
         self._transaction = transaction
 
     def put(self, key: bytes, value: bytes) -> None:
+        """See ``WriteTransaction.put``."""
         try:
             self._transaction.put(key, value)
         except lmdb.Error as error:
             raise _meaning(self._shared.path, error) from error
 
     def delete(self, key: bytes) -> bool:
+        """See ``WriteTransaction.delete``."""
         try:
             return self._transaction.delete(key)
         except lmdb.Error as error:
@@ -389,18 +394,19 @@ class LmdbEnvironment:
     ) -> None:
         path = os.path.realpath(path)
         with _guard:
-            shared = _open.get(path)
+            shared = opened.get(path)
             if shared is None:
-                shared = _open[path] = _Shared(path, read_only, map_bytes, access)
+                shared = opened[path] = _Shared(path, read_only, map_bytes, access)
             elif shared.read_only and not read_only:
                 raise IllegalOperationError(f"{path}: open read-only in this process; close that first")
             shared.users += 1
         self._path = path
         self._read_only = read_only
-        self._shared: _Shared | None = shared
+        self.shared: _Shared | None = shared
+        """The environment that all users of its path in this process share; None once closed."""
 
     def _usable(self) -> _Shared:
-        shared = self._shared
+        shared = self.shared
         if shared is None:
             raise ClosedError(f"{self._path}: this LMDB environment is closed")
         if shared.forked:
@@ -424,7 +430,7 @@ class LmdbEnvironment:
                 )
             transaction = shared.begin(write=True)
             try:
-                yield _LmdbWrite(shared, transaction)
+                yield LmdbWrite(shared, transaction)
             except BaseException:
                 transaction.abort()
                 raise
@@ -441,10 +447,10 @@ class LmdbEnvironment:
     def close(self) -> None:
         """See :meth:`Environment.close`. The last LmdbEnvironment of the path closes LMDB."""
         with _guard:
-            shared, self._shared = self._shared, None
+            shared, self.shared = self.shared, None
             if shared is None or shared.forked:
                 return
             shared.users -= 1
             if shared.users == 0:
-                del _open[self._path]
+                del opened[self._path]
                 shared.close()

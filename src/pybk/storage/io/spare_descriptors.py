@@ -23,13 +23,15 @@ _NEEDED: Final = 48
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 
 _guard: Final = threading.RLock()  # reentrant, because a signal handler may fork
-_held: Final[list[int]] = []
+held: Final[list[int]] = []
+"""The descriptors kept in reserve."""
+
 _users: Final[list[int]] = [0]
 
 
 def _drop_inherited() -> None:
-    while _held:
-        os.close(_held.pop())
+    while held:
+        os.close(held.pop())
     _users[0] = 0
     _guard.release()
 
@@ -45,7 +47,7 @@ def acquire_spares() -> None:
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and os.path.isdir("/proc/self/fd"):
-        used = len(os.listdir("/proc/self/fd")) - 1 - len(_held)
+        used = len(os.listdir("/proc/self/fd")) - 1 - len(held)
         if limit - used < _NEEDED:
             raise StorageError(
                 f"this process may have {limit} file descriptors (RLIMIT_NOFILE) and has {used} open; a store needs "
@@ -60,20 +62,20 @@ def release_spares() -> None:
     """Let go of the spare descriptors, once nobody holds them any more; in a forked child, does nothing."""
     with _guard:
         _users[0] = max(0, _users[0] - 1)
-        while _held and not _users[0]:
-            os.close(_held.pop())
+        while held and not _users[0]:
+            os.close(held.pop())
 
 
 def fill_spares() -> str | None:
     """Replace used spare descriptors; return the reason if that is impossible, else None."""
-    if len(_held) >= SPARES:
+    if len(held) >= SPARES:
         return None
     with _guard:
         try:
-            while _users[0] and len(_held) < SPARES:
-                _held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            while _users[0] and len(held) < SPARES:
+                held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
-            return f"{len(_held)} of {SPARES} spare file descriptors are left: {error}; close files or connections"
+            return f"{len(held)} of {SPARES} spare file descriptors are left: {error}; close files or connections"
     return None
 
 
@@ -96,9 +98,9 @@ def open_with_spare(path: str, flags: int, mode: int = 0o777, *, keep: int = 0) 
             if error.errno not in _EXHAUSTED:
                 raise
             with _guard:
-                if len(_held) <= keep:
+                if len(held) <= keep:
                     raise
-                os.close(_held.pop())
+                os.close(held.pop())
 
 
 def maps_limit(most: int) -> int:

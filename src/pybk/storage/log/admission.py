@@ -59,7 +59,8 @@ class Admission:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._queue: list[Ticket] = []
+        self.queue: list[Ticket] = []
+        """The tickets that wait, in order."""
         self.space = bytes_max
         self.first: Ticket | None = None
 
@@ -77,19 +78,19 @@ class Admission:
         """
         with self._lock:
             held = set(ticket.descriptors)
-            places = (place for place, each in enumerate(self._queue) if not held.isdisjoint(each.descriptors))
-            self._queue.insert(next(places, len(self._queue)) if keeps_lock else len(self._queue), ticket)
+            places = (place for place, each in enumerate(self.queue) if not held.isdisjoint(each.descriptors))
+            self.queue.insert(next(places, len(self.queue)) if keeps_lock else len(self.queue), ticket)
             self._settle()
 
     def leave(self, ticket: Ticket) -> None:
         """Leave the queue, and let the next append try; does nothing if the ticket is not in the queue."""
         with self._lock:
-            self._queue = [each for each in self._queue if each is not ticket]
+            self.queue = [each for each in self.queue if each is not ticket]
             self._settle()
 
     def _settle(self) -> None:
         """Recompute ``space`` and ``first`` from the queue; the caller holds the lock. Idempotent."""
-        self.space = self._bytes_max - sum(each.nbytes for each in self._queue)
-        self.first = self._queue[0] if self._queue else None
+        self.space = self._bytes_max - sum(each.nbytes for each in self.queue)
+        self.first = self.queue[0] if self.queue else None
         if self.first is not None:
             self.first.open()

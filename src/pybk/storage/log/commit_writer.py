@@ -72,7 +72,8 @@ class CommitWriter:
         self._watermark = watermark
         self._observer = observer
         self._file: File | None = None
-        self._file_id = 0
+        self.file_id = 0
+        """The log file that commits are written to; 0 before the first."""
         self._file_offset = 0
         self._file_lsn = 0
         self._left: tuple[int, int, int] | None = None
@@ -80,7 +81,7 @@ class CommitWriter:
 
     def position(self) -> tuple[int, int, int]:
         """Return id of the current log file, offset in it, and next LSN. Threads: any."""
-        return self._file_id, self._file_offset, self.next_lsn
+        return self.file_id, self._file_offset, self.next_lsn
 
     def write(self, commit: Commit) -> None:
         """Make a commit durable.
@@ -136,16 +137,16 @@ class CommitWriter:
         """Choose file and offset; takes the next log file if the commit does not fit in this one."""
         size = commit.padded
         if self._file is None or self._file_offset + size > self._file.size:
-            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self._file_id)
+            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self.file_id)
             self.leave_file()
-            self._file, self._file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
-        commit.file_id = self._file_id
+            self._file, self.file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
+        commit.file_id = self.file_id
         commit.base = self._file_offset
 
     def leave_file(self) -> None:
         """Leave the current file, so that the next commit begins another; may be repeated."""
         if self._file is not None:
-            self._left = self._file_id, self._file_offset, self.next_lsn - self._file_lsn
+            self._left = self.file_id, self._file_offset, self.next_lsn - self._file_lsn
             self._file = None
         if self._left is not None:
             self._files.leave_log_file(*self._left)

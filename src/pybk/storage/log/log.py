@@ -3,9 +3,9 @@
 Theory of operation
 ===================
 
-**States of a commit.** There is one *forming* commit, ``_forming``; appends stage their entries in it. At most one
-commit is *in flight*, ``_inflight``; the leader encodes, writes and syncs it. A commit ends *done*: durable and
-published, or failed. At most one commit is *kept*, ``_kept``; it holds acknowledged entries that were refused, and is
+**States of a commit.** There is one *forming* commit, ``forming``; appends stage their entries in it. At most one
+commit is *in flight*, ``inflight``; the leader encodes, writes and syncs it. A commit ends *done*: durable and
+published, or failed. At most one commit is *kept*, ``kept``; it holds acknowledged entries that were refused, and is
 tried again later.
 
 ::
@@ -20,15 +20,15 @@ tried again later.
 other thread does. The committer, which is the background thread, leads for futures, and for entries that no thread
 waits for: it commits those once they have been buffered for ``BUFFERED_NS``. It also runs callbacks.
 
-**Locks.** ``_mutex``, the mutex of the group commit, guards ``_forming``, ``_inflight``, ``_kept``, ``_refused`` and
-the clock. A thread that stages holds the ledger's ``lock`` and then takes the mutex. Only the leader uses ``_writer``,
-and only the leader sets ``_inflight``. No lock is held while the commit is written.
+**Locks.** ``mutex``, the mutex of the group commit, guards ``forming``, ``inflight``, ``kept``, ``_refused`` and
+the clock. A thread that stages holds the ledger's ``lock`` and then takes the mutex. Only the leader uses ``writer``,
+and only the leader sets ``inflight``. No lock is held while the commit is written.
 
 **Why nothing is lost.**
 
 - A commit is written only after the one before it is durable, so a valid commit proves all before it.
 - An entry is staged by one step, the append to ``StagedEntries.sizes``, so an interrupt leaves it whole or not there.
-- Each part of ``step`` can be repeated: an interrupt at any line leaves the commit in ``_inflight``, and the next
+- Each part of ``step`` can be repeated: an interrupt at any line leaves the commit in ``inflight``, and the next
   leader does it again from the start, with the same bytes at the same location.
 - A write or sync that failed is final, because the content of the disk is unknown then: ``_error`` is set, and the log
   takes nothing more. An exception of a signal handler is recognized by its traceback; it is not a failed write.
@@ -88,56 +88,60 @@ class Log:
         outstanding_bytes_max: int,
         writes_by_time: bool = True,
     ) -> None:
-        self._writer = CommitWriter(
+        self.writer = CommitWriter(
             store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
         )
+        """Writes commits to log files. Used by the leader."""
         self._outstanding_max = outstanding_bytes_max
         self.admission = Admission(outstanding_bytes_max)
         self._paused = False
         """Whether ``stage`` returns None because the log that is not checkpointed is at its limit."""
-        self._forming = Commit()
-        """The commit that takes entries. Guarded by ``_mutex``."""
-        self._inflight: Commit | None = None
-        """The commit that is written, or failed and not finished. Set by the leader, under ``_mutex``."""
+        self.forming = Commit()
+        """The commit that takes entries. Guarded by ``mutex``."""
+        self.inflight: Commit | None = None
+        """The commit that is written, or failed and not finished. Set by the leader, under ``mutex``."""
         self._error: PybkError | None = None
         """Why the log takes nothing more; final once set."""
         self._refused: set[LedgerDescriptor] = set()
-        """Ledgers that take no entries since some were refused. Guarded by ``_mutex``."""
+        """Ledgers that take no entries since some were refused. Guarded by ``mutex``."""
         self._refusal: PybkError | None = None
-        """Why entries were refused last. Guarded by ``_mutex``."""
-        self._kept: Commit | None = None
-        """Acknowledged entries that were refused; in flight, too, while tried. Guarded by ``_mutex``."""
+        """Why entries were refused last. Guarded by ``mutex``."""
+        self.kept: Commit | None = None
+        """Acknowledged entries that were refused; in flight, too, while tried. Guarded by ``mutex``."""
         self._tries_kept = False
-        """Whether the kept commit is to be written next. Guarded by ``_mutex``."""
+        """Whether the kept commit is to be written next. Guarded by ``mutex``."""
         self._writes_by_time = writes_by_time
-        self._clock_runs = False
-        """Whether the committer sleeps for a time, and not until it is kicked. Guarded by ``_mutex``."""
-        self._clock_until_ns = 0
-        self._group = GroupCommit(self, "pybk-committer")
-        self._mutex = self._group.mutex
+        self.clock_runs = False
+        """Whether the committer sleeps for a time, and not until it is kicked. Guarded by ``mutex``."""
+        self.clock_until_ns = 0
+        """When the committer that sleeps for a time wakes."""
+        self.group = GroupCommit(self, "pybk-committer")
+        """The leader, and the threads that wait."""
+        self.mutex = self.group.mutex
+        """The mutex of ``group``, held for single steps."""
         # Bound methods instead of wrappers, because that saves a call per append.
-        self.wait = self._group.wait
-        self.when_done = self._group.when_done
-        self.kick = self._group.kick
-        start_thread(self._group.background)
+        self.wait = self.group.wait
+        self.when_done = self.group.when_done
+        self.kick = self.group.kick
+        start_thread(self.group.background)
 
     # ---- staging -------------------------------------------------------------------------------------------------
 
     @property
     def outstanding_bytes(self) -> int:
         """Bytes staged and not yet durable."""
-        inflight, kept = self._inflight, self._kept
-        nbytes = self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        inflight, kept = self.inflight, self.kept
+        nbytes = self.forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
         return nbytes if kept is None or kept is inflight else nbytes + kept.payload_bytes
 
     @property
     def durable_lsn(self) -> int:
         """LSN of the last durable commit."""
-        return self._writer.next_lsn - 1
+        return self.writer.next_lsn - 1
 
     def position(self) -> tuple[int, int, int]:
         """Return id of the current log file, offset in it, and next LSN; a commit in flight may change them."""
-        return self._writer.position()
+        return self.writer.position()
 
     @property
     def refuses(self) -> bool:
@@ -147,7 +151,7 @@ class Log:
     @property
     def refusal(self) -> PybkError | None:
         """Why ledgers were refused last, if some are not readmitted yet; None if all are."""
-        return self._refusal if self._refused or self._kept is not None else None
+        return self._refusal if self._refused or self.kept is not None else None
 
     @property
     def error(self) -> PybkError | None:
@@ -189,7 +193,7 @@ class Log:
         Raises:
             PybkError: The log failed or is closed, or the ledger takes no more.
         """
-        with self._mutex:
+        with self.mutex:
             entries = self._open_entries(descriptor, first_entry_id, nbytes, base_length, overhead, wanted)
             if entries is None:
                 return None
@@ -209,8 +213,8 @@ class Log:
     ) -> Completion | None:
         """Stage one entry, given as ``prefix`` (header and digest) and payload; otherwise as ``stage``."""
         size = overhead + len(payload)
-        with self._mutex:
-            commit = self._forming
+        with self.mutex:
+            commit = self.forming
             entries = descriptor.staging
             if (
                 entries is None
@@ -242,7 +246,7 @@ class Log:
             raise self._error.with_traceback(None)
         if descriptor.error is not None:
             raise descriptor.error.with_traceback(None)
-        commit = self._forming
+        commit = self.forming
         if self._paused or self._is_full(descriptor.ticket, nbytes):
             return None
         entries = descriptor.staging
@@ -257,15 +261,15 @@ class Log:
             commit.wanted = True
         elif not commit.buffered_ns:
             commit.buffered_ns = time.monotonic_ns()
-            if self._writes_by_time and not self._clock_runs:
-                self._clock_runs = True
-                self._group.kick_background()
+            if self._writes_by_time and not self.clock_runs:
+                self.clock_runs = True
+                self.group.kick_background()
         return entries
 
     def _is_full(self, ticket: object | None, nbytes: int) -> bool:
         """Return whether entries of this size have to wait for space; the caller holds the mutex."""
-        inflight, kept = self._inflight, self._kept
-        outstanding = self._forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
+        inflight, kept = self.inflight, self.kept
+        outstanding = self.forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
         if kept is not None and kept is not inflight:
             outstanding += kept.payload_bytes
         if ticket is None:
@@ -301,13 +305,13 @@ class Log:
         Raises:
             PybkError: The log failed or is closed, or one of the ledgers takes no more.
         """
-        with self._mutex:
+        with self.mutex:
             for error in (self._error, *(part.descriptor.error for part in parts)):
                 if error is not None:
                     raise error.with_traceback(None)
             if parts and (self._paused or self._is_full(ticket, nbytes)):
                 return None
-            commit = self._forming
+            commit = self.forming
             low = len(commit.staged)
             group = StagedGroup(low, low + len(parts), controls)
             now_ns = time.monotonic_ns()
@@ -348,12 +352,12 @@ class Log:
         Raises:
             PybkError: The log failed or is closed.
         """
-        with self._mutex:
+        with self.mutex:
             if self._error is not None:
                 raise self._error.with_traceback(None)
             if unless_changed is not None and unless_changed[0].error is not unless_changed[1]:
                 return None
-            commit = self._forming
+            commit = self.forming
             if claim is not None:
                 claim(commit)
             if creates is not None:
@@ -371,10 +375,10 @@ class Log:
         Raises:
             StorageRefusedError: Kept entries take the space, and writing them was refused again.
         """
-        with self._mutex:
-            commit = self._awaited() or self._forming
+        with self.mutex:
+            commit = self._awaited() or self.forming
         self.wait(commit)
-        if self._kept is not None:
+        if self.kept is not None:
             self.flush(kept=True)
 
     def flush(self, *, kept: bool = False) -> None:
@@ -388,8 +392,8 @@ class Log:
         """
         if kept:
             self._write_kept()
-        with self._mutex:
-            commit = self._forming
+        with self.mutex:
+            commit = self.forming
             if commit.is_empty():
                 inflight = self._awaited()
                 if inflight is None:
@@ -405,23 +409,23 @@ class Log:
         A kept commit is put back each time that it is refused, so a thread that waited for it might wait as long as
         the refusals last.
         """
-        return None if self._inflight is self._kept else self._inflight
+        return None if self.inflight is self.kept else self.inflight
 
     def _write_kept(self) -> None:
         """Return when no entries are kept; raise the error of a new refusal or failure."""
-        while (kept := self._kept) is not None:
-            with self._mutex:
+        while (kept := self.kept) is not None:
+            with self.mutex:
                 self._tries_kept = True
-                commit = self._forming
+                commit = self.forming
             self.wait(commit)  # written after the kept entries
-            if self._kept in (kept, None) and kept.error is not None:
+            if self.kept in (kept, None) and kept.error is not None:
                 raise kept.error.with_traceback(None)
 
     # ---- what the group commit calls -----------------------------------------------------------------------------
 
     def is_pending(self) -> bool:
         """Return whether a commit is in flight or wanted; the caller holds the mutex."""
-        return self._inflight is not None or self._forming.wanted
+        return self.inflight is not None or self.forming.wanted
 
     def sleep_seconds(self) -> float:
         """Return how long the committer may sleep: until buffered entries are due; -1 if until it is kicked.
@@ -430,18 +434,18 @@ class Log:
         runs for ``BUFFERED_NS`` after the last one, so that it is not started for each commit, and then stops, so that
         a log at rest costs nothing. The caller holds the mutex.
         """
-        if not self._clock_runs:
+        if not self.clock_runs:
             return -1.0
-        commit = self._forming
+        commit = self.forming
         now_ns = time.monotonic_ns()
         if commit.buffered_ns:
-            self._clock_until_ns = now_ns + BUFFERED_NS
+            self.clock_until_ns = now_ns + BUFFERED_NS
             left_ns = BUFFERED_NS if commit.wanted else commit.buffered_ns + BUFFERED_NS - now_ns
             commit.wanted = commit.wanted or left_ns <= 0
         else:
-            left_ns = self._clock_until_ns - now_ns
-            self._clock_runs = left_ns > 0
-        return max(0, left_ns) / 1e9 if self._clock_runs else -1.0
+            left_ns = self.clock_until_ns - now_ns
+            self.clock_runs = left_ns > 0
+        return max(0, left_ns) / 1e9 if self.clock_runs else -1.0
 
     def idle(self) -> None:
         """Do nothing: the log has no idle work."""
@@ -457,26 +461,26 @@ class Log:
 
     def step(self) -> None:
         """Make one commit durable, or fail it; called by the leader. May be repeated after an exception."""
-        with self._mutex:
-            if self._inflight is None:
-                self._inflight = self._forming if self._kept is None else self._next_commit()
-            commit = self._inflight
-            if self._forming is commit:  # an interrupt may have come after ``_inflight`` was set
-                self._forming = Commit()
+        with self.mutex:
+            if self.inflight is None:
+                self.inflight = self.forming if self.kept is None else self._next_commit()
+            commit = self.inflight
+            if self.forming is commit:  # an interrupt may have come after ``inflight`` was set
+                self.forming = Commit()
         if not commit.done:
             try:
                 if commit.is_empty():
                     commit.done = True
                 elif (error := commit.error or self._error) is not None:
-                    self._fail(commit, error)
+                    self.fail_commit(commit, error)
                 else:
-                    self._writer.write(commit)
-                    self._writer.publish(commit)
+                    self.writer.write(commit)
+                    self.writer.publish(commit)
             except StorageRefusedError as error:
-                if commit is self._kept:
+                if commit is self.kept:
                     self._put_back(commit, error)
                     return
-                self._fail(commit, error)
+                self.fail_commit(commit, error)
             except Exception as error:
                 if is_from_signal_handler(error):
                     raise  # the write did not fail: the next leader repeats it
@@ -486,14 +490,14 @@ class Log:
                 )
                 failed.__cause__ = error
                 self._error = failed
-                self._fail(commit, failed)
+                self.fail_commit(commit, failed)
         self._finish(commit)
 
     def _next_commit(self) -> Commit:
         """Return the commit to write next: the kept one if it is to be tried now; the caller holds the mutex."""
-        kept = self._kept
+        kept = self.kept
         if kept is None or not self._tries_kept:
-            return self._forming
+            return self.forming
         self._tries_kept = False
         kept.error = None
         kept.staged = [entries for entries in kept.staged if not entries.descriptor.deleted]
@@ -501,41 +505,41 @@ class Log:
 
     def _put_back(self, kept: Commit, error: StorageRefusedError) -> None:
         """Keep the kept commit for a later attempt, because this one was refused, too."""
-        with self._mutex:
+        with self.mutex:
             kept.error = error
-            self._inflight = None
+            self.inflight = None
 
-    def _fail(self, commit: Commit, error: PybkError) -> None:
+    def fail_commit(self, commit: Commit, error: PybkError) -> None:
         """Fail a commit and the forming one: later entries of the same ledgers would leave a gap. May be repeated.
 
         If the commit was refused, the acknowledged entries in both are kept. Their ledgers take no more until the
         entries are durable, and the entries count as outstanding meanwhile, which bounds them.
         """
-        with self._mutex:
+        with self.mutex:
             commit.fail(error)  # from here on it is not written, even if an interrupt ends this call
-            forming = commit.failed_with = commit.failed_with or self._forming
+            forming = commit.failed_with = commit.failed_with or self.forming
             forming.fail(error)
             if isinstance(error, StorageRefusedError):
                 self._refusal = error
                 self._refused.update(commit.ledgers(), forming.ledgers())
-            if self._forming is forming:  # replaced last, when all its ledgers have their error
+            if self.forming is forming:  # replaced last, when all its ledgers have their error
                 if isinstance(error, StorageRefusedError):
-                    before = () if self._kept is None else (self._kept,)
-                    self._kept = Commit.of_acknowledged(error, *before, commit, forming)
-                self._forming = Commit()
+                    before = () if self.kept is None else (self.kept,)
+                    self.kept = Commit.of_acknowledged(error, *before, commit, forming)
+                self.forming = Commit()
             forming.done = commit.done = True
 
     def _finish(self, commit: Commit) -> None:
         """Complete a done commit, and the one that failed with it; may be repeated."""
-        with self._mutex:
+        with self.mutex:
             for done in (commit,) if commit.failed_with is None else (commit, commit.failed_with):
                 done.release_buffers()
-                self._group.complete(done)
-            if self._kept is commit:
-                self._kept = None
+                self.group.complete(done)
+            if self.kept is commit:
+                self.kept = None
                 self._refused = {each for each in self._refused if not self._takes_again(each, commit)}
-            if self._inflight is commit:
-                self._inflight = None
+            if self.inflight is commit:
+                self.inflight = None
 
     @staticmethod
     def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:
@@ -548,11 +552,11 @@ class Log:
         A ledger with kept entries resumes when these are durable; this call has them tried again.
         """
         if self._refused:
-            with self._mutex:
-                if self._kept is not None:
+            with self.mutex:
+                if self.kept is not None:
                     self._tries_kept = True
-                    self._forming.wanted = True
-                    self._group.kick_background()
+                    self.forming.wanted = True
+                    self.group.kick_background()
                 self._refused = {descriptor for descriptor in self._refused if not descriptor.readmit()}
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
@@ -566,27 +570,27 @@ class Log:
         Returns:
             LSN of the last commit in the files so far.
         """
-        return self._group.lead(lambda: self._cut(snapshot))
+        return self.group.lead(lambda: self._cut(snapshot))
 
     def _cut(self, snapshot: Callable[[], None]) -> int:
-        while self._inflight is not None:
+        while self.inflight is not None:
             self.step()
-        self._writer.leave_file()
+        self.writer.leave_file()
         snapshot()
         return self.durable_lsn
 
     def fail(self, error: PybkError) -> None:
         """Fail, with ``error``, all later appends and what is staged; the first error stays."""
-        with self._mutex:
+        with self.mutex:
             if self._error is None:
                 self._error = error
 
     def after_fork(self, error: PybkError) -> None:
         """Disable the log in a forked child: locks are free, nothing is pending, and each call raises ``error``."""
-        self._group.after_fork()
-        self._mutex = self._group.mutex
+        self.group.after_fork()
+        self.mutex = self.group.mutex
         self._error = error
-        for commit in (self._inflight, self._forming):
+        for commit in (self.inflight, self.forming):
             if commit is not None and not commit.done:
                 commit.error = error
                 commit.done = True
@@ -598,5 +602,5 @@ class Log:
                 self.flush(kept=True)
         finally:
             self.fail(ClosedError("the manager is closed; open it again to append"))
-            self._group.stop()
-            self._writer.leave_file()
+            self.group.stop()
+            self.writer.leave_file()

@@ -5,15 +5,15 @@ complete on disk before their first commit. A file passes through these states, 
 
 - *queued*: made by maintenance, or by the leader if none is ready: allocated, zeroed unless commits are large, synced,
   and its directory synced. Its id is above that of the current file, and the log may take it. Two are kept.
-- *current*: taken by the log's leader, in the one step that sets ``_current_id``. If an interrupt hits between that
+- *current*: taken by the log's leader, in the one step that sets ``current_id``. If an interrupt hits between that
   step and the first commit, the next call returns the same file.
 - *left*: the log writes no more to it (``leave_log_file``). Maintenance gives the unused blocks back and closes it;
   the file itself lives until a checkpoint finds nothing live in it.
 - *doomed*: a queued file that the log passed over as too small, or that is not needed any more. It reads as zeros,
   which replay ignores wherever the file stands, so it may be unlinked any time; maintenance does it, or the next open.
 
-Two locks: ``_lock`` guards the lists and is held for moments; ``_making`` is held while files are made or unlinked,
-which takes milliseconds, and is always taken first. The leader takes ``_making`` only if no file is ready.
+Two locks: ``_lock`` guards the lists and is held for moments; ``making`` is held while files are made or unlinked,
+which takes milliseconds, and is always taken first. The leader takes ``making`` only if no file is ready.
 
 A failure to make a file is a refusal, not a failure of the store, even if a sync failed: nothing in it was
 acknowledged.
@@ -73,17 +73,21 @@ class LogFileSupply:
         self._volumes = volumes
         self._troubles = troubles
         self._config = config
-        self._on_use = on_use
+        self.on_use = on_use
+        """Called when the log has taken a file."""
         self._lock = threading.Lock()
-        self._making = threading.Lock()
+        self.making = threading.Lock()
+        """Held while files are made or removed."""
         # Open files by ascending id: those that the log left, the current one, those queued. Guarded by _lock.
         self._open: list[LogFile] = []
-        self._current_id = 0
+        self.current_id = 0
+        """The file that the log writes to; 0 before the first."""
         self._doomed: list[LogFile] = []
         self._next_bytes = FIRST_FILE_BYTES
         self._zeroed = True
         self._ended_early = False
-        self._unzeroed: set[int] = set()
+        self.unzeroed: set[int] = set()
+        """Files that are only allocated, by id."""
         self._left: dict[int, int] = {}
 
     # ---- the log -----------------------------------------------------------------------------------------------
@@ -106,7 +110,7 @@ class LogFileSupply:
                     # Those too small stay where they are, zeros and no part of the log, until maintenance buries them.
                     self._doomed += queued[: queued.index(chosen)]
             if chosen is not None:
-                self._current_id = chosen.row.file_id
+                self.current_id = chosen.row.file_id
                 self._ended_early = False
                 wanted = 2 * chosen.file.size if grows else chosen.file.size
                 self._next_bytes = min(max(wanted, FIRST_FILE_BYTES), self._config.log_file_bytes)
@@ -114,23 +118,23 @@ class LogFileSupply:
             self._make_now(bytes_min)
             return self.next_log_file(bytes_min, after)
         self._volumes.add(chosen.row)
-        self._on_use()
+        self.on_use()
         return chosen.row.file_id, chosen.file
 
     def _current(self, after: int) -> LogFile | None:
         """Return the file that an interrupted call chose, if one did; the caller holds ``_lock``."""
-        wanted = self._current_id
+        wanted = self.current_id
         if wanted <= after or wanted in self._left:
             return None
         return next((made for made in self._open if made.row.file_id == wanted), None)
 
     def queued(self) -> list[LogFile]:
         """Return the files that the log may still take; the caller holds ``_lock``."""
-        return [made for made in self._open if made.row.file_id > self._current_id and made not in self._doomed]
+        return [made for made in self._open if made.row.file_id > self.current_id and made not in self._doomed]
 
     def _make_now(self, bytes_min: int) -> None:
         try:
-            with self._making:
+            with self.making:
                 with self._lock:
                     ready = any(made.file.size >= bytes_min for made in self.queued())
                 if not ready:
@@ -138,16 +142,16 @@ class LogFileSupply:
         except StorageRefusedError as error:
             if not isinstance(error, StorageFullError):
                 self._troubles.note(_MAKING, error)
-            self._on_use()
+            self.on_use()
             raise
 
     def _make_fitting(self, bytes_min: int) -> None:
         try:
-            self._make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+            self.make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
         except StorageRefusedError as error:
             # Tried again before a commit is refused: entries of deferred ledgers in it were acknowledged already.
             logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
-            self._make(bytes_min, 0.0)
+            self.make(bytes_min, 0.0)
 
     def leave_log_file(self, file_id: int, used_bytes: int, commits: int) -> None:
         """Take note that the log will write no more to a file of which it used this much for this many commits."""
@@ -156,7 +160,7 @@ class LogFileSupply:
             size = next((made.file.size for made in self._open if made.row.file_id == file_id), used_bytes)
             self._ended_early = 2 * used_bytes < size
             self._zeroed = used_bytes < LARGE_COMMIT_BYTES * commits
-        self._on_use()
+        self.on_use()
 
     # ---- maintenance -----------------------------------------------------------------------------------------
 
@@ -165,17 +169,17 @@ class LogFileSupply:
 
         After a burst of large commits the log would use such files up with small ones, each of which is slower there.
         """
-        with self._making:
+        with self.making:
             with self._lock:
                 self._zeroed = True
-                stale = [made for made in self.queued() if made.row.file_id in self._unzeroed]
-            self._discard(stale)
+                stale = [made for made in self.queued() if made.row.file_id in self.unzeroed]
+            self.discard(stale)
 
     def has_better(self) -> bool:
         """Return whether the log writes to a file without zeros while one with zeros is ready."""
         with self._lock:
-            return self._current_id in self._unzeroed and any(
-                made.row.file_id not in self._unzeroed for made in self.queued()
+            return self.current_id in self.unzeroed and any(
+                made.row.file_id not in self.unzeroed for made in self.queued()
             )
 
     def preallocate(self, *, pause: bool) -> None:
@@ -186,7 +190,7 @@ class LogFileSupply:
             OSError: Syncing its directory failed.
         """
         while True:
-            with self._making:
+            with self.making:
                 self._bury()
                 with self._lock:
                     count = len(self.queued())
@@ -197,10 +201,10 @@ class LogFileSupply:
                 size = min(size, space - space // 8)
                 if count >= _FILES_QUEUED or size < FIRST_FILE_BYTES:
                     return
-                self._make(size, 1.0 if pause and count else 0.0)
+                self.make(size, 1.0 if pause and count else 0.0)
 
-    def _make(self, size: int, pause_ratio: float) -> None:
-        """Make one durable file of zeros and put it in the queue; the caller holds ``_making``."""
+    def make(self, size: int, pause_ratio: float) -> None:
+        """Make one durable file of zeros and put it in the queue; the caller holds ``making``."""
         size += -size % BLOCK_BYTES
         volumes = self._volumes
         zeroed = self._zeroed
@@ -234,7 +238,7 @@ class LogFileSupply:
         with self._lock:
             self._open.append(LogFile(row, file))
             if not zeroed:
-                self._unzeroed.add(row.file_id)
+                self.unzeroed.add(row.file_id)
         self._troubles.clear(_MAKING)
 
     def _remove(self, file: File, path: str, error: BaseException) -> None:
@@ -262,31 +266,31 @@ class LogFileSupply:
         if max(largest, self._next_bytes) <= FIRST_FILE_BYTES:
             return
         size = max(FIRST_FILE_BYTES, store_bytes() // _SHARE_AT_REST)
-        with self._making:
+        with self.making:
             with self._lock:
                 self._next_bytes = min(self._next_bytes, size)
                 large = [made for made in self.queued() if made.row.bytes > size]
-            self._discard(large)
+            self.discard(large)
         if large:
-            self._on_use()
+            self.on_use()
 
     def give_back(self) -> bool:
         """Remove the preallocated files, because space is short; return whether there were any."""
-        with self._making:
+        with self.making:
             with self._lock:
                 queued = self.queued()
-            self._discard(queued)
+            self.discard(queued)
         return bool(queued)
 
-    def _discard(self, files: list[LogFile]) -> None:
-        """Remove files, but for those that the log took meanwhile; the caller holds ``_making``."""
+    def discard(self, files: list[LogFile]) -> None:
+        """Remove files, but for those that the log took meanwhile; the caller holds ``making``."""
         with self._lock:
             queued = self.queued()
             self._doomed += [made for made in files if made in queued]
         self._bury()
 
     def _bury(self) -> None:
-        """Unlink what the log will not take any more; may be repeated. The caller holds ``_making``.
+        """Unlink what the log will not take any more; may be repeated. The caller holds ``making``.
 
         One that cannot be unlinked is tried again later, and removed by the next open at the latest: it is zeros.
         """
@@ -306,7 +310,7 @@ class LogFileSupply:
             with self._lock:
                 self._open = [other for other in self._open if other is not made]
                 self._doomed = [other for other in self._doomed if other is not made]
-                self._unzeroed.discard(made.row.file_id)
+                self.unzeroed.discard(made.row.file_id)
 
     def used_bytes(self, file_id: int) -> int | None:
         """Return how much of a file the log used before it left it, None while it may write to it."""
@@ -318,12 +322,12 @@ class LogFileSupply:
         file = self._volumes.fs.open(self._volumes.path_of(row), writable=True)
         with self._lock:
             self._left[row.file_id] = used_bytes
-            self._current_id = max(self._current_id, row.file_id)
+            self.current_id = max(self.current_id, row.file_id)
             self._open.append(LogFile(row, file))
 
     def tidy(self) -> None:
         """Remove files that the log passed over; close those it left, and give the blocks back that it did not use."""
-        with self._making:
+        with self.making:
             self._bury()
         while (left := self._take_left()) is not None:
             file, used = left
@@ -348,7 +352,7 @@ class LogFileSupply:
         """Forget a file that was unlinked."""
         with self._lock:
             self._left.pop(file_id, None)
-            self._unzeroed.discard(file_id)
+            self.unzeroed.discard(file_id)
 
     def close(self) -> None:
         """Remove the files that were never begun and close the others."""
