@@ -442,7 +442,8 @@ class LedgerWriter:
                 raise
         except BaseException:
             descriptor.error = descriptor.error or LedgerRecoveryError(
-                f"appending to ledger {self.ledger_id} was interrupted; open the ledger to recover it",
+                f"appending to ledger {self.ledger_id} was interrupted; open_ledger({self.ledger_id}, recover=True) "
+                "finds its end",
                 outcome_unknown=True,
             )
             self._give_up_early(descriptor.error)

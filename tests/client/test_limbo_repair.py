@@ -124,7 +124,7 @@ def test_the_open_end_of_a_ledger_waits_for_its_recovery(four: Inside) -> None:
     lost = writer.metadata.fragments[0].ensemble[0].bookie_id
     done = client.replicate(lost)
     assert done.fragments == 0
-    assert "open it with recovery" in done.left[0]
+    assert ", recover=True), then replicate again" in done.left[0]
     writer.close()
     assert client.replicate(lost).fragments == 1
 

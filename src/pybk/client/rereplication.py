@@ -130,7 +130,8 @@ class Rereplicator:
         what = f"ledger {metadata.ledger_id}, fragment from entry {first}"
         if fragment_end(metadata, number) is None:
             self._left.append(
-                f"{what}: the ledger is {metadata.state.value}; open it with recovery, then replicate again"
+                f"{what}: the ledger is {metadata.state.value}; call open_ledger({metadata.ledger_id}, recover=True), "
+                "then replicate again"
             )
             return False
         ledger = RemoteLedger(metadata, version, self._membership.metadata.describe(metadata))

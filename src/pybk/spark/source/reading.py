@@ -104,7 +104,7 @@ def _wait_for(reader: LedgerReader, last: int) -> None:
         raise EntryUnknownError(
             f"ledger {reader.ledger_id} was confirmed up to entry {last} when this was planned, and "
             f"{_LATE_SECONDS:.0f} s later the bookies that answer know of {reader.last_add_confirmed}; start the "
-            "missing bookies, or open the ledger with recovery if its writer is gone"
+            f"missing bookies, or call open_ledger({reader.ledger_id}, recover=True) if its writer is gone"
         )
 
 
