@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pybk.config import StoreConfig, TierPolicy
-from pybk.errors import UsageError
+from pybk.credentials import Passwords
+from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
+from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
+from pybk.repair import rebuild_index, verify
 from pybk.writer import LedgerWriter
 from tests.internals import descriptor_of
 from tests.storage.real_store import open_quick
@@ -173,3 +177,96 @@ def test_an_abandoned_follower_leaves_nothing_behind(reader: LedgerReader, write
 
     asyncio.run(follow())
     assert descriptor_of(writer).advanced_callbacks == []
+
+
+# ---- others ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [None, 5, 1.5, "5", b"5"], ids=repr)
+def test_ledgers_to_move_are_given_as_ids(manager: LedgerManager, writer: LedgerWriter, bad: Any) -> None:
+    with pytest.raises(UsageError, match=f"ledger_ids is {re.escape(repr(bad))}; it takes an iterable of ledger ids"):
+        manager.move_ledgers(bad, StorageHint.HDD)
+    assert manager.ledger_metadata(writer.ledger_id).tier is StorageHint.NVME
+
+
+@pytest.mark.parametrize("bad", ["no", 0, 1, []], ids=repr)
+def test_what_is_on_or_off_is_true_or_false(
+    manager: LedgerManager, writer: LedgerWriter, tmp_path: Path, bad: Any
+) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "insecure": lambda: manager.create_ledger(insecure=bad),
+        "recover": lambda: manager.open_ledger(writer.ledger_id, recover=bad),
+        "require_seal": lambda: manager.open_ledger(writer.ledger_id, require_seal=bad),
+        "require": lambda: manager.check_seal(writer.ledger_id, require=bad),
+        "read_only": lambda: LedgerManager.open(tmp_path / "data", read_only=bad),
+        "accept_loss": lambda: rebuild_index(tmp_path / "data", accept_loss=bad),
+    }
+    for name, call in calls.items():
+        with pytest.raises(UsageError, match=f"^{name} is {re.escape(repr(bad))}; it takes True or False"):
+            call()
+    assert manager.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
+
+
+@pytest.mark.parametrize(("name", "bad"), [
+    ("listen", 5), ("listen", b"tcp://127.0.0.1:*"), ("listen", [5]), ("advertise", None), ("advertise", 5),
+    ("advertise", b"tcp://127.0.0.1:1"), ("rack", None), ("rack", b"/rack"), ("moved", "no"), ("replace", 1),
+])  # fmt: skip
+def test_a_bookie_is_described_by_strings(tmp_path: Path, name: str, bad: Any) -> None:
+    options: Any = {"listen": "tcp://127.0.0.1:*", name: bad}
+    with pytest.raises(UsageError, match=rf"^{name} (is|has) (b'|\d|'no'|None)"):
+        LedgerManager.open(tmp_path / "bookie", metadata=f"lmdb://{tmp_path / 'metadata'}", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [3, "x", [], True], ids=repr)
+def test_progress_is_a_function(tmp_path: Path, bad: Any) -> None:
+    with open_quick(tmp_path / "data") as manager:
+        manager.create_ledger(insecure=True).close()
+    for repair in (verify, rebuild_index):
+        with pytest.raises(UsageError, match=f"progress is {re.escape(repr(bad))}; it takes a function"):
+            repair(tmp_path / "data", progress=bad)
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    ({"default": "secret"}, "a password is bytes, not str; encode text first"),
+    ({"default": 5}, "a password is bytes, not int; encode text first"),
+    ({"types": {"audit": "secret"}}, "a password is bytes, not str"),
+    ({"ledgers": {3: "secret"}}, "a password is bytes, not str"),
+    ({"ledgers": {"3": b"secret"}}, "by id, a whole number, not '3'"),
+    ({"types": {3: b"secret"}}, "by strings, not 3"),
+    ({"types": None}, "types takes a mapping to passwords, not NoneType"),
+    ({"ledgers": [b"secret"]}, "ledgers takes a mapping to passwords, not list"),
+])  # fmt: skip
+def test_passwords_are_bytes_by_type_and_id(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as raised:
+        Passwords(**wrong)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_password_that_is_text_is_refused_wherever_it_is_given(
+    manager: LedgerManager, writer: LedgerWriter, tmp_path: Path
+) -> None:
+    bad: Any = "secret"
+    calls: list[Callable[[], Any]] = [
+        lambda: manager.create_ledger(password=bad),
+        lambda: manager.open_ledger(writer.ledger_id, password=bad),
+        lambda: manager.delete_ledger(writer.ledger_id, password=bad),
+        lambda: verify(tmp_path / "data", password=bad),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"^a password is bytes, not str; encode text first: text\.encode"):
+            call()
+
+
+def test_custom_metadata_is_a_mapping(manager: LedgerManager) -> None:
+    bad: Any
+    for bad in ([], "", 0, [("a", b"b")]):
+        with pytest.raises(UsageError, match="custom_metadata takes a mapping of strings to bytes, not "):
+            manager.create_ledger(custom_metadata=bad, insecure=True)
+
+
+def test_an_error_about_an_open_ledger_names_the_call_that_closes_it(
+    manager: LedgerManager, writer: LedgerWriter
+) -> None:
+    with pytest.raises(IllegalOperationError, match=rf"open_ledger\({writer.ledger_id}, recover=True\)"):
+        manager.reseal(writer.ledger_id)

@@ -87,7 +87,7 @@ def test_reserved_types_are_refused(name: str) -> None:
         ("x" * (LEDGER_TYPE_BYTES_MAX + 1), "256"),
         ("é" * 128, "256"),
         ("\ud800", "UTF-8"),
-        (b"orders", "bytes"),
+        (b"orders", r"b'orders'; it takes a string"),
         (None, "None"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
 
@@ -77,20 +77,36 @@ def join_cluster(
     listen, url = options.get("listen"), options.get("metadata")
     if not listen or not url:
         raise UsageError("a bookie needs both metadata='zk://...' and listen='tcp://127.0.0.1:3181'")
-    advertise = options.get("advertise", ())
+    rack = options.get("rack", "")
+    if not isinstance(rack, str):
+        raise UsageError(f"rack is {rack!r:.100}; it takes a string, such as '/room/rack'")
     return join(
         root,
-        [listen] if isinstance(listen, str) else list(listen),
+        _addresses(listen, "listen"),
         url,
         options.get("cluster_secret"),
         config,
         tiers=tiers,
         bookie_id=options.get("bookie_id"),
-        rack=options.get("rack", ""),
-        moved=options.get("moved", False),
-        replace_lost=options.get("replace", False),
-        advertise=[advertise] if isinstance(advertise, str) else list(advertise),
+        rack=rack,
+        moved=flag_of(options.get("moved", False), "moved"),
+        replace_lost=flag_of(options.get("replace", False), "replace"),
+        advertise=_addresses(options.get("advertise", ()), "advertise"),
     )
+
+
+def _addresses(addresses: object, name: str) -> list[str]:
+    """Return addresses that are given as one string or as several."""
+    given = [addresses] if isinstance(addresses, str) else addresses
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"{name} is {addresses!r:.100}; it takes an address, such as 'tcp://127.0.0.1:3181', or several"
+        )
+    found = list(given)
+    for address in found:
+        if not isinstance(address, str):
+            raise UsageError(f"{name} has {address!r:.100}; an address is a string, such as 'tcp://127.0.0.1:3181'")
+    return found
 
 
 def path_of(path: str | os.PathLike[str]) -> str:
@@ -142,6 +158,7 @@ def system_type(ledger_type: object) -> LedgerType:
 def digest_type_of(value: object, password: bytes, *, insecure: bool) -> DigestType:
     """Return the digest type of a new ledger."""
     digest_type = member_of(DigestType, value, "digest_type")
+    flag_of(insecure, "insecure")
     if is_keyed(digest_type) and not password and not insecure:
         raise UsageError(
             f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: pass password=... "
@@ -205,8 +222,24 @@ def existing_id(ledger_id: object) -> int:
     return number
 
 
-def checked_password(password: object) -> bytes:
-    """Return a password."""
-    if not isinstance(password, bytes):
-        raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
-    return password
+def existing_ids(ledger_ids: object) -> list[int]:
+    """Return the ids of ledgers that may exist, ascending, each once."""
+    if isinstance(ledger_ids, (str, bytes)) or not isinstance(ledger_ids, Iterable):
+        raise UsageError(f"ledger_ids is {ledger_ids!r:.100}; it takes an iterable of ledger ids, such as [3, 5]")
+    return sorted({existing_id(ledger_id) for ledger_id in ledger_ids})
+
+
+def flag_of(value: object, name: str) -> bool:
+    """Return an argument that is True or False; others, such as "no", would be taken for True."""
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} is {value!r:.100}; it takes True or False")
+    return value
+
+
+def progress_of(progress: object) -> Callable[[int, int], None] | None:
+    """Return the function that progress is reported to; None for none."""
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"progress is {progress!r:.100}; it takes a function of two numbers, the bytes done and the bytes in all"
+        )
+    return progress

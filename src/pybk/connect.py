@@ -34,7 +34,7 @@ def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[Clust
         MetadataError: The store cannot be reached, or the cluster has another secret.
     """
     if secret is not None and not isinstance(secret, bytes):
-        raise UsageError(f"cluster_secret is a {type(secret).__name__}; it takes bytes")
+        raise UsageError(f"cluster_secret takes bytes, not {type(secret).__name__}")
     store = open_metadata(url, create=create)
     try:
         if secret is None:

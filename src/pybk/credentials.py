@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from pybk.errors import UsageError
+from pybk.whole_numbers import whole
 
 PASSWORD: Final = "PYBK_PASSWORD"
 """Environment variable of a ledger's password."""
@@ -34,6 +35,13 @@ def read_secret_file(path: str) -> bytes:
     if len(data) > _BYTES_MAX:
         raise UsageError(f"{path} has more than {_BYTES_MAX} bytes, too many for a password or a secret")
     return data.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def checked_password(password: object) -> bytes:
+    """Return a password; raise UsageError, which does not show it, if it is not bytes."""
+    if not isinstance(password, bytes):
+        raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
+    return password
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,22 @@ class Passwords:
     default: bytes | None = field(default=None, repr=False)
     types: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     ledgers: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the types, because a password that is not bytes, or is never found, would check nothing."""
+        if self.default is not None:
+            checked_password(self.default)
+        for name, passwords in (("types", self.types), ("ledgers", self.ledgers)):
+            if not isinstance(passwords, Mapping):
+                raise UsageError(f"{name} takes a mapping to passwords, not {type(passwords).__name__}")
+            for password in passwords.values():
+                checked_password(password)
+        for ledger_type in self.types:
+            if not isinstance(ledger_type, str):
+                raise UsageError(f"types names ledger types by strings, not {ledger_type!r:.100}")
+        for ledger_id in self.ledgers:
+            if whole(ledger_id) is None:
+                raise UsageError(f"ledgers names ledgers by id, a whole number, not {ledger_id!r:.100}")
 
     def of(self, ledger_id: int, ledger_type: str) -> bytes | None:
         """Return the password of a ledger: by its id, else by its type, else the default."""

@@ -189,7 +189,7 @@ class LedgerMetadata:
             raise UsageError(f"advanced is {self.advanced!r}; it takes True or False")
         for name in ("key_salt", "verifier"):
             if type(getattr(self, name)) is not bytes:
-                raise UsageError(f"{name} is a {type(getattr(self, name)).__name__}; it takes bytes")
+                raise UsageError(f"{name} takes bytes, not {type(getattr(self, name)).__name__}")
         if self.key_format > KEY_FORMAT_MAX:
             raise UsageError(
                 f"key_format is {self.key_format}; this pybk derives keys of formats 0 to {KEY_FORMAT_MAX}"
@@ -199,7 +199,7 @@ class LedgerMetadata:
         # Metadata are mostly made of others, whose mappings and members need no second look.
         if type(self.extra) is not FrozenDict:
             if not isinstance(self.extra, Mapping):
-                raise UsageError(f"extra is a {type(self.extra).__name__}; it takes a mapping")
+                raise UsageError(f"extra takes a mapping, not {type(self.extra).__name__}")
             put(self, "extra", FrozenDict(self.extra))
         put(self, "ledger_type", LedgerType(self.ledger_type))
         put(self, "custom_metadata", _checked_custom(self.custom_metadata))
@@ -432,9 +432,7 @@ def _check_ints(metadata: LedgerMetadata, minima: Iterable[tuple[str, int]]) -> 
 
 def _check_seal(seal: bytes, last_digest: bytes) -> None:
     if type(seal) is not bytes or type(last_digest) is not bytes:
-        raise UsageError(
-            f"seal is a {type(seal).__name__} and last_digest a {type(last_digest).__name__}; both take bytes"
-        )
+        raise UsageError(f"seal and last_digest take bytes, not {type(seal).__name__} and {type(last_digest).__name__}")
     if len(seal) not in (0, SEAL_BYTES) or len(last_digest) > LAST_DIGEST_BYTES_MAX:
         raise UsageError(
             f"a seal of {len(seal)} bytes and a last digest of {len(last_digest)}; a seal has {SEAL_BYTES} bytes or "
@@ -445,7 +443,7 @@ def _check_seal(seal: bytes, last_digest: bytes) -> None:
 def _checked_custom(custom: object) -> Mapping[str, bytes]:
     """Return a copy of custom metadata that cannot be changed."""
     if not isinstance(custom, Mapping):
-        raise UsageError(f"custom metadata is a {type(custom).__name__}; it takes a mapping of strings to bytes")
+        raise UsageError(f"custom_metadata takes a mapping of strings to bytes, not {type(custom).__name__}")
     size = system = 0
     for key, value in custom.items():
         if not isinstance(key, str) or not isinstance(value, bytes):

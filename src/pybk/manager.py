@@ -18,10 +18,11 @@ from pybk.arguments import (
     LedgerOptions,
     Tiers,
     bound_of,
-    checked_password,
     config_of,
     digest_type_of,
     existing_id,
+    existing_ids,
+    flag_of,
     hints_of,
     id_for,
     join_cluster,
@@ -34,6 +35,7 @@ from pybk.arguments import (
 from pybk.backend import LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
+from pybk.credentials import checked_password
 from pybk.digest import DigestType, entry_digest
 from pybk.errors import IllegalOperationError, LedgerExistsError, NoSuchLedgerError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
@@ -118,6 +120,7 @@ class LedgerManager:
         """
         config = config_of(config)
         root = path_of(path)
+        flag_of(read_only, "read_only")
         settle_dropped()
         if cluster:
             return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
@@ -369,7 +372,7 @@ class LedgerManager:
             digest_type=digest_type,
             creation_time_ns=time.time_ns(),
             creation_sequence=backend.new_creation_sequence(),
-            custom_metadata=custom_metadata or {},
+            custom_metadata={} if custom_metadata is None else custom_metadata,
             tier=next((tier for tier in StorageHint if tier in hints), backend.config.default_tier),
             advanced=ledger_id is not None,
             key_salt=key_salt,
@@ -467,8 +470,8 @@ class LedgerManager:
         """
         backend = self._usable()
         flags = member_of(ReadFlag, read_flags, "read_flags")
-        if recover is None:
-            recover = not self.read_only
+        flag_of(require_seal, "require_seal")
+        recover = not self.read_only if recover is None else flag_of(recover, "recover")
         if recover:
             backend.check_writable()
         backend.catch_up()
@@ -560,6 +563,7 @@ class LedgerManager:
         Threads: Any.
         Cost: As ``check_password``.
         """
+        flag_of(require, "require")
         metadata = self._metadata_of(ledger)
         keys = self._keys_of(metadata, password)
         if keys is None:
@@ -627,7 +631,8 @@ class LedgerManager:
             metadata = reader.metadata
             if not reader.is_closed:
                 raise IllegalOperationError(
-                    f"ledger {ledger_id} is {metadata.state.value}; open it with recovery, which closes and seals it"
+                    f"ledger {ledger_id} is {metadata.state.value}; open_ledger({ledger_id}, recover=True) closes and "
+                    "seals it"
                 )
             if backend.feature_level < FeatureLevel.SEALS:
                 raise IllegalOperationError(
@@ -844,7 +849,7 @@ class LedgerManager:
         """
         tier = member_of(StorageHint, target, "target")
         backend = self._usable()
-        wanted = sorted({existing_id(ledger_id) for ledger_id in ledger_ids})
+        wanted = existing_ids(ledger_ids)
         backend.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
 
     async def move_ledgers_async(
@@ -870,7 +875,7 @@ class LedgerManager:
 
         Returns:
             What was done, and what could not be done now. The last fragment of a ledger that is not closed has to wait
-            for its end: open the ledger with recovery if its writer is gone.
+            for its end: call ``open_ledger(id, recover=True)`` if its writer is gone.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from pybk.arguments import Tiers, path_of
+from pybk.arguments import Tiers, flag_of, path_of, progress_of
 from pybk.credentials import Passwords
 from pybk.errors import CookieError, UsageError
 from pybk.storage.repair.rebuild import RebuildReport
@@ -49,7 +49,7 @@ def verify(
         raise UsageError(f"passwords is {type(passwords).__name__}; it takes pybk.Passwords(default, types, ledgers)")
     if password is not None and passwords is not None:
         raise UsageError("password and passwords are both given; Passwords(default=password) holds both")
-    return verify_store(root, password=password, passwords=passwords, tiers=tiers, progress=progress)
+    return verify_store(root, password=password, passwords=passwords, tiers=tiers, progress=progress_of(progress))
 
 
 async def verify_async(
@@ -93,9 +93,8 @@ def rebuild_index(
     Threads: Any; one process at a time, which the store's lock ensures.
     Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
     """
-    if not isinstance(accept_loss, bool):
-        raise UsageError(f"accept_loss is {accept_loss!r:.100}; it takes True or False, as entries may be lost by it")
-    return rebuild_store_index(_directory(path), accept_loss=accept_loss, tiers=tiers, progress=progress)
+    flag_of(accept_loss, "accept_loss")
+    return rebuild_store_index(_directory(path), accept_loss=accept_loss, tiers=tiers, progress=progress_of(progress))
 
 
 async def rebuild_index_async(

@@ -43,7 +43,7 @@ class LedgerType(str):
         if type(name) is cls:
             return name
         if not isinstance(name, str):
-            raise UsageError(f"ledger type {name!r} is a {type(name).__name__}; it takes a string")
+            raise UsageError(f"ledger_type is {name!r:.100}; it takes a string")
         try:
             size = len(name.encode())
         except UnicodeEncodeError as error:
