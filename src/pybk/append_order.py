@@ -1,4 +1,4 @@
-"""Makes appends of one ledger wait for space in order, in the admission queue of its log."""
+"""Lets appends of one ledger wait for admission, in the order of arrival, in the admission queue of its log."""
 
 from __future__ import annotations
 

@@ -41,16 +41,17 @@ class ClusterOptions(TypedDict, total=False):
     """Keyword arguments of ``LedgerManager.open`` that make the process a bookie.
 
     Attributes:
-        metadata: Where the cluster's metadata is, as for ``connect``; needed.
-        listen: Address to serve on, or several: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; needed.
-        advertise: Address, or several, that others connect to instead of those of ``listen``, such as
-            ``tcp://bookie1.example.org:3181``; needed where ``listen`` names none that they can connect to, such as
-            ``tcp://0.0.0.0:3181``. Port ``*`` takes the one listened on. The bookie tries the first before it serves.
-        cluster_secret: The cluster's; None for a cluster of this host alone.
-        bookie_id: The bookie's name; None keeps that of the directory, or makes one.
-        rack: Where it stands, such as ``/room/rack``.
-        replace: The bookie takes the name of one whose directory is lost for good; that one's entries count as lost.
-        moved: The bookie's directory was moved since its last start, not copied: no other is left.
+        metadata: The URL of the cluster's metadata store, as for ``connect``; required.
+        listen: One or more addresses to serve on: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``; required.
+        advertise: One or more addresses that clients use instead of those of ``listen``, such as
+            ``tcp://bookie1.example.org:3181``; required if clients cannot connect to those of ``listen``, such as
+            ``tcp://0.0.0.0:3181``. Port ``*`` stands for the port that the bookie listens on. Before it serves, the
+            bookie checks that it can be reached at the first address.
+        cluster_secret: The secret of the cluster; None for a cluster of one host that has none.
+        bookie_id: The bookie's name; None keeps the name in the directory, or makes one for a new directory.
+        rack: The bookie's rack, for placement, such as ``/room/rack``.
+        replace: The bookie takes the name of a bookie whose directory is lost for good; its entries count as lost.
+        moved: The bookie's directory was moved since its last start, not copied, so that no other copy exists.
     """
 
     metadata: str
@@ -67,7 +68,7 @@ def join_cluster(
     root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
 ) -> LedgerBackend:
     """Open a directory as that of a bookie."""
-    from pybk.connect import join  # not before it is needed: an embedded store does without ZeroMQ
+    from pybk.connect import join  # imported only here, because an embedded store does not need ZeroMQ
 
     known = ClusterOptions.__annotations__
     if options.keys() - known:
@@ -123,7 +124,7 @@ def path_of(path: str | os.PathLike[str]) -> str:
 
 
 def config_of(config: object) -> StoreConfig:
-    """Return settings, the defaults for None."""
+    """Return valid settings; None stands for the defaults."""
     if config is None:
         return StoreConfig()
     if not isinstance(config, StoreConfig):
@@ -177,7 +178,7 @@ def hints_of(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
 
 
 def id_for(backend: LedgerBackend, ledger_id: int | None) -> int:
-    """Return the id of a ledger to be created: the one asked for, or one that was never given."""
+    """Return the id of a ledger to be created: the requested id, or one that was never assigned."""
     if ledger_id is None:
         ledger_id = backend.new_ledger_id()
         if ledger_id > LEDGER_ID_MAX:
@@ -203,7 +204,7 @@ def bound_of(number: object, name: str, default: int) -> int:
 def quorums_of(
     ensemble_size: int | None, write_quorum: int | None, ack_quorum: int | None
 ) -> tuple[int | None, int | None, int | None]:
-    """Return the replication that was asked for, as plain numbers; None stays None."""
+    """Return the requested ensemble size and quorums as plain integers; None stays None."""
     asked = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
     plain = {name: None if count is None else whole(count) for name, count in asked.items()}
     for name, count in asked.items():
@@ -213,7 +214,7 @@ def quorums_of(
 
 
 def existing_id(ledger_id: object) -> int:
-    """Return the id of a ledger that may exist."""
+    """Return a valid ledger id as a plain integer."""
     number = whole(ledger_id)
     if number is None:
         raise UsageError(f"a ledger id is a whole number, not {ledger_id!r:.100}")

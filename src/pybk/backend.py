@@ -36,7 +36,7 @@ class BackendIdentity(NamedTuple):
 
 
 class Replicated(NamedTuple):
-    """What ``LedgerManager.replicate`` did.
+    """The result of ``LedgerManager.replicate``.
 
     Attributes:
         ledgers: How many ledgers were examined.
@@ -109,14 +109,14 @@ class AppendLog(Protocol):
         """Have a background thread call ``callback`` once ``completion`` is done."""
 
     def kick(self) -> None:
-        """Have the background thread complete staged entries that are wanted, because no thread waits for them."""
+        """Have the background thread make staged entries durable, because no thread waits for them."""
 
     def flush(self) -> None:
         """Return when everything staged before the call is durable; raises if it could not be made so."""
 
 
 class LedgerBackend(Protocol):
-    """Where ledgers live. ``LedgerManager`` and the handles document which call raises which error.
+    """The interface to a store or a cluster. ``LedgerManager`` and the handles document the errors of each call.
 
     Threads: any.
     """
@@ -127,7 +127,7 @@ class LedgerBackend(Protocol):
 
     @property
     def metrics(self) -> Metrics:
-        """The counters of what handles do."""
+        """The metrics of the manager and its handles."""
 
     @property
     def read_only(self) -> bool:
@@ -139,7 +139,7 @@ class LedgerBackend(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether it is closed, so that reads raise."""
+        """Whether the backend is closed, so that reads raise."""
 
     @property
     def where(self) -> str:
@@ -147,7 +147,7 @@ class LedgerBackend(Protocol):
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a forked child of the one that opened it."""
+        """Whether this process is a fork of the process that opened the backend."""
 
     @property
     def identity(self) -> BackendIdentity:
@@ -166,16 +166,16 @@ class LedgerBackend(Protocol):
         """The level whose formats are written here; it may rise while the backend is in use."""
 
     def check_usable(self) -> None:
-        """Raise if it is closed or was opened before a fork."""
+        """Raise if the backend is closed, or was opened before a fork."""
 
     def check_writable(self) -> None:
-        """Raise as ``check_usable``, and if it is read-only."""
+        """Raise as ``check_usable``, and if the backend is read-only."""
 
     def close(self) -> None:
         """Wait for outstanding appends, and release all resources."""
 
     def health(self) -> Health:
-        """Return its health; see ``pybk.health``."""
+        """Return the health of the backend; see ``pybk.health``."""
 
     def catch_up(self) -> None:
         """Read the changes that another process has made; only a read-only store has to."""
@@ -186,7 +186,7 @@ class LedgerBackend(Protocol):
         """Return ensemble size, write quorum and ack quorum of a new ledger; each None is replaced by its default."""
 
     def verifier(self, keys: LedgerKeys) -> bytes:
-        """Return the value derived from a ledger's keys that its metadata keep, to check passwords with."""
+        """Return the verifier of a ledger's keys, which its metadata store to check passwords."""
 
     def new_ledger_id(self) -> int:
         """Return a ledger id that was never used before."""
@@ -207,7 +207,7 @@ class LedgerBackend(Protocol):
         """Return the log that makes this ledger's appends durable."""
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
-        """Fence the writer, establish the end and close the ledger; a closed one stays as it is."""
+        """Fence the writer, find the end and close the ledger; does nothing for a closed ledger."""
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close a ledger after the last entry staged so far, as its writer."""
@@ -225,13 +225,13 @@ class LedgerBackend(Protocol):
         """Move a ledger to another tier; done on return.
 
         Raises:
-            CorruptError: Damaged entries stay where they are; everything else was moved.
+            CorruptError: Damaged entries stay in their present tier; all others were moved.
         """
 
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers to another tier, given in ascending order of their ids; done on return.
 
-        A backend may look at all of the iterable or at a part of it at a time.
+        A backend may consume the iterable at once or in parts.
         """
 
     def replicate(self, what: int | str) -> Replicated:
@@ -247,7 +247,7 @@ class LedgerBackend(Protocol):
         """Return the last add confirmed of a ledger, and its payload bytes up to there if they are known.
 
         Returns:
-            None if only bookies know.
+            None if only bookies know the last add confirmed.
         """
 
     def bookies(self) -> list[BookieRegistration]:
@@ -276,7 +276,7 @@ class LedgerBackend(Protocol):
         """Write the entries that appends to a ledger have buffered, without confirming them."""
 
     def check_space(self) -> None:
-        """Raise while appends are refused because space is short."""
+        """Raise StorageFullError while appends are refused because space is short."""
 
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:
         """Return when an append that found too much outstanding may try again."""

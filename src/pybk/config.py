@@ -31,12 +31,12 @@ _LIMITS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierPolicy:
-    """Which closed ledgers move automatically, and to which tier.
+    """The policy by which closed ledgers move automatically to a tier.
 
-    A ledger moves when it is closed, not there yet, at least ``min_age_seconds`` old, and at least ``min_bytes`` long.
+    A ledger moves if it is closed, in another tier, at least ``min_age_seconds`` old, and at least ``min_bytes`` long.
 
     Args:
-        target: Where to.
+        target: The tier to move ledgers to.
         min_age_seconds: Seconds since the ledger was created.
         min_bytes: Payload bytes of the ledger.
 
@@ -66,31 +66,32 @@ class StoreConfig:
 
     Behaviour:
         max_entry_bytes: Longest payload accepted. Default 5 MiB.
-        default_tier: Where ledgers without hints live.
-        tier_policy: Moves closed ledgers by age and size; None moves nothing.
+        default_tier: The tier of ledgers without hints.
+        tier_policy: The policy that moves closed ledgers by age and size; None moves nothing.
         cold_compression: ``"zstd"`` compresses cold segments of the HDD tier; None stores them as they are.
         free_bytes_low: The store turns read-only when a device has less free space; ledgers can still be deleted then.
             Default 256 MiB. As much as ``unchecked_tail_bytes`` is enough for a checkpoint to copy all live entries.
             With less, a full store deletes dead files first and compacts the others one by one. With almost none, a
             delete may have no space for its own record.
-        free_bytes_ok: It takes appends again when every device has this much. Default 320 MiB.
+        free_bytes_ok: The store accepts appends again when every device has this much. Default 320 MiB.
 
     Performance:
-        max_outstanding_bytes: Bytes appended and not yet durable; more must wait or fail. Default 32 MiB.
-        log_file_bytes: Size that log files grow to. Default 64 MiB.
-        unchecked_tail_bytes: Log that a reopen may have to read. A checkpoint starts at half of it, appends
-            wait at all of it. Default 256 MiB.
-        cold_block_bytes: Entries per cold-segment record. Default 256 KiB.
-        ssd_block_bytes: Entries per SSD record: one point read copies this much. Default 32 KiB.
-        index_cache_bytes: Index pages kept in memory for readers. Default 32 MiB.
+        max_outstanding_bytes: Limit of bytes that are appended and not yet durable; appends beyond it wait or fail.
+            Default 32 MiB.
+        log_file_bytes: The size up to which log files grow. Default 64 MiB.
+        unchecked_tail_bytes: Limit of log bytes that are not checkpointed, which the next open reads. A checkpoint
+            starts at half of it, and appends wait at all of it. Default 256 MiB.
+        cold_block_bytes: Bytes of entries per cold-segment record. Default 256 KiB.
+        ssd_block_bytes: Bytes of entries per SSD record; one point read copies this much. Default 32 KiB.
+        index_cache_bytes: Bytes of index pages kept in memory for readers. Default 32 MiB.
         fill_ratio: Files with a smaller share of live bytes are compacted. Default 0.85.
         background: False leaves checkpoints, preallocation, collection and the writing of deferred entries to
             explicit calls.
 
     Access:
-        group: Name or number of the group whose members may use the store, too: what is made has mode 2770 or 0660 and
-            belongs to the group. None makes a new store for its owner alone (0700, 0600), and keeps an existing one as
-            it is: private or shared.
+        group: Name or number of the group whose members may use the store as well: new directories and files have mode
+            2770 or 0660 and belong to the group. None makes a new store for its owner alone (0700, 0600), and keeps an
+            existing store private or shared, as it is.
     """
 
     max_entry_bytes: int = 5 * MIB

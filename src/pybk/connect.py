@@ -59,7 +59,7 @@ def connect(
         url: As for ``open_cluster``.
         secret: As for ``open_cluster``.
         config: Settings of handles.
-        near: Name of a bookie, such as one on this host, that comes first in ensembles and reads while registered.
+        near: Name of a bookie, such as one on this host, that ensembles and reads prefer while it is registered.
         directory: The directory of that bookie, to read entries from its files if this process may; None: all entries
             are requested from bookies.
     """

@@ -1,4 +1,4 @@
-"""Appends of coroutines that wait for space: a thread makes them, in order, so that no event loop is blocked."""
+"""Appends of coroutines that wait for admission: a thread makes them in order, so that event loops are not blocked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Waiting(NamedTuple):
 
 
 class CoroutineBacklog:
-    """The appends of one writer that wait for space in a thread, so that no event loop is blocked.
+    """The appends of one writer that wait for admission in a thread, so that event loops are not blocked.
 
     The thread runs only while an append waits. It is not a task of a loop, because a busy loop would then delay the
     appends of all others.
@@ -50,7 +50,7 @@ class CoroutineBacklog:
             A future of that loop for the result or error of ``append``. Cancelling it does not cancel the append.
 
         Raises:
-            StorageRefusedError: The operating system gives no thread; nothing was added.
+            StorageRefusedError: The operating system refuses to start a thread; nothing was added.
         """
         loop = asyncio.get_running_loop()
         delivered: asyncio.Future[AppendFuture[int]] = loop.create_future()

@@ -117,7 +117,7 @@ class Passwords:
             default: The default if the file has none.
 
         Raises:
-            UsageError: The file cannot be read, or is no such file.
+            UsageError: The file cannot be read, or is not a valid file of passwords.
         """
         try:
             with open(path, "rb") as file:
@@ -141,7 +141,7 @@ class Passwords:
 
 
 def _password_in(path: str, name: str, value: Any) -> bytes:
-    """Return the password that a value in a file of passwords says: a text, or a table with ``file`` or ``base64``."""
+    """Return the password of a value in a file of passwords: a text, or a table with ``file`` or ``base64``."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and len(value) == 1:

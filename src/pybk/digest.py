@@ -1,12 +1,12 @@
-"""Digests: what proves that an entry is the one that its writer made.
+"""Digests, which prove that an entry is the one that its writer made.
 
 An encoded entry is ``header | digest | payload``. The header is BookKeeper's: ledger id, entry id, LAC and length, each
 a big-endian i64. The writer computes the digest over header and payload once; the same bytes travel to every bookie and
-every tier. A reader verifies them at the end of the way, so no component in between has to be trusted. The leading
+every tier. The reader verifies the digest, so no component in between has to be trusted. The leading
 ``header | digest`` is called the entry's *prefix*: a writer makes the prefix and never copies the payload.
 
 To add a digest, add a line to ``DigestType`` and a subclass of ``EntryDigest`` that names that line; the subclass
-registers itself. All others of this package ask ``entry_digest``, ``digest_bytes`` and ``is_keyed``.
+registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_keyed`` only.
 
 Batches of 32 entries or more go through numpy, one by one otherwise; both ways give the same bytes and the same errors.
 """
@@ -199,7 +199,7 @@ class EntryDigest(ABC):
             raise self._mismatch(int(batch.entry_ids[0]), "it or a later one of its batch changed while being checked")
 
     def _all_match(self, batch: EntryBatch) -> bool:
-        """Return whether all entries of a batch pass; says nothing of which one fails."""
+        """Return whether all entries of a batch pass, without saying which entry fails."""
         prefix_bytes = ENTRY_HEADER_BYTES + self.size
         starts = batch.offsets
         if (
@@ -283,7 +283,7 @@ def _crc_table() -> npt.NDArray[np.uint32]:
     """Return ``(32, 256)``: how a header's CRC changes when the byte at an offset changes from 0 to a value.
 
     CRC-32C is linear, so the CRCs of two headers differ by the XOR of the changes of the bytes in which they differ.
-    The headers of a batch differ in a few bytes, each of which is one look-up for all headers at once.
+    The headers of a batch differ in a few bytes; each such byte costs one look-up for all headers at once.
     """
     zeros = bytes(ENTRY_HEADER_BYTES)
     base = crc32c(zeros)

@@ -28,7 +28,7 @@ class FrozenDict(dict[K, V]):
     clear = pop = popitem = setdefault = update = _refuse
 
     def __copy__(self) -> Self:
-        """Return the mapping itself, as it cannot be changed."""
+        """Return the mapping itself, because it cannot be changed."""
         return self
 
     def __reduce__(self) -> tuple[type[Self], tuple[dict[K, V]]]:

@@ -31,7 +31,7 @@ _LOOK_SECONDS: Final = 0.1
 
 
 def _seconds(timeout: object) -> float | None:
-    """Return a valid timeout in seconds, None for as long as it takes."""
+    """Return a valid timeout in seconds; None stands for no limit."""
     if timeout is None:
         return None
     if isinstance(timeout, (int, float)) and timeout <= threading.TIMEOUT_MAX:
@@ -86,8 +86,8 @@ class AppendFuture(Generic[T]):
         """Wait for the append.
 
         Args:
-            timeout: Seconds. None waits for as long as it takes; this thread then writes and syncs if no other does,
-                which makes appends of a single thread fast.
+            timeout: Seconds; None waits without a limit. Without a limit, this thread may lead the group commit, which
+                makes appends of a single thread fast.
 
         Returns:
             The entry id, or the range of ids.
@@ -95,7 +95,7 @@ class AppendFuture(Generic[T]):
         Raises:
             UsageError: ``timeout`` is not a number of seconds.
             AppendTimeoutError: Not done in time; the append continues and may still succeed.
-            PybkError: It failed. If ``outcome_unknown`` is set, the entry may still be in the ledger.
+            PybkError: The append failed. If ``outcome_unknown`` is set, the entry may still be in the ledger.
         """
         timeout = _seconds(timeout)
         commit = self._commit
@@ -191,7 +191,7 @@ class AppendFuture(Generic[T]):
         return 0 if waker is None else int(waker.forget(self, callback))
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Wait in an event loop; one call into the loop wakes all that wait for the same commit."""
+        """Wait in an event loop; one call into the loop wakes all waiters of the same commit."""
         commit = self._commit
         if not commit.done:
             loop = asyncio.get_running_loop()
@@ -337,13 +337,13 @@ class AdvancedFuture(AppendFuture[T]):
         return self._staged.is_set() and self._commit.done
 
     def _fail_if_stuck(self) -> None:
-        """Fail if the entries before it cannot come any more, because ledger or store take no entries for good."""
+        """Fail if earlier entries cannot arrive any more, because the ledger or store refuses appends for good."""
         error = self._descriptor.final_error or self._log.error
         if error is not None:
             self.staged(None, error)
 
     def _look(self) -> None:
-        """Check at each change of the ledger whether this has failed, until it is staged."""
+        """Check at each change of the ledger whether the append has failed, until it is staged."""
         self._fail_if_stuck()
         if not self._staged.is_set():
             self._descriptor.when_advanced(self._look)
@@ -395,7 +395,7 @@ class AdvancedFuture(AppendFuture[T]):
             loop.call_soon(callback, self, context=context)
 
     def _look_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check regularly, while a callback of the loop waits, whether the entries before it can still come."""
+        """Check regularly, while a callback of the loop waits, whether earlier entries can still arrive."""
         self._fail_if_stuck()
         if self._in_loops.get(loop) and not self._staged.is_set():
             loop.call_later(_LOOK_SECONDS, self._look_in, loop)

@@ -1,4 +1,4 @@
-"""Group commit: of all threads that wait for something to become durable, one does the work for all.
+"""Group commit: one of the threads that wait for entries to become durable does the work for all.
 
 Two users share this core, each with a ``Work`` that defines one step: the storage log (``storage/log/log.py``: write
 and sync one commit) and the client of a cluster (``client/driver.py``: send, receive and act once).

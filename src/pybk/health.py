@@ -40,7 +40,7 @@ class Health:
         state: ``"ok"``; ``"degraded"`` (all calls work, and ``troubles`` says what failed and is retried);
             ``"in_limbo"`` (a bookie that ended by accident copies back from its peers what it may have lost);
             ``"read_only"`` (opened read-only, or short of space); or ``"failed"`` (close it and open it again).
-        reason: Why the state is not ``"ok"``; empty if it is.
+        reason: The reason for a state other than ``"ok"``; empty for ``"ok"``.
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
         free_bytes: Free bytes by directory.
@@ -56,7 +56,7 @@ class Health:
 
 
 def store_health(store: Store) -> Health:
-    """Return the health of a live store; looks at the free space of each directory."""
+    """Return the health of a live store; reads the free space of each directory."""
     state: HealthState = "ok"
     reason = ""
     troubles = store.troubles.all()
@@ -106,8 +106,8 @@ def client_health(where: str, bookies: int, outstanding_bytes: int) -> Health:
     """Return the health of a cluster's client that is not a bookie.
 
     Args:
-        where: Names the metadata store in the reason.
-        bookies: How many bookies are registered.
+        where: The name of the metadata store in the reason.
+        bookies: The number of registered bookies.
         outstanding_bytes: Bytes appended and not acknowledged by an ack quorum yet.
     """
     if bookies:

@@ -1,4 +1,4 @@
-"""What is known about a ledger as a whole: its metadata, and how that is encoded."""
+"""The metadata of a ledger, and their encoding."""
 
 from __future__ import annotations
 
@@ -71,11 +71,12 @@ _KEYS_OF: Final = {
 
 
 class Bookie(NamedTuple):
-    """A bookie as ensembles name it; its address is in its registration, so that it may move.
+    """A bookie as ensembles name it; its address is in its registration, so it may change.
 
     Attributes:
-        bookie_id: Its name, which stays when it is replaced.
-        instance: ``INSTANCE_BYTES`` random bytes, made with its directories: a bookie that lost them is another.
+        bookie_id: The bookie's name, which another bookie can take over.
+        instance: ``INSTANCE_BYTES`` random bytes, made with the bookie's directory: a bookie that lost its directory
+            gets another instance.
     """
 
     bookie_id: str
@@ -87,11 +88,11 @@ class Bookie(NamedTuple):
 
 
 class Fragment(NamedTuple):
-    """A stretch of a ledger that one ensemble holds: from its first entry up to the next fragment's.
+    """A range of a ledger's entries that one ensemble holds; it ends before the first entry of the next fragment.
 
     Attributes:
-        first_entry_id: Its first entry.
-        ensemble: The bookies, by place.
+        first_entry_id: The first entry.
+        ensemble: The bookies; the index of a bookie is its place.
     """
 
     first_entry_id: int
@@ -99,7 +100,7 @@ class Fragment(NamedTuple):
 
 
 class LedgerState(StrEnum):
-    """``OPEN``: takes entries. ``IN_RECOVERY``: its end is being established. ``CLOSED``: its end is final."""
+    """``OPEN``: accepts entries. ``IN_RECOVERY``: a recovery looks for its end. ``CLOSED``: its end is final."""
 
     OPEN = "open"
     IN_RECOVERY = "in_recovery"
@@ -116,34 +117,34 @@ _MEMBERS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMetadata:
-    """What is known about a ledger as a whole.
+    """The metadata of a ledger.
 
     Attributes:
         ledger_id: The ledger, from 0 up.
-        state: Whether it takes entries.
-        ledger_type: What it is for.
-        storage_hints: Where the application wants its entries to live.
-        write_flags: How its entries are written.
-        digest_type: What its entries carry.
-        ensemble_size: Bookies of an entry's ensemble.
-        write_quorum: Bookies that an entry is written to.
-        ack_quorum: Bookies that acknowledge an entry.
-        last_entry_id: Last entry, -1 for none; has a meaning when the state is CLOSED.
-        length: Payload bytes; has a meaning when the state is CLOSED.
-        creation_time_ns: When it was created, nanoseconds since 1970.
-        creation_sequence: How many ledgers the store had created before it.
-        custom_metadata: The application's own, at most ``CUSTOM_METADATA_BYTES_MAX`` bytes; cannot be changed.
-        tier: Where its entries live.
-        advanced: Whether the application gives the entry ids.
-        key_salt: Random bytes that its keys are derived with.
-        key_epoch: Which generation of its keys.
-        verifier: Shows that a password is the right one.
-        version: One more with each change.
-        fragments: Which bookies hold its entries, ascending; none for a ledger of an embedded store.
-        key_format: What its keys depend on: 0 for id, epoch and salt; 1 for digest type and write flags, too.
+        state: Whether the ledger is open, in recovery or closed.
+        ledger_type: The ledger type, by which metrics are split.
+        storage_hints: The tiers that the application wants for the entries.
+        write_flags: How the entries are written.
+        digest_type: The digest that the entries carry.
+        ensemble_size: Number of bookies in an ensemble.
+        write_quorum: Number of bookies that an entry is written to.
+        ack_quorum: Number of bookies that must acknowledge an entry.
+        last_entry_id: The last entry, -1 for none; only valid if the state is CLOSED.
+        length: The payload bytes of all entries; only valid if the state is CLOSED.
+        creation_time_ns: The creation time, in nanoseconds since 1970.
+        creation_sequence: The number of ledgers that the store had created before this one.
+        custom_metadata: The application's metadata, at most ``CUSTOM_METADATA_BYTES_MAX`` bytes; immutable.
+        tier: The tier of the entries.
+        advanced: Whether the application assigns the entry ids.
+        key_salt: The random salt from which the ledger's keys are derived.
+        key_epoch: The generation of the ledger's keys.
+        verifier: The value by which a password is checked.
+        version: A number that grows by one with each change.
+        fragments: The fragments with their bookies, ascending; empty for a ledger of an embedded store.
+        key_format: What the keys depend on: 0 for id, epoch and salt; 1 for digest type and write flags as well.
         seal: MAC of the closed ledger's kind and end under a key from its password; empty for an unsealed ledger.
-        last_digest: Digest of the last entry of a sealed ledger; empty without entries, and where entries carry none.
-        extra: Reserved: what a later version adds, kept as it is.
+        last_digest: Digest of a sealed ledger's last entry; empty if it has no entries, or entries without digests.
+        extra: Reserved: fields that a later version has added, kept unchanged.
 
     Raises:
         UsageError: A value is of another type or out of its range.
@@ -178,7 +179,7 @@ class LedgerMetadata:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Raise UsageError if a value is not valid."""
         _check_ints(self, _INTS)
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
             raise UsageError(
@@ -196,7 +197,7 @@ class LedgerMetadata:
             )
         _check_seal(self.seal, self.last_digest)
         put = object.__setattr__
-        # Metadata are mostly made of others, whose mappings and members need no second look.
+        # Metadata are mostly copies of other metadata, whose mappings and fragments were checked before.
         if type(self.extra) is not FrozenDict:
             if not isinstance(self.extra, Mapping):
                 raise UsageError(f"extra takes a mapping, not {type(self.extra).__name__}")
@@ -215,15 +216,15 @@ class LedgerMetadata:
 
     @property
     def sealed(self) -> bool:
-        """Whether its kind and end are sealed; opening it with the password checks the seal."""
+        """Whether the ledger's kind and end are sealed; opening the ledger with its password checks the seal."""
         return bool(self.seal)
 
     def closed_at(self, last_entry_id: int, length: int) -> Self:
-        """Return the ledger's next metadata, which close it.
+        """Return the metadata of the ledger in state CLOSED, with the next version.
 
         Args:
-            last_entry_id: Its last entry, -1 for none.
-            length: Its payload bytes.
+            last_entry_id: The last entry, -1 for none.
+            length: The payload bytes of all entries.
 
         Raises:
             UsageError: A value is of another type or out of its range.
@@ -247,7 +248,7 @@ class LedgerMetadata:
         return self._copy(seal=seal, last_digest=last_digest)
 
     def _copy(self, **values: object) -> Self:
-        """Return the same metadata with other values, which the caller checks."""
+        """Return a copy with other values, which the caller has checked."""
         made = object.__new__(type(self))
         put = object.__setattr__
         for name, value in zip(_NAMES, _values(self), strict=True):
@@ -258,13 +259,13 @@ class LedgerMetadata:
 
     @property
     def key_binding(self) -> tuple[bytes, ...]:
-        """What its keys depend on besides id, epoch and salt."""
+        """The bytes on which the keys depend besides id, epoch and salt."""
         return key_binding(self.key_format, self.digest_type, self.write_flags)
 
     def encode(self) -> bytes:
         """Return the metadata as JSON in UTF-8 with sorted keys, bytes as base64.
 
-        The format is the oldest that can say it: 1 in a store, 2 with fragments, 3 with a key format or a seal.
+        The format is the oldest that can represent them: 1 in a store, 2 with fragments, 3 with a key format or a seal.
 
         Cost: 15 microseconds, and what the custom metadata costs.
         """
@@ -297,15 +298,15 @@ class LedgerMetadata:
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Self:
-        """Decode what ``encode`` made.
+        """Decode the result of ``encode``.
 
         Args:
             data: The bytes.
-            where: Names the place in errors.
+            where: The name of the source in errors.
 
         Raises:
-            UnsupportedFormatError: The metadata is of another format.
-            CorruptError: The bytes are no metadata.
+            UnsupportedFormatError: The metadata have another format version.
+            CorruptError: The bytes are not valid metadata.
 
         Cost: 20 microseconds, and what the custom metadata costs.
         """
@@ -333,7 +334,7 @@ class LedgerMetadata:
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Self:
-        """Make metadata of decoded JSON; raises ValueError or TypeError if it is something else."""
+        """Return metadata from decoded JSON; raises ValueError or TypeError if it is not valid."""
         keys = _KEYS_OF[values.pop("format")]
         if values.keys() != keys:
             raise ValueError(f"missing or unknown are {sorted(values.keys() ^ keys)}")
@@ -358,7 +359,7 @@ class LedgerMetadata:
 
 
 def key_binding(key_format: int, digest_type: DigestType, write_flags: WriteFlag) -> tuple[bytes, ...]:
-    """Return what a ledger's keys depend on besides id, epoch and salt; see ``LedgerMetadata.key_binding``."""
+    """Return the bytes on which a ledger's keys depend besides id, epoch and salt."""
     if not key_format:
         return ()
     return digest_type.to_bytes(4, "big"), write_flags.to_bytes(4, "big")
@@ -369,10 +370,10 @@ class LedgerSummary(NamedTuple):
 
     Attributes:
         metadata: The ledger's metadata.
-        last_add_confirmed: Last entry that readers may read, -1 for none. None for a ledger of a cluster that is not
-            closed: only its bookies know; open it to ask them.
-        length: Payload bytes up to that entry; None where that is not known without reading the entry: for ledgers of
-            a cluster that are not closed, and for ``DEFERRED_FORCE`` ledgers of a store with unconfirmed entries.
+        last_add_confirmed: The last entry that readers may read, -1 for none. None for a ledger of a cluster that is
+            not closed, because only its bookies know the entry; open the ledger to find out.
+        length: The payload bytes up to that entry. None if the entry would have to be read: for ledgers of a cluster
+            that are not closed, and for ``DEFERRED_FORCE`` ledgers of a store with unconfirmed entries.
     """
 
     metadata: LedgerMetadata
@@ -397,10 +398,10 @@ class PolicyMetadata(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> Self:
-        """Decode a part of what ``LedgerMetadata.encode`` made, in a fifth of the time that the whole takes.
+        """Decode a part of the result of ``LedgerMetadata.encode``, in a fifth of the time of decoding it whole.
 
         Raises:
-            CorruptError: The bytes are no metadata that this version knows.
+            CorruptError: The bytes are not metadata of a version that this pybk knows.
         """
         try:
             values = json.loads(data)
@@ -468,7 +469,7 @@ def _checked_custom(custom: object) -> Mapping[str, bytes]:
 
 
 def _checked_fragments(fragments: Sequence[Any], ensemble_size: int) -> tuple[Fragment, ...]:
-    """Return fragments as a tuple, or say what is wrong with them (protocol invariant I5: firsts strictly ascend)."""
+    """Return fragments as a tuple; raise UsageError if they are not valid (I5: first entries strictly ascend)."""
     before = -1
     for first, ensemble in fragments:
         in_order = first == 0 if before < 0 else before < first <= _INT_MAX
@@ -484,7 +485,7 @@ def _checked_fragments(fragments: Sequence[Any], ensemble_size: int) -> tuple[Fr
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of a JSON object's pairs, none of which may stand twice."""
+    """Return a dict of a JSON object's pairs; raise ValueError if a key is duplicated."""
     values = dict(pairs)
     if len(values) != len(pairs):
         raise ValueError("a key stands twice")

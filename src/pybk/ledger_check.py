@@ -1,6 +1,6 @@
-"""Check a whole ledger: its kind, its seal, and that the cumulative lengths in its entries add up.
+"""Checks of a whole ledger: its kind, its seal, and whether the cumulative lengths in its entries add up.
 
-The check of a store and the check of a cluster's replicas both use this, so that they find the same problems.
+The verification of a store and that of a cluster's replicas both use this module, so they find the same problems.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESTORE: Final = "restore the file from a backup"
 
 
 class End(NamedTuple):
-    """From one entry: the ledger's length up to and including it, and its digest."""
+    """Facts from one entry: the ledger's length up to and including it, and its digest."""
 
     length: int
     digest: bytes
@@ -33,8 +33,8 @@ class End(NamedTuple):
 class SealState(Enum):
     """The result of a check of a ledger's seal.
 
-    ``NONE_DUE``: the ledger is not closed, or has no password. ``UNSEALED``: it is closed without a seal, so that
-    nothing proves where it ends. ``UNCHECKED``: its password is not known. ``RIGHT``: the seal was checked.
+    ``NONE_DUE``: the ledger is not closed, or has no password, so it needs no seal. ``UNSEALED``: it is closed without
+    a seal, so its end is not proven. ``UNCHECKED``: its password is not known. ``RIGHT``: the seal is right.
     """
 
     NONE_DUE = 0
@@ -46,17 +46,17 @@ class SealState(Enum):
 def find_seal(ring: KeyRing, verifier: Verifier, passwords: Passwords, metadata: LedgerMetadata) -> LedgerSeal | None:
     """Return the checker of a ledger's seal and entries, None if its password is not known.
 
-    The empty password is tried where no other is right.
+    If no given password is right, the empty password is tried.
 
     Args:
         ring: Derives keys.
         verifier: Returns the verifier of keys that metadata stores.
-        passwords: The passwords that are known.
-        metadata: The ledger's.
+        passwords: The known passwords.
+        metadata: The metadata of the ledger.
 
     Raises:
-        SealMismatchError: The password is the ledger's, and its kind was changed; or the password that is named for
-            this ledger is not the ledger's.
+        SealMismatchError: The password is right, but the ledger's kind was changed; or the password that is given for
+            this ledger's id is wrong.
     """
     if not metadata.verifier:
         return None
@@ -92,8 +92,8 @@ def check_seal(metadata: LedgerMetadata, seal: LedgerSeal | None) -> SealState:
     """Check a closed ledger's seal against its metadata.
 
     Args:
-        metadata: The ledger's.
-        seal: Of ``find_seal``.
+        metadata: The metadata of the ledger.
+        seal: The result of ``find_seal``.
 
     Raises:
         SealMismatchError: The seal is that of another kind or end.
@@ -113,7 +113,7 @@ def check_last(metadata: LedgerMetadata, end: End) -> None:
     """Check that the last entry of a sealed ledger is the one that was sealed.
 
     Raises:
-        SealMismatchError: It is another.
+        SealMismatchError: It is another entry.
     """
     if end.digest != metadata.last_digest:
         raise SealMismatchError(
@@ -123,23 +123,23 @@ def check_last(metadata: LedgerMetadata, end: End) -> None:
 
 
 def length_before(batch: EntryBatch, digest_type: DigestType) -> int:
-    """Return the ledger's length before the first entry of a batch, as this entry says."""
+    """Return the ledger's length before the first entry of a batch, from the length in this entry."""
     at = int(batch.offsets[0]) + ENTRY_HEADER_BYTES
     length = int.from_bytes(batch.buffer[at - 8 : at], "big", signed=True)
     return length - int(batch.sizes[0]) + ENTRY_HEADER_BYTES + digest_bytes(digest_type)
 
 
 def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, dense: bool) -> End:
-    """Check that the cumulative lengths of entries add up, and return what the last entry says.
+    """Check that the cumulative lengths in entries add up, and return the length and digest of the last entry.
 
     Args:
         batch: The entries, at least one.
-        digest_type: The ledger's.
-        before: The ledger's length before the first; None if it is not known.
-        dense: Whether the entries follow each other in their ledger; else entries of others lie between them.
+        digest_type: The digest type of the ledger.
+        before: The ledger's length before the first entry; None if it is not known.
+        dense: Whether the entry ids are consecutive; otherwise other bookies hold the entries in between.
 
     Raises:
-        CorruptError: They do not.
+        CorruptError: The lengths do not add up.
     """
     starts, size = batch.offsets, digest_bytes(digest_type)
     payloads = batch.sizes - ENTRY_HEADER_BYTES - size
@@ -164,11 +164,11 @@ class LengthCheck:
     """Collects the cumulative lengths of a ledger's entries from one source; entries come in runs, in any order.
 
     Args:
-        metadata: The ledger's.
+        metadata: The metadata of the ledger.
 
     Attributes:
         problems: A sentence for each length that does not add up.
-        last: What the ledger's last entry says; None if the ledger is open, or the entry has not come.
+        last: The facts from the ledger's last entry; None if the ledger is open, or the entry was not added yet.
 
     Threads: one at a time.
     """
@@ -182,11 +182,11 @@ class LengthCheck:
         self.last: End | None = None
 
     def add(self, batch: EntryBatch, stride: int) -> None:
-        """Take entries whose digests are right, at least one.
+        """Add entries whose digests were verified.
 
         Args:
-            batch: The entries.
-            stride: Distance of their ids; if it is not 1, entries of other bookies lie between them.
+            batch: The entries, at least one.
+            stride: The distance of their ids; if it is not 1, other bookies hold the entries in between.
         """
         metadata = self._metadata
         try:
@@ -200,9 +200,9 @@ class LengthCheck:
             self.last = end
 
     def marks(self) -> tuple[tuple[int, int], ...]:
-        """Return the lengths up to some entries, for ``contradictions``: at both ends of each run without a gap.
+        """Return the lengths up to the entries at both ends of each run without a gap, for ``contradictions``.
 
-        Lengths that shrink from run to run are noted as problems. Runs that follow each other say the same length.
+        Lengths that shrink from run to run are added to ``problems``.
         """
         marks: list[tuple[int, int]] = []
         residue, end, length = -1, -1, 0
@@ -219,11 +219,11 @@ class LengthCheck:
 
 
 def contradictions(metadata: LedgerMetadata, marks: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """Compare the lengths of one ledger that several sources say, and those in its metadata.
+    """Compare the lengths of one ledger that several sources state with each other and with the metadata.
 
     Args:
-        metadata: The ledger's.
-        marks: Entries, and the ledger's length up to and including each.
+        metadata: The metadata of the ledger.
+        marks: Entry ids, each with the ledger's length up to and including the entry.
 
     Returns:
         A sentence for each contradiction.

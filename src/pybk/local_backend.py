@@ -1,4 +1,4 @@
-"""Ledgers that live in a store of this process: what ``LedgerManager.open(path)`` uses."""
+"""The backend of ``LedgerManager.open(path)``: ledgers in a store of this process."""
 
 from __future__ import annotations
 
@@ -52,32 +52,32 @@ class StoreBackend:
 
     @property
     def ended(self) -> bool:
-        """Whether reading is over."""
+        """Whether the store is closed, so that reads raise."""
         return self.store.ended
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the store."""
+        """Whether this process is a fork of the process that opened the store."""
         return self.store.forked
 
     @property
     def identity(self) -> BackendIdentity:
-        """That of the store."""
+        """The identity of the store."""
         cookie = self.store.cookie
         assert cookie.salt is not None, "a store's own cookie carries its salt"
         return BackendIdentity(cookie.store_id, cookie.salt, cookie.scrypt_cost or 0)
 
     @property
     def feature_level(self) -> FeatureLevel:
-        """That of the store."""
+        """The feature level of the store."""
         return self.store.feature_level
 
     def check_writable(self) -> None:
-        """Raise unless the store is open and live."""
+        """Raise unless the store is open for writing."""
         self._live()
 
     def _live(self) -> Store:
-        """Return the store for writing."""
+        """Return the store; raise if it is not open for writing."""
         self.store.check_usable()
         if isinstance(self.store, ReadOnlyStore):
             raise IllegalOperationError(
@@ -86,7 +86,7 @@ class StoreBackend:
         return self.store
 
     def health(self) -> Health:
-        """Return how the store is."""
+        """Return the health of the store."""
         store = self.store
         if isinstance(store, Store):
             return store_health(store)
@@ -95,7 +95,7 @@ class StoreBackend:
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
-        """Refuse more than one copy: this process is the only bookie."""
+        """Return quorums of one; refuse more copies, because a store holds one."""
         self._live()
         if set(asked) - {None, 1}:
             raise UsageError(
@@ -105,15 +105,15 @@ class StoreBackend:
         return Quorums(1, 1, 1)
 
     def verifier(self, keys: LedgerKeys) -> bytes:
-        """Return the keys' own."""
+        """Return the verifier of the keys."""
         return keys.verifier
 
     def new_ledger_id(self) -> int:
-        """Return an id that this store never gave."""
+        """Return an id that this store has never assigned."""
         return self._live().new_ledger_id()
 
     def new_creation_sequence(self) -> int:
-        """Return this store's next."""
+        """Return the store's next creation sequence."""
         return self._live().new_creation_sequence()
 
     def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
@@ -121,20 +121,20 @@ class StoreBackend:
         return self._live().create(metadata)
 
     def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
-        """Have the ledger sealed when it is closed."""
+        """Set the seal that is written when the ledger is closed."""
         if descriptor.sealer is None:
             descriptor.sealer = seal
 
     def log_of(self, descriptor: LedgerDescriptor) -> Log:
-        """Return the store's one log."""
+        """Return the store's log, which all ledgers share."""
         return self._live().log
 
     def recover(self, descriptor: LedgerDescriptor) -> None:
-        """Fence and close: what is durable here is all there is."""
+        """Fence the writer and close the ledger after its last durable entry."""
         self._live().close_ledger(descriptor, fence=True)
 
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
-        """Close a ledger behind everything staged so far."""
+        """Close a ledger after the last entry staged so far."""
         self._live().close_ledger(descriptor, fence=False)
 
     def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
@@ -154,23 +154,23 @@ class StoreBackend:
         self._live().move(descriptor, tier)
 
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
-        """Move ledgers, many with one commit."""
+        """Move ledgers, many of them with one commit."""
         self._live().move_all(descriptors, tier)
 
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
-        """See what was appended since; a live store always knows."""
+        """Read new commits if the store is read-only; a live store is always up to date."""
         self.store.catch_up()
         if follows:
             self.store.keep_looking()
 
     def replicate(self, what: int | str) -> Replicated:
-        """Refuse: there is one copy, here."""
+        """Raise, because a store has only one copy."""
         raise IllegalOperationError(
             f"{self.where} is a store of one process and keeps one copy; only a cluster's ledgers can be replicated"
         )
 
     def confirmed(self, ledger_id: int) -> tuple[int, int | None]:
-        """Return how far a ledger is; the bytes are known if nothing durable is unconfirmed."""
+        """Return the last add confirmed, and the bytes up to there unless some durable entries are unconfirmed."""
         descriptor = self.descriptor(ledger_id)
         last = descriptor.last_add_confirmed
         if last == descriptor.last_durable:
@@ -178,7 +178,7 @@ class StoreBackend:
         return last, None if last >= 0 else 0
 
     def bookies(self) -> list[BookieRegistration]:
-        """Refuse: a store of one process has no bookies."""
+        """Raise, because a store has no bookies."""
         raise IllegalOperationError(
             f"{self.where} is a store of one process; only a cluster has bookies: LedgerManager.connect"
         )
@@ -188,17 +188,17 @@ class StoreBackend:
     def read_verified(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest: EntryDigest, direct: bool
     ) -> EntryBatch:
-        """Read the only copy there is."""
+        """Read and verify entries from the store."""
         batch = self.store.read_batch(descriptor, first, last, max_bytes, digest_bytes=digest.size, direct=direct)
         digest.check_many(batch)
         return batch
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
-        """Write what any ledger has buffered."""
+        """Write the buffered entries of all ledgers."""
         self.store.write_buffered()
 
     def check_space(self) -> None:
-        """Raise while the store is read-only for want of space."""
+        """Raise while the store is read-only because space is short."""
         self._live().check_space()
 
     def wait_for_admission(self, descriptor: LedgerDescriptor) -> None:

@@ -1,4 +1,4 @@
-"""``LedgerManager``: what an application opens on a directory, and where its ledgers come from."""
+"""``LedgerManager``: opens a store or joins a cluster, and creates, opens, moves and deletes its ledgers."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ logging.getLogger("pybk").addHandler(logging.NullHandler())
 
 
 class LedgerManager:
-    """The ledgers of one directory.
+    """The ledgers of one store, or of one cluster.
 
-    Use it as a context manager, sync or async. One that is dropped without ``close`` is closed with a ResourceWarning
-    once its writers and readers are gone, too; one that is open at the end of the program is closed then.
+    Use it as a context manager, sync or async. A manager that is garbage-collected without ``close`` is closed with a
+    ResourceWarning once its writers and readers are collected, too; one that is open at the end of the program is
+    closed then.
 
     Threads: any.
     """
@@ -103,20 +104,21 @@ class LedgerManager:
 
         Args:
             path: The store's directory.
-            tiers: Directories of tiers that lie elsewhere, one or several each, as
-                ``{StorageHint.HDD: "/mnt/hdd/pybk"}``. Needed when the store is made or a device moved; remembered.
-            read_only: Read while another process may write; nothing is locked, recovered or written.
+            tiers: Directories of tiers outside of ``path``, one or several each, such as
+                ``{StorageHint.HDD: "/mnt/hdd/pybk"}``. The store records them, so give them only when it is created or
+                a device was moved.
+            read_only: Open for reading while another process may write; nothing is locked, recovered or written.
             config: Settings; None for the defaults.
             cluster: ``metadata``, ``listen`` and others (see ``ClusterOptions``) make the directory that of a bookie,
-                which serves from when this returns; the manager's ledgers are the cluster's.
+                which serves once this returns; the manager's ledgers are those of the cluster.
 
         Returns:
-            The manager; everything that was ever acknowledged is there.
+            The manager. Every entry that was acknowledged as durable can be read.
 
         Raises:
             StoreLockedError: Another process has it open; ``pid`` names it.
-            CookieError: A directory belongs to another store or another place, or is missing.
-            CorruptError: What was durable is damaged or missing.
+            CookieError: A directory belongs to another store, was moved, or is missing.
+            CorruptError: Durable data are damaged or missing.
         """
         config = config_of(config)
         root = path_of(path)
@@ -151,15 +153,15 @@ class LedgerManager:
         """Use the ledgers of a cluster without being a bookie.
 
         Args:
-            metadata: Where the cluster's metadata is: ``zk://host:port,host:port/path``, or ``lmdb:///path`` for the
-                processes of one host.
-            cluster_secret: The cluster's; None for a cluster on this host that has none.
+            metadata: The URL of the cluster's metadata store: ``zk://host:port,host:port/path``, or ``lmdb:///path``
+                for the processes of one host.
+            cluster_secret: The secret of the cluster; None for a cluster of one host that has none.
             config: Settings of handles; None for the defaults.
 
         Raises:
-            MetadataError: The metadata store cannot be reached, or the secret is another.
+            MetadataError: The metadata store cannot be reached, or the secret is wrong.
         """
-        from pybk.connect import connect  # not before it is needed: an embedded store does without ZeroMQ
+        from pybk.connect import connect  # imported only here, because an embedded store does not need ZeroMQ
 
         settle_dropped()
         return cls._opened(connect(metadata, cluster_secret, config_of(config)))
@@ -175,15 +177,16 @@ class LedgerManager:
         )
 
     def close(self) -> None:
-        """Wait for what is outstanding and close the store; ledgers that are open stay open.
+        """Wait for outstanding appends and close the store or the connection; open ledgers are not closed.
 
-        Handles of this manager raise ClosedError afterwards, followers that wait do so at once. Closing again does
-        nothing, nor does closing in a forked child. A KeyboardInterrupt ends the wait, not the close: call it again to
-        wait for its end. See docs/lifecycle.md for signals and for managers that nobody closes.
+        Handles of this manager raise ClosedError afterwards, and waiting followers at once. A repeated close does
+        nothing, and neither does a close in a forked child. A KeyboardInterrupt ends the wait, but not the close: call
+        it again to wait for the end of the close. See docs/lifecycle.md for signals and for managers without a close.
 
         Raises:
-            IllegalOperationError: A signal handler or a finaliser calls it on top of a call of pybk; nothing was done.
-            PybkError: Closing failed; the directory was given free all the same.
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
+            PybkError: The close failed; the lock of the directory was released all the same.
         """
         self._ending.close(where_called("LedgerManager.close()"))
 
@@ -208,7 +211,7 @@ class LedgerManager:
         await self.close_async()
 
     def __repr__(self) -> str:
-        """Name the directory."""
+        """Return the class and the location."""
         return f"<LedgerManager {self._backend.where}{', read-only' if self.read_only else ''}>"
 
     @property
@@ -218,17 +221,17 @@ class LedgerManager:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether its ledgers lie on the bookies of a cluster; False for a store that this process opened."""
+        """Whether the ledgers are on the bookies of a cluster; False for a store that this process opened."""
         return self._backend.is_cluster
 
     @property
     def location(self) -> str:
-        """The directory of the store, or the URL of the cluster's metadata store; it holds no secret."""
+        """The directory of the store, or the URL of the cluster's metadata store, without secrets."""
         return self._backend.where
 
     @property
     def store_id(self) -> bytes:
-        """Identity of the store or of the cluster: 16 random bytes, made with it, which stay for all time."""
+        """The identity of the store or cluster: 16 random bytes, which never change."""
         return self._backend.identity.store_id
 
     @property
@@ -237,7 +240,7 @@ class LedgerManager:
         return self._backend.feature_level
 
     def _usable(self) -> LedgerBackend:
-        """Return the backend, if the manager was not closed."""
+        """Return the backend; raise ClosedError if the manager is closed."""
         self._backend.check_usable()
         return self._backend
 
@@ -261,28 +264,29 @@ class LedgerManager:
         """Create a ledger and return its writer.
 
         Args:
-            password: Needed to open the ledger; with HMAC_SHA256, also what its entries are authenticated by. It is
-                stored nowhere.
-            ledger_type: What the ledger is for; metrics are split by it. Names beginning with "." are the system's.
-            storage_hints: Where it should live; the first of NVME, SSD, HDD that is named is taken.
-            write_flags: How it is written.
-            digest_type: What guards its entries.
-            custom_metadata: Anything else, kept with it.
-            ledger_id: Makes an advanced ledger of this id, whose entry ids the caller gives.
-            ensemble_size: Bookies that the ledger's entries are striped over; None: 3 in a cluster, 1 in a store.
-            write_quorum: Bookies that each entry is written to; None: 3, or the ensemble size if that is smaller.
-            ack_quorum: Bookies that acknowledge an entry before it counts; None: 2, or the write quorum if smaller.
-            insecure: Needed for what guards nothing: ``DigestType.NONE``, and HMAC_SHA256 with an empty password.
+            password: The password, which is needed to open the ledger; with HMAC_SHA256, its key also authenticates the
+                entries. It is never stored.
+            ledger_type: The type, by which metrics are split. Names beginning with "." are reserved for pybk.
+            storage_hints: The tiers that the ledger may be in; the first of NVME, SSD, HDD that is named is used.
+            write_flags: How the entries are written.
+            digest_type: The digest that each entry carries.
+            custom_metadata: The application's own metadata of the ledger.
+            ledger_id: The id of an advanced ledger, whose entry ids the caller assigns; None for other ledgers.
+            ensemble_size: Number of bookies that entries are striped over; None: 3 in a cluster, 1 in a store.
+            write_quorum: Number of bookies that each entry is written to; None: 3, but at most the ensemble size.
+            ack_quorum: Number of bookies that must acknowledge an entry; None: 2, but at most the write quorum.
+            insecure: Must be true for settings without protection: ``DigestType.NONE``, and HMAC_SHA256 with an empty
+                password.
 
         Returns:
             The writer; closing it, or leaving its ``with``, closes the ledger.
 
         Raises:
-            UsageError: An argument cannot be; nothing was done.
+            UsageError: An argument is not valid; nothing was done.
             LedgerExistsError: ``ledger_id`` is taken.
             StorageFullError: There is not enough free space.
 
-        Durability: The ledger is on disk on return.
+        Durability: The ledger is durable on return.
         Cost: One synced write; the first use of a password costs one scrypt: about 400 ms and, meanwhile, 128 MiB.
         """
         return self._create_ledger(
@@ -308,9 +312,9 @@ class LedgerManager:
         ack_quorum: int | None = None,
         insecure: bool = False,
     ) -> LedgerWriter:
-        """Create a ledger in which a package built on pybk keeps its own metadata, and return its writer.
+        """Create a ledger for the own metadata of a package that is built on pybk, and return its writer.
 
-        Applications list and read such ledgers as any other, but cannot create them by accident, because
+        Applications list and read such ledgers like any other, but cannot create them by accident, because
         ``create_ledger`` refuses types that begin with ".".
 
         Args:
@@ -323,7 +327,7 @@ class LedgerManager:
             insecure: As for ``create_ledger``.
 
         Raises:
-            UsageError: The type is another; nothing was done.
+            UsageError: The type is not a system type; nothing was done.
             PybkError: As ``create_ledger``.
 
         Durability, cost: As for ``create_ledger``.
@@ -388,7 +392,7 @@ class LedgerManager:
         derive: Callable[[int], LedgerKeys],
         describe: Callable[..., LedgerMetadata],
     ) -> LedgerWriter:
-        """Create a ledger of the id asked for, or of the next one that nobody took."""
+        """Create a ledger with the requested id, or with the next unused one."""
         while True:
             new_id = id_for(backend, ledger_id)
             keys = derive(new_id)
@@ -444,28 +448,29 @@ class LedgerManager:
 
         Args:
             ledger_id: The ledger.
-            password: The one it was created with.
+            password: The password of the ledger.
             read_flags: How it is read.
-            recover: True fences the ledger's writer and closes the ledger, so that its last entry is final: every
-                acknowledged entry is in it. False leaves it alone. None: True, but False in a read-only manager.
+            recover: True fences the ledger's writer and closes the ledger, so that its end is final; every acknowledged
+                entry is in it. False does not change the ledger. None stands for True, but for False in a read-only
+                manager.
             require_seal: Refuse a ledger that is not sealed: one that is open, was closed by an older pybk, or whose
-                seal was taken away. Without it such a ledger opens with a warning in the log.
+                seal was removed. Otherwise such a ledger opens with a warning in the log.
 
         Returns:
             A reader of the entries up to its last add confirmed.
 
         Raises:
-            NoSuchLedgerError: It was never created, or deleted.
-            UnauthorizedError: The password is another; nothing was changed.
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+            UnauthorizedError: The password is wrong; nothing was changed.
             LedgerRecoveryError: In a cluster: too few bookies answer to find the ledger's end. It is raised after 5 s
-                if they refuse at once, after some 10 s if they do not answer, and no later than 15.2 s after the
-                recovery's last progress. Open the ledger again when they are back.
+                if they refuse at once, after about 10 s if they do not answer, and at most 15.2 s after the recovery's
+                last progress. Open the ledger again when they are back.
             SealMismatchError: The ledger's kind or end was changed after it was created or sealed.
             LedgerUnsealedError: ``require_seal`` is True, and the ledger is not sealed.
             IllegalOperationError: ``recover`` is True in a read-only manager.
-            StorageFailedError: The store failed and can close no ledger; ``recover=False`` still reads.
+            StorageFailedError: The store has failed and cannot close ledgers; ``recover=False`` still reads.
 
-        Durability: With ``recover``, the ledger is closed on disk on return.
+        Durability: With ``recover``, the ledger is durably closed on return.
         Cost: One synced write if there was something to recover; scrypt as for ``create_ledger``.
         """
         backend = self._usable()
@@ -504,7 +509,7 @@ class LedgerManager:
         )
 
     def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> LedgerSeal:
-        """Check a ledger's password, have its keys used, and return what checks its entries and its end."""
+        """Check a ledger's password, set its keys in the backend, and return the verifier of its entries and seal."""
         metadata = descriptor.metadata
         keys = self._keys_of(metadata, password)
         if keys is None:
@@ -514,13 +519,13 @@ class LedgerManager:
         return seal
 
     def _keys_of(self, metadata: LedgerMetadata, password: bytes) -> LedgerKeys | None:
-        """Return a ledger's keys, None if the password is another."""
+        """Return a ledger's keys, None if the password is wrong."""
         return unlocked(self._backend.key_ring, self._backend.verifier, checked_password(password), metadata)
 
     def check_password(self, ledger: int | LedgerMetadata, password: bytes) -> bool:
-        """Return whether a password is a ledger's; no entry is read and nothing is changed.
+        """Return whether a password is a ledger's; does not read entries or change anything.
 
-        The keys that the password yields are compared, in constant time, with the verifier in the ledger's metadata.
+        The verifier that the password yields is compared, in constant time, with the one in the ledger's metadata.
 
         Args:
             ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
@@ -528,14 +533,14 @@ class LedgerManager:
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
-            SealMismatchError: The password is the ledger's, but the ledger's digest type or write flags in the metadata
-                are not those that it was created with.
+            SealMismatchError: The password is right, but the digest type or write flags in the ledger's metadata differ
+                from those with which it was created.
             UsageError: The password is not bytes.
             OutOfMemoryError: There is not enough memory for scrypt.
 
         Threads: Any; checks of passwords that were not used before wait for each other.
-        Cost: For a password used for the first time in this manager one scrypt, about 400 ms and 128 MiB. Then some
-            20 µs for the ledger's password, and more than ten times that for another.
+        Cost: One scrypt, about 400 ms and 128 MiB, for the first use of a password in this manager. Later about
+            20 µs for the right password, and more than ten times that for a wrong one.
         """
         return self._keys_of(self._metadata_of(ledger), password) is not None
 
@@ -544,11 +549,11 @@ class LedgerManager:
         return await asyncio.to_thread(self.check_password, ledger, password)
 
     def check_seal(self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False) -> bool:
-        """Check the seal of a closed ledger, which proves its kind and its end; no entry is read.
+        """Check the seal of a closed ledger, which proves its kind and its end; does not read entries.
 
         Args:
             ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
-            password: The one it was created with.
+            password: The password of the ledger.
             require: Raise for a ledger that is not closed and sealed.
 
         Returns:
@@ -556,7 +561,7 @@ class LedgerManager:
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
-            UnauthorizedError: The password is another.
+            UnauthorizedError: The password is wrong.
             SealMismatchError: The ledger's kind or end was changed after it was created or sealed.
             LedgerUnsealedError: ``require`` is True, and the ledger is not closed and sealed.
 
@@ -588,7 +593,7 @@ class LedgerManager:
         return self.ledger_metadata(ledger)
 
     def _check_end(self, metadata: LedgerMetadata, seal: LedgerSeal, *, require_seal: bool) -> None:
-        """Check the seal of a closed ledger, or say that it has none."""
+        """Check the seal of a closed ledger; without a seal, log a warning or raise."""
         if metadata.sealed or require_seal:
             seal.require(metadata, HOW_TO_SEAL)
             return
@@ -603,27 +608,27 @@ class LedgerManager:
             )
 
     def reseal(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
-        """Check a closed ledger whole, and seal it.
+        """Check all entries of a closed ledger, and seal it.
 
-        Every entry is read and its digest checked; the ids are dense, the cumulative lengths add up, and the last entry
-        is where the ledger's metadata say. A ledger that is sealed already is checked, too, and keeps its seal.
+        Every entry is read. The check covers digests, that ids are dense, that the cumulative lengths add up, and that
+        the last entry is that of the metadata. A sealed ledger is checked as well, and keeps its seal.
 
         Args:
             ledger_id: The ledger.
-            password: The one it was created with.
+            password: The password of the ledger.
 
         Returns:
-            The ledger's metadata with its seal.
+            The metadata of the ledger with the seal.
 
         Raises:
-            NoSuchLedgerError: It was never created, or deleted.
-            UnauthorizedError: The password is another; nothing was changed.
-            SealMismatchError: It has a seal, which is that of another kind or end; nothing was changed.
-            CorruptError, DigestMismatchError: An entry is not what its writer made; nothing was changed.
-            IllegalOperationError: It is not closed, or the store or cluster is below the feature level that has seals.
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+            UnauthorizedError: The password is wrong; nothing was changed.
+            SealMismatchError: The ledger has a seal that does not match its kind or end; nothing was changed.
+            CorruptError, DigestMismatchError: An entry is damaged, missing or was changed; no seal was written.
+            IllegalOperationError: The ledger is not closed, or the feature level of the store or cluster is too low.
 
-        Durability: The seal is on disk on return.
-        Cost: Reads the ledger once, from one bookie for each entry; one synced write.
+        Durability: The seal is durable on return.
+        Cost: Reads each entry once, from one bookie; one synced write.
         """
         backend = self._usable()
         backend.check_writable()
@@ -655,14 +660,14 @@ class LedgerManager:
 
         Args:
             ledger_id: The ledger.
-            password: The one it was created with. In a cluster bookies drop nothing without it, and None stands for an
-                empty one; in a store of this process, None asks for none.
+            password: The password of the ledger. In a cluster it is required, because bookies delete nothing without
+                it, and None stands for the empty password; in a store of this process, None skips the check.
 
         Raises:
-            NoSuchLedgerError: It was never created, or deleted before.
-            UnauthorizedError: The password is another; nothing was changed.
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+            UnauthorizedError: The password is wrong; nothing was changed.
 
-        Durability: On return it is gone for good; its disk space comes back in the background while writes continue.
+        Durability: The deletion is durable on return; disk space is freed in the background.
         """
         self._usable().delete(self._entitled(ledger_id, password))
 
@@ -694,7 +699,8 @@ class LedgerManager:
     ) -> Iterator[LedgerSummary]:
         """Yield ledgers with their metadata by ascending id, in one pass.
 
-        A ledger that is created or deleted meanwhile may or may not be among them. The iterator keeps the manager open.
+        A ledger that is created or deleted during the iteration may or may not be among them. The iterator keeps the
+        manager open.
 
         Args:
             ledger_type: Yield ledgers of this type alone; None for all types, the system's included.
@@ -765,13 +771,13 @@ class LedgerManager:
                 yield summary
 
     def _summary(self, metadata: LedgerMetadata) -> LedgerSummary:
-        """Return how far a ledger is, as far as the backend knows without asking bookies."""
+        """Return the summary of a ledger without requests to bookies."""
         if metadata.state is LedgerState.CLOSED:
             return LedgerSummary(metadata, metadata.last_entry_id, metadata.length)
         return LedgerSummary(metadata, *(self._backend.confirmed(metadata.ledger_id) or (None, None)))
 
     def ledger_summary(self, ledger_id: int) -> LedgerSummary:
-        """Return what ``ledgers`` yields of one ledger.
+        """Return the summary of one ledger, as ``ledgers`` yields it.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
@@ -786,10 +792,10 @@ class LedgerManager:
         return await asyncio.to_thread(self.ledger_summary, ledger_id)
 
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """Return what is recorded of a ledger.
+        """Return the metadata of a ledger.
 
         Raises:
-            NoSuchLedgerError: It was never created, or deleted.
+            NoSuchLedgerError: The ledger was never created, or was deleted.
         """
         backend = self._usable()
         backend.catch_up()
@@ -804,17 +810,16 @@ class LedgerManager:
 
         Args:
             ledger_id: The ledger.
-            target: The tier; in a cluster, that of each bookie that has a part of it.
+            target: The tier; in a cluster, each bookie moves its part to this tier.
             password: As for ``delete_ledger``.
 
         Raises:
-            NoSuchLedgerError: It was never created, or deleted.
-            UnauthorizedError: The password is another; nothing was changed.
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+            UnauthorizedError: The password is wrong; nothing was changed.
             StorageFullError: The target has not enough free space, or a bookie did not answer or has damaged entries
-                of the ledger, which its log names; all stays readable where it is.
-            CorruptError: Damaged entries stay where they are; the error names ledgers and files. Everything else was
-                moved. The metadata name the target, because a ledger belongs there once its move was asked for; move
-                the ledger again once the file is restored.
+                of the ledger, which its log names; the entries stay readable in their present tier.
+            CorruptError: Damaged entries stay in their present tier; the error names ledgers and files. All others were
+                moved, and the metadata name the target; move the ledger again once the file is restored.
         """
         tier = member_of(StorageHint, target, "target")
         self._usable().move(self._entitled(ledger_id, password), tier)
@@ -835,17 +840,17 @@ class LedgerManager:
             password: As for ``delete_ledger``; the same for all of them.
 
         Raises:
-            NoSuchLedgerError: A ledger was never created, or deleted. Those with lower ids may have been moved.
-            UnauthorizedError: The password is another for a ledger. Those with lower ids may have been moved.
-            StorageFullError: The target has not enough free space, or a bookie did not answer; all stays readable
-                where it is. Call it again for the same ledgers: those that were moved are left alone.
-            CorruptError: Damaged entries stay where they are; the error names ledgers and files. Everything else was
-                moved. The metadata name the target, because a ledger belongs there once its move was asked for; move
-                the ledger again once the file is restored.
+            NoSuchLedgerError: A ledger was never created, or was deleted. Those with lower ids may have been moved.
+            UnauthorizedError: The password is wrong for a ledger. Those with lower ids may have been moved.
+            StorageFullError: The target has not enough free space, or a bookie did not answer; entries that were not
+                moved stay readable in their present tier. Call this again with the same ledgers; those that were moved
+                are skipped.
+            CorruptError: Damaged entries stay in their present tier; the error names ledgers and files. All others were
+                moved, and the metadata name the target; move the ledger again once the file is restored.
 
-        Durability: All are moved when it returns without an error. After a stop in the middle some are, each of them
+        Durability: All are moved durably if it returns without an error. After a crash some are moved, each of them
             whole or not at all.
-        Cost: Some 0.5 ms of processor time for each small closed ledger of a store, and five syncs for each group.
+        Cost: About 0.5 ms of processor time for each small closed ledger of a store, and five syncs for each group.
         """
         tier = member_of(StorageHint, target, "target")
         backend = self._usable()
@@ -859,7 +864,7 @@ class LedgerManager:
         await asyncio.to_thread(self.move_ledgers, ledger_ids, target, password=password)
 
     def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
-        """Return a ledger to be changed as a whole, once its password is found right where that is asked for."""
+        """Return the descriptor of a ledger to delete or move; check the password if it is given or required."""
         backend = self._usable()
         descriptor = backend.descriptor(existing_id(ledger_id))
         if password is not None or backend.changes_by_password:
@@ -867,22 +872,23 @@ class LedgerManager:
         return descriptor
 
     def replicate(self, what: int | str) -> Replicated:
-        """Copy what lost bookies held to others, byte for byte, and have those take their places.
+        """Re-replicate: copy the entries of lost bookies, byte for byte, to other bookies, which take their places.
 
         Args:
-            what: A ledger's id: its fragments on bookies that are not there, or that miss entries, are completed. Or a
-                bookie's name: the same for all ledgers on it, and it counts as lost even if it is there.
+            what: The id of a ledger, whose fragments on bookies that are not registered or that lack entries are
+                completed. Or the name of a bookie, which then counts as lost even if it is registered: the same for all
+                ledgers on it.
 
         Returns:
-            What was done, and what could not be done now. The last fragment of a ledger that is not closed has to wait
-            for its end: call ``open_ledger(id, recover=True)`` if its writer is gone.
+            What was copied, and what could not be copied now. The last fragment of an open ledger has no end yet and
+            is left out: call ``open_ledger(id, recover=True)`` if its writer has died.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
             UsageError: The cluster knows no bookie of this name; the error names those that it knows.
             IllegalOperationError: The manager is that of a store, not of a cluster.
 
-        Durability: A fragment names a bookie only once that has all its entries on disk.
+        Durability: A fragment names a new bookie only after all its entries are durable there.
         """
         return self._usable().replicate(what if isinstance(what, str) else existing_id(what))
 
@@ -891,7 +897,7 @@ class LedgerManager:
         return await asyncio.to_thread(self.replicate, what)
 
     def bookies(self) -> tuple[BookieRegistration, ...]:
-        """Return the bookies of the cluster that are available, by name, as the metadata store has them.
+        """Return the available bookies of the cluster by name, as registered in the metadata store.
 
         Raises:
             IllegalOperationError: The manager is that of a store, which has no bookies.
@@ -908,9 +914,9 @@ class LedgerManager:
     # ---- the store -----------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Bring everything durable to its tier and into the index now, and free what is dead.
+        """Write all durable entries to their tiers and into the index now, and delete files without live entries.
 
-        Done on return; reads and appends continue meanwhile.
+        Reads and appends continue meanwhile.
         """
         self._usable().checkpoint()
 
@@ -919,7 +925,7 @@ class LedgerManager:
         await asyncio.to_thread(self.checkpoint)
 
     def health(self) -> Health:
-        """Return the health of the manager: whether it takes appends, and why not; see ``Health``."""
+        """Return the health of the manager: whether it accepts appends, and the reason if not; see ``Health``."""
         return self._usable().health()
 
     async def health_async(self) -> Health:

@@ -43,7 +43,7 @@ _SUB_BUCKETS: Final = 1 << _SUB_BITS
 
 
 class MetricKey(NamedTuple):
-    """Which counter or histogram; equal to the plain tuple, empty where a part has no meaning."""
+    """The name, ledger type and tier of a counter or histogram; equal to the plain tuple. Unused parts are empty."""
 
     name: str
     ledger_type: str
@@ -68,7 +68,7 @@ class HistogramSnapshot:
     buckets: tuple[tuple[int, int], ...]
 
     def quantile(self, q: float) -> int:
-        """Return what this share of the values does not exceed.
+        """Return the value that this share of the values does not exceed.
 
         Args:
             q: The share, 0 to 1.
@@ -122,7 +122,7 @@ class Histogram:
         self.sum += ns * count
 
     def quantile(self, q: float) -> int:
-        """Return what this share of the values does not exceed; see ``HistogramSnapshot.quantile``."""
+        """Return a quantile; see ``HistogramSnapshot.quantile``."""
         return self.snapshot().quantile(q)
 
     def snapshot(self) -> HistogramSnapshot:
@@ -216,7 +216,7 @@ class MetricsScope:
     def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         """Count entries that became durable, their bytes, and how long each took.
 
-        Only noted here, and counted some hundred at a time, because appends wait for it.
+        They are only collected here, and counted about a hundred at a time, because appends wait for this call.
         """
         self._commits.append((entries, size_bytes, latency_ns))
         if len(self._commits) >= COMMITS_MAX:
@@ -229,7 +229,7 @@ class MetricsScope:
             self._series.read(entries, size_bytes, latency_ns)
 
     def count_single_reads(self) -> None:
-        """Count what ``single_reads`` holds."""
+        """Count the reads in ``single_reads``, and empty it."""
         with self._lock:
             self._series.count_single_reads()
 
@@ -247,7 +247,7 @@ class Metrics:
         self._series: dict[tuple[str, str], _Series] = {}
 
     def scope(self, ledger_type: str = "", tier: str = "") -> MetricsScope:
-        """Return what records for one ledger type in one tier."""
+        """Return the scope for one ledger type in one tier."""
         with self._lock:
             return MetricsScope(self._lock, self._of(ledger_type, tier))
 
@@ -262,7 +262,7 @@ class Metrics:
             self._of(ledger_type, tier).observe(name, ns, count)
 
     def snapshot(self) -> MetricsSnapshot:
-        """Return all metrics as they are now; what was recorded in one call is there as a whole or not at all."""
+        """Return all present metrics; the values of one recording call are included all or none."""
         counters = {}
         histograms = {}
         with self._lock:

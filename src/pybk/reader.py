@@ -1,4 +1,4 @@
-"""``LedgerReader``: what an application reads with."""
+"""``LedgerReader``: the handle by which an application reads a ledger."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LedgerReader:
         manager: object = None,
     ) -> None:
         self._backend = backend
-        self._manager = manager  # kept, because a manager is closed once no handle refers to it
+        self._manager = manager  # a reference, because the manager is closed once no handle refers to it
         self._descriptor = descriptor
         self._seal = seal
         self._check_end = check_end
@@ -69,17 +69,17 @@ class LedgerReader:
         self.ledger_id: Final = descriptor.ledger_id
 
     def __repr__(self) -> str:
-        """Name the ledger and how far it is."""
+        """Return the class, the ledger and its last add confirmed."""
         return f"<LedgerReader ledger {self.ledger_id}, last add confirmed {self._last_add_confirmed}>"
 
     @property
     def last_add_confirmed(self) -> int:
-        """Last entry this reader may read: as of opening, or of the last ``read_last_add_confirmed``; -1 for none."""
+        """The last entry that can be read: as of opening, or of the last ``read_last_add_confirmed``; -1 for none."""
         return self._last_add_confirmed
 
     @property
     def length(self) -> int:
-        """Payload bytes of the ledger as far as is durable."""
+        """The payload bytes of the ledger's durable entries."""
         return self._descriptor.length_durable
 
     @property
@@ -93,7 +93,7 @@ class LedgerReader:
         return self._descriptor.metadata.state is LedgerState.CLOSED
 
     def read_last_add_confirmed(self) -> int:
-        """Look how far an open ledger has come; entries up to there can be read from now on."""
+        """Return the present last add confirmed of the ledger; entries up to it can be read from now on."""
         self._check_open()
         self._backend.look(self._descriptor)
         self._check_open()
@@ -102,8 +102,8 @@ class LedgerReader:
         return self._advance()
 
     def _advance(self) -> int:
-        """Take over what is known of the last add confirmed."""
-        with self._lock:  # another thread may have looked later and be here already
+        """Raise the reader's last add confirmed to the ledger's."""
+        with self._lock:  # another thread may have set a later one meanwhile
             self._last_add_confirmed = max(self._last_add_confirmed, self._descriptor.last_add_confirmed)
             return self._last_add_confirmed
 
@@ -130,9 +130,9 @@ class LedgerReader:
 
         Raises:
             ReadRangeError: The range is not within 0 to ``last_add_confirmed``.
-            DigestMismatchError: An entry is not what the writer made; raised when iteration comes to it, or before.
-            SealMismatchError: The ledger was closed, and its end, or its last entry, is not what was sealed.
-            CorruptError: An entry is known to exist and cannot be read; raised when iteration comes to it, or before.
+            DigestMismatchError: The digest of an entry does not match; raised when the iteration reaches it, or before.
+            SealMismatchError: The ledger was closed, and its end or its last entry does not match the seal.
+            CorruptError: An entry exists but cannot be read; raised when the iteration reaches it, or before.
         """
         if type(first) is not int or type(last) is not int:
             first, last = _whole(first), self._last_add_confirmed if last is None else _whole(last)
@@ -144,15 +144,15 @@ class LedgerReader:
         return self._entries(first, last)
 
     def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
-        """Read like ``read``, up to everything written, whether it is confirmed or not.
+        """Read like ``read``, but up to the last written entry, which may not be confirmed.
 
-        What a ``DEFERRED_FORCE`` writer has buffered is written first; it is not confirmed by that. Over an ensemble
-        that is what has come to bookies, while the newest entries may still be on their way.
+        In a store, entries that a ``DEFERRED_FORCE`` writer has buffered are written first, but not confirmed by that.
+        In a cluster, these are the entries that have reached bookies; the newest may still be on their way.
         """
         return self._entries(*self._checked_unconfirmed(first, last))
 
     async def read_unconfirmed_async(self, first: int, last: int) -> AsyncIterator[Entry]:
-        """Read like ``read_unconfirmed``; use with ``async for``. Disk and digests are worked on in a thread."""
+        """Read like ``read_unconfirmed``; use with ``async for``. A thread reads and verifies the entries."""
         first, last = await asyncio.to_thread(self._checked_unconfirmed, first, last)
         async for entry in self._entries_async(first, last):
             yield entry
@@ -205,20 +205,21 @@ class LedgerReader:
         """Yield entries from ``first`` on as they are confirmed, until the ledger is closed and read to its end.
 
         Args:
-            first: First entry id; may lie beyond the last entry so far.
+            first: First entry id; may be beyond the present last entry.
 
         Raises:
             ClosedError: The reader or its manager was closed, also while waiting here.
             NoSuchLedgerError: The ledger was deleted, also while waiting here.
             DigestMismatchError, CorruptError: As ``read``.
 
-        Cost: In the process of the writer, waiting costs nothing. In a read-only manager one thread looks for all
-            followers: an entry is seen within 20 ms while entries come, and within 250 ms after 4 seconds without any.
-            Over a cluster, the manager has one long poll and one watch for all its followers of a ledger, and asks the
-            bookies again every 28 s, or 2 minutes at rest; between two entries no follower's thread or task wakes.
+        Cost: In the process of the writer, waiting costs nothing. In a read-only manager one thread polls for all
+            followers: they see an entry within 20 ms while entries arrive, and within 250 ms after 4 seconds without
+            entries. In a cluster, the manager has one long poll and one watch for all its followers of a ledger, and
+            repeats its requests every 28 s, or every 2 minutes at rest; threads and tasks of followers wake only for
+            entries.
         """
         first = self._checked_first(first)
-        still = threading.Lock()  # locked until something moves; a signal handler may release it, unlike an Event
+        still = threading.Lock()  # locked until the ledger changes; unlike an Event, a signal handler may release it
 
         def wake() -> None:
             with suppress(RuntimeError):  # another thread released it
@@ -226,7 +227,7 @@ class LedgerReader:
 
         while True:
             still.acquire(blocking=False)
-            with self._woken_by(wake):  # before looking, so that no move falls between
+            with self._woken_by(wake):  # registered before the check, so that no change is missed in between
                 last, final = self._position(first)
                 if first > last and not final:
                     still.acquire()
@@ -260,9 +261,9 @@ class LedgerReader:
 
     @contextmanager
     def _woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have a callback called when the ledger moves or this reader is closed, until the ``with`` block ends.
+        """Have a callback called when the ledger changes or this reader is closed, until the ``with`` block ends.
 
-        A follower that is abandoned while it waits therefore leaves no callback registered.
+        So a follower that is abandoned while it waits does not leave its callback registered.
         """
         self._waiting[callback] = None
         try:
@@ -273,7 +274,7 @@ class LedgerReader:
             self._waiting.pop(callback, None)
 
     def _position(self, first: int) -> tuple[int, bool]:
-        """Return the last entry to read now, and whether there will be no more; looks if ``first`` is not known."""
+        """Return the last entry that can be read now, and whether it is final; refresh it if it is before ``first``."""
         self._check_open()
         if first > self._advance():
             self._backend.look(self._descriptor, follows=True)
@@ -297,7 +298,7 @@ class LedgerReader:
             first = int(batch.entry_ids[-1]) + 1
 
     def _entry(self, entry_id: int) -> Entry:
-        """Read one entry by the shortest way: a cached run, a mapped file."""
+        """Read one entry, from a cached run or a mapped file if possible."""
         if self._metered is not self._descriptor.metadata:
             self._take_metadata()
         singles = self._meter.single_reads
@@ -329,7 +330,7 @@ class LedgerReader:
                 self._descriptor, first, last, max_bytes, digest=self._digest, direct=self._direct
             )
         except PybkError:
-            self._check_open()  # deleted or closed meanwhile: then that is why
+            self._check_open()  # if the reader was closed or the ledger deleted meanwhile, that is the better error
             raise
         metadata = self._descriptor.metadata
         if self._metered is not metadata:
@@ -340,13 +341,13 @@ class LedgerReader:
         return batch
 
     def _take_metadata(self) -> None:
-        """Check the end that the ledger's metadata says, if it is closed, and choose the scope to count reads in."""
+        """Check the end in the metadata of a closed ledger, and choose the scope of metrics for reads."""
         metadata = self._descriptor.metadata
         if metadata.state is LedgerState.CLOSED:
             self._check_end(metadata, self._seal)
         self._sealed_last = metadata.last_entry_id if metadata.sealed else -1
         self._meter: MetricsScope = self._backend.metrics.scope(metadata.ledger_type, metadata.tier)
-        self._metered = metadata  # last, as other threads look at it
+        self._metered = metadata  # set last, because other threads check it
 
     def _check_range(self, first: int, last: int, most: int) -> None:
         if self._closed or self._descriptor.deleted or self._backend.ended:
@@ -355,7 +356,7 @@ class LedgerReader:
             raise ReadRangeError(self._outside(first, last, most))
 
     def _outside(self, first: int, last: int, most: int) -> str:
-        """Return what is wrong with a range that is not within 0 to ``most``."""
+        """Return the error for a range that is not within 0 to ``most``."""
         asked = f"entries {first} to {last} cannot be read:"
         if most >= 0:
             return (
@@ -386,13 +387,13 @@ class LedgerReader:
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the ledger, which itself is not changed; followers that wait raise ClosedError at once."""
+        """Close this reader, without any effect on the ledger; waiting followers raise ClosedError at once."""
         self._closed = True
         for wake in list(self._waiting):  # a signal handler may close the reader, so no lock is taken here
             wake()
 
     async def close_async(self) -> None:
-        """Let go of the ledger."""
+        """Close this reader, as ``close`` does."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -413,17 +414,17 @@ class LedgerReader:
 
 
 def checked_whole(reader: LedgerReader) -> bytes:
-    """Read a closed ledger whole, and check that its entries add up to what its metadata say.
+    """Read all entries of a closed ledger, and check that they match its metadata.
 
     Args:
-        reader: Reads the ledger.
+        reader: A reader of the ledger.
 
     Returns:
-        The last entry, encoded; nothing for an empty ledger.
+        The last entry, encoded; empty for an empty ledger.
 
     Raises:
         CorruptError: An entry is missing, or the cumulative lengths do not add up.
-        DigestMismatchError: An entry is not what its writer made.
+        DigestMismatchError: The digest of an entry does not match.
     """
     metadata, length, at, last_entry = reader.metadata, 0, 0, b""
     while at <= metadata.last_entry_id:

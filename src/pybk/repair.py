@@ -1,4 +1,4 @@
-"""Checking a store and making its index again, as functions; ``pybk verify`` and ``pybk rebuild-index`` do the same."""
+"""Verification of a store and rebuild of its index, as ``pybk verify`` and ``pybk rebuild-index`` do them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def verify_async(
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
-    """Check a store as ``verify`` does, in a thread, which is also the one that calls ``progress``."""
+    """Check a store as ``verify`` does, in a thread, which also calls ``progress``."""
     return await asyncio.to_thread(verify, path, password=password, passwords=passwords, tiers=tiers, progress=progress)
 
 
@@ -71,11 +71,11 @@ def rebuild_index(
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RebuildReport:
-    """Make the index of a store again, from its catalog and its files; no process may have the store open.
+    """Rebuild the index of a store from its catalog and its files; no process may have the store open.
 
     Args:
         path: The store's directory.
-        accept_loss: Make the index even if entries are missing; reading those raises CorruptError from then on.
+        accept_loss: Rebuild the index even if entries are missing; reading those raises CorruptError afterwards.
         tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
         progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
 
@@ -88,8 +88,8 @@ def rebuild_index(
         CorruptError: The catalog or the end of the log is damaged, so that it is unknown what the index should hold.
         StorageFullError: There is not enough space for the new index; nothing was changed.
 
-    Durability: On return the new index is in place. After a stop at any point the store has its old index, the new
-        one, or none; without one an open says so, and this function can be called again.
+    Durability: On return the new index is durable. After a crash the store has its old index, the new one, or none;
+        without an index, opening the store raises an error, and this function can be called again.
     Threads: Any; one process at a time, which the store's lock ensures.
     Cost: Reads the log files, the footers of cold segments and the whole SSD tier; takes 40 bytes of memory per record.
     """
@@ -104,12 +104,12 @@ async def rebuild_index_async(
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RebuildReport:
-    """Make an index again as ``rebuild_index`` does, in a thread, which is also the one that calls ``progress``."""
+    """Rebuild an index as ``rebuild_index`` does, in a thread, which also calls ``progress``."""
     return await asyncio.to_thread(rebuild_index, path, accept_loss=accept_loss, tiers=tiers, progress=progress)
 
 
 def _directory(path: str | os.PathLike[str]) -> str:
-    """Return the path of a store; raise if it names something else."""
+    """Return the path of a store; raise if it is a URL or the path of a file."""
     root = path_of(path)
     if "://" in root:
         raise UsageError(f"{root} is a URL; give the directory of a store, or of each bookie of a cluster in turn")

@@ -58,7 +58,7 @@ def unlocked(ring: KeyRing, verifier: Verifier, password: bytes, metadata: Ledge
         The keys; None if the password is wrong.
 
     Raises:
-        SealMismatchError: The password is the ledger's, but the ledger was created with another digest type or other
+        SealMismatchError: The password is right, but the ledger was created with another digest type or other
             write flags, or with its keys bound to them.
 
     Cost: As ``KeyRing.ledger_keys``; ten times that for a wrong password.
@@ -134,7 +134,7 @@ class LedgerSeal:
         """Check the seal of a sealed ledger.
 
         Raises:
-            SealMismatchError: The seal is that of another kind or end.
+            SealMismatchError: The seal does not match the ledger's kind or end.
         """
         right = metadata.state is LedgerState.CLOSED and hmac.compare_digest(
             self._seal_of(metadata, metadata.last_digest), metadata.seal
@@ -150,7 +150,7 @@ class LedgerSeal:
         """Check that a ledger is closed and sealed.
 
         Args:
-            metadata: The ledger's.
+            metadata: The metadata of the ledger.
             remedy: The remedy in the error for a ledger without a seal.
 
         Raises:

@@ -1,4 +1,4 @@
-"""``LedgerWriter``: what an application appends with."""
+"""``LedgerWriter``: the handle by which an application appends to a ledger."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LedgerWriter:
         self, backend: LedgerBackend, descriptor: LedgerDescriptor, digest: EntryDigest, manager: object = None
     ) -> None:
         self._backend = backend
-        self._manager = manager  # kept, because a manager is closed once no handle refers to it
+        self._manager = manager  # a reference, because the manager is closed once no handle refers to it
         self._log = backend.log_of(descriptor)
         self._descriptor = descriptor
         self._digest = digest
@@ -66,27 +66,27 @@ class LedgerWriter:
         self._early_bytes = 0
         self._turns = AppendOrder(backend, self._log, descriptor)
         self._backlog = CoroutineBacklog()
-        self._closed = False  # takes no more entries
-        self._settled = False  # and the ledger is closed or lost: a further close does nothing
+        self._closed = False  # appends are refused
+        self._settled = False  # the ledger is closed or lost as well, so a further close does nothing
         self.ledger_id: Final = descriptor.ledger_id
 
     def __repr__(self) -> str:
-        """Name the ledger and how far it is."""
+        """Return the class, the ledger and its last add confirmed."""
         return f"<LedgerWriter ledger {self.ledger_id}, last add confirmed {self.last_add_confirmed}>"
 
     @property
     def last_add_confirmed(self) -> int:
-        """Highest entry id of which it and all before it are confirmed; -1 for none."""
+        """The last entry up to which all are confirmed; -1 for none."""
         return self._descriptor.last_add_confirmed
 
     @property
     def last_add_pushed(self) -> int:
-        """Highest entry id given out so far; -1 for none."""
+        """The highest entry id that was assigned; -1 for none."""
         return self._descriptor.last_pushed
 
     @property
     def length(self) -> int:
-        """Payload bytes given so far."""
+        """The payload bytes of all entries that were appended, durable or not."""
         return self._descriptor.length_pushed
 
     @property
@@ -101,8 +101,8 @@ class LedgerWriter:
 
         Args:
             payload: 0 to ``max_entry_bytes`` bytes.
-            entry_id: Needed for advanced ledgers, refused for others: the entry's id. It is acknowledged after all ids
-                before it were.
+            entry_id: The entry's id, required for advanced ledgers and refused for others. The entry is acknowledged
+                after all entries with lower ids.
 
         Returns:
             The entry's id; ids count from 0.
@@ -111,12 +111,12 @@ class LedgerWriter:
             UsageError: The payload is not a bytes-like object, or is too long; nothing was done.
             LedgerClosedError: The ledger was closed.
             LedgerFencedError: Another handle recovered the ledger.
-            DuplicateEntryError: An advanced ledger was given this id already.
+            DuplicateEntryError: An advanced ledger already has an entry with this id.
             StorageFullError: There is not enough free space; nothing was written.
-            StorageFailedError: Writing failed; whether the entry survives is unknown.
+            StorageFailedError: A write failed; whether the entry survives is unknown.
 
-        Durability: On return it is on disk; with ``WriteFlag.DEFERRED_FORCE`` only after ``force`` or ``close``, but
-            it survives the end of the process from 100 ms later on.
+        Durability: The entry is durable on return; with ``WriteFlag.DEFERRED_FORCE`` only after ``force`` or
+            ``close``, but after 100 ms it survives the end of the process.
         Cost: One synced write, shared by all threads that append meanwhile.
         """
         if self._advanced or entry_id is not None:
@@ -140,16 +140,16 @@ class LedgerWriter:
         Args:
             payload: As for ``append``; copied before the call returns unless it is ``bytes``.
             entry_id: As for ``append``.
-            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some, first come, first served. An
-                event loop that calls stops meanwhile: ``append_coro`` waits without that. False raises instead.
+            wait: If ``max_outstanding_bytes`` are not durable yet, wait until some are, in the order of arrival. This
+                blocks an event loop; use ``append_coro`` there. False raises instead.
 
         Returns:
             A future of the entry id: ``result()``, ``add_done_callback``, or ``await`` it.
 
         Raises:
-            TooManyRequestsError: ``wait`` is False and too much is outstanding; or an advanced ledger has too much that
-                waits for entries before it. Nothing was done.
-            PybkError: As ``append``, for what is known at once.
+            TooManyRequestsError: ``wait`` is False and too many bytes are outstanding; or too many bytes of an advanced
+                ledger wait for earlier entries. Nothing was done.
+            PybkError: As ``append``, for errors that are known immediately; the future raises the others.
         """
         if type(payload) is not bytes or len(payload) > self._max_entry_bytes:
             payload = self._checked(payload)
@@ -165,7 +165,7 @@ class LedgerWriter:
         return AppendFuture(self._log, staged[1], staged[0])
 
     async def append_coro(self, payload: Payload, *, entry_id: int | None = None) -> int:
-        """Append one entry and wait until it is durable, without blocking the event loop while too much is outstanding.
+        """Append one entry and wait until it is durable; never blocks the event loop.
 
         This is a coroutine function, for ``asyncio.create_task`` and ``TaskGroup.create_task``. Appends of one loop are
         made in the order in which their coroutines first run.
@@ -178,10 +178,10 @@ class LedgerWriter:
             The entry's id.
 
         Raises:
-            TooManyRequestsError: An advanced ledger has too much that waits for entries before it; nothing was done.
+            TooManyRequestsError: Too many bytes of an advanced ledger wait for earlier entries; nothing was done.
             PybkError: As ``append``.
 
-        Once the coroutine has begun, cancelling it ends the waiting and never the append.
+        Once the coroutine has begun, cancelling it ends the wait, but not the append.
         """
         if type(payload) is not bytes or len(payload) > self._max_entry_bytes:
             payload = self._checked(payload)
@@ -196,7 +196,7 @@ class LedgerWriter:
             return None
         lock, taken = self._descriptor.lock, list[bool]()
         try:
-            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            # A single call into C takes the lock and stores the result: an interrupt in between would leave it locked.
             taken.extend(map(lock.acquire, (False,)))
             if True not in taken:
                 return None
@@ -212,17 +212,17 @@ class LedgerWriter:
         return AppendFuture(self._log, staged[1] if self._wanted else ACKNOWLEDGED, staged[0])
 
     def append_many(self, payloads: Iterable[Payload]) -> range:
-        """Append a batch of entries as one, with one sync for up to 4 MiB of them, and wait until all are durable.
+        """Append a batch of entries, with one sync for each 4 MiB, and wait until all are durable.
 
         Args:
-            payloads: As for ``append``, any number.
+            payloads: Any number of payloads, each as for ``append``.
 
         Returns:
-            The entries' ids, consecutive.
+            The consecutive ids of the entries.
 
         Raises:
             PybkError: As ``append``. The batch is acknowledged as a whole; after a crash, and after an error whose
-                ``outcome_unknown`` is True, a prefix of an unacknowledged batch may be there.
+                ``outcome_unknown`` is True, the ledger may have a prefix of the batch.
         """
         return self._stage_many(payloads).result()
 
@@ -231,14 +231,14 @@ class LedgerWriter:
 
         Args:
             payloads: As for ``append_many``.
-            wait: As for ``append_async``; a batch is refused whole or not at all.
+            wait: As for ``append_async``; a batch is accepted or refused as a whole.
 
         Returns:
             A future of the entries' ids.
 
         Raises:
-            TooManyRequestsError: ``wait`` is False and too much is outstanding; nothing was done.
-            PybkError: As ``append_many``, for what is known at once.
+            TooManyRequestsError: ``wait`` is False and too many bytes are outstanding; nothing was done.
+            PybkError: As ``append_many``, for errors that are known immediately; the future raises the others.
         """
         future = self._stage_many(payloads, wait=wait)
         if self._wanted:
@@ -246,7 +246,7 @@ class LedgerWriter:
         return future
 
     def _checked(self, payload: object) -> bytes:
-        """Return a payload as bytes, or say what is wrong with it."""
+        """Return a payload as bytes; raise UsageError if it is not valid."""
         try:
             view = memoryview(payload)  # type: ignore[arg-type]  # anything with a buffer
         except (TypeError, ValueError, BufferError) as error:
@@ -291,7 +291,7 @@ class LedgerWriter:
             raise UsageError(f"payloads is {payloads!r:.100}; it takes an iterable of bytes-like objects") from None
         if set(map(type, given)) - {bytes}:
             given = [self._checked(payload) for payload in given]
-        batch = cast("list[bytes]", given)  # seen above, for all at once
+        batch = cast("list[bytes]", given)  # already checked above for the whole batch
         lengths = np.fromiter(map(len, batch), np.int64, len(batch))
         if len(batch) and int(lengths.max()) > self._max_entry_bytes:
             self._checked(batch[int(lengths.argmax())])
@@ -381,11 +381,11 @@ class LedgerWriter:
         return future
 
     def _put_advanced_at_once(self, payload: bytes, entry_id: int | None) -> AppendFuture[int] | None:
-        """Append as ``_append_advanced`` does, the lock being held; None if that might have to wait for space."""
+        """Append as ``_append_advanced`` does; None if that might have to wait for space. The caller holds the lock."""
         number = self._advanced_id(entry_id)
         is_next = number == self._descriptor.last_pushed + 1
         if is_next and self._early:
-            return None  # it brings those along that wait for it, and they may find no space
+            return None  # entries that wait for this one are staged with it, and there may not be enough space for them
         try:
             future = self._put_advanced(payload, number, wait=False)
         except TooManyRequestsError:
@@ -396,7 +396,7 @@ class LedgerWriter:
         return future
 
     def _advanced_id(self, entry_id: int | None) -> int:
-        """Return the id of an entry of an advanced ledger; raises if the ledger is none, or the id is none."""
+        """Return a valid entry id; raise UsageError if the ledger is not advanced, or the id is not valid."""
         if not self._advanced:
             raise IllegalOperationError(
                 f"ledger {self.ledger_id} gives entry ids itself; create_ledger(ledger_id=...) makes a "
@@ -413,7 +413,7 @@ class LedgerWriter:
         return number
 
     def _put_advanced(self, payload: bytes, entry_id: int, *, wait: bool) -> AdvancedFuture[int]:
-        """Take an entry, and stage it and those that wait for it if it is the next; the caller holds the lock."""
+        """Accept an entry; if it is the next, stage it and the entries that wait for it. The caller holds the lock."""
         descriptor = self._descriptor
         if self._closed or descriptor.error is not None:
             self._refuse()
@@ -421,8 +421,8 @@ class LedgerWriter:
             raise DuplicateEntryError(f"ledger {self.ledger_id} was given entry {entry_id} already")
         future: AdvancedFuture[int] = AdvancedFuture(self._log, descriptor, entry_id)
         limit = self._backend.config.max_outstanding_bytes
-        # A lone entry is taken whatever its size. More entries cannot wait for admission, because only this caller
-        # may have the entry for which they all wait.
+        # A single early entry is accepted at any size. Others beyond the limit are refused and cannot wait for
+        # admission, because this caller may be the only one that has the entry for which they all wait.
         if entry_id != descriptor.last_pushed + 1 and self._early_bytes and self._early_bytes + len(payload) > limit:
             raise TooManyRequestsError(
                 f"entry {entry_id} of {len(payload)} bytes comes early, and {self._early_bytes} bytes of ledger "
@@ -434,7 +434,7 @@ class LedgerWriter:
         try:
             self._stage_early(None if wait else entry_id)
         except (TooManyRequestsError, StorageRefusedError) as error:
-            # The entry that was next is dropped, because no caller would retry it; later entries keep waiting.
+            # The next entry is dropped and its future gets the error; later entries keep waiting.
             refused, waiting = self._early.pop(descriptor.last_pushed + 1)
             self._early_bytes -= len(refused)
             waiting.staged(None, error)
@@ -454,8 +454,8 @@ class LedgerWriter:
         """Stage the entries whose turn has come; the caller holds the ledger's lock.
 
         Args:
-            unless_full: Entry that is refused instead of waited with when too much is outstanding. Those behind it were
-                taken before, and nobody would come back for them.
+            unless_full: An entry that is refused, and does not wait, if too many bytes are outstanding. Entries after
+                it were accepted before, so they wait, because their callers would not retry them.
         """
         descriptor = self._descriptor
         while (early := self._early.get(descriptor.last_pushed + 1)) is not None:
@@ -519,8 +519,9 @@ class LedgerWriter:
         """Wait for what was appended and close the ledger; closing again does nothing, unless closing failed.
 
         Raises:
-            LedgerFencedError: Another handle recovered the ledger, and what it holds was settled there.
-            IllegalOperationError: A signal handler or a finaliser calls it on top of a call of pybk; nothing was done.
+            LedgerFencedError: Another handle recovered the ledger, and that recovery decided its end.
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
             PybkError: As ``append``; the ledger stays open and may be recovered.
         """
         descriptor = self._descriptor
@@ -550,7 +551,7 @@ class LedgerWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the ledger; an error that is on its way is not replaced by one of closing."""
+        """Close the ledger; an exception of the ``with`` block is not replaced by an error of the close."""
         try:
             self.close()
         except PybkError:
@@ -569,7 +570,7 @@ class LedgerWriter:
 
 
 def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Cut a batch into pieces of about 4 MiB; yields where each begins and ends."""
+    """Cut a batch into pieces of about 4 MiB; yield the half-open range of indices of each."""
     ends = np.cumsum(sizes)
     low = 0
     while low < len(sizes):

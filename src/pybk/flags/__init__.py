@@ -1,4 +1,4 @@
-"""What an application asks of a ledger: its type, where it should live, how it is written and read."""
+"""Flags that an application sets for a ledger: its type, its tier, and how it is written and read."""
 
 from pybk.flags.behaviour import ReadFlag, WriteFlag
 from pybk.flags.hints import StorageHint

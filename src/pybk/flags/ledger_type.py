@@ -15,13 +15,13 @@ _SYSTEM_TYPES: Final = _BOOKIE_TYPES | {".metadata"}
 class LedgerType(str):
     """What a ledger is for; any string of at most 255 UTF-8 bytes, the empty one being the default.
 
-    Names beginning with "." belong to the system, and only the types that it has can be made.
+    Names that begin with "." are reserved for pybk, and only the system types below are valid.
 
     Args:
         name: The type's name.
 
     Raises:
-        UsageError: The name is too long, is not encodable as UTF-8, or is a reserved name that is no system type.
+        UsageError: The name is too long, cannot be encoded as UTF-8, or is a reserved name but not a system type.
     """
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class LedgerType(str):
     """In a bookie's store: of the replicated ledger that it names, something durable may be missing."""
 
     BOOKIE: ClassVar[LedgerType]
-    """In a bookie's store: which bookie of which cluster it belongs to."""
+    """A bookie's own record in its store, which names the bookie and its cluster."""
 
     def __new__(cls, name: str = "") -> LedgerType:
         """Check the name."""
