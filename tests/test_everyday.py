@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -152,6 +153,37 @@ def test_futures_show_their_entries_and_state(manager: LedgerManager, monkeypatc
     advanced.close()
     assert isinstance(early.exception(), LedgerClosedError)
     assert repr(early) == "<AdvancedFuture entry 4, failed: LedgerClosedError>"
+
+
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
+def test_handles_are_not_copied_and_say_what_to_do_instead(manager: LedgerManager, call: Callable[[Any], Any]) -> None:
+    writer = manager.create_ledger(insecure=True)
+    reader = manager.open_ledger(writer.ledger_id, recover=False)
+    for handle, remedy in (
+        (manager, "share it between threads, and open another one in another process, with read_only=True"),
+        (writer, "share it between threads, and create a ledger for each process"),
+        (reader, r"share it between threads, and open the ledger again in another process.* open_ledger\(0, "),
+    ):
+        with pytest.raises(TypeError, match=f"a {type(handle).__name__} can be neither copied nor pickled: {remedy}"):
+            call(handle)
+    writer.append(b"x")
+    assert reader.read_last_add_confirmed() == 0
+
+
+def test_an_opening_says_what_it_opens(manager: LedgerManager, tmp_path: Path) -> None:
+    async def main() -> None:
+        opening = LedgerManager.open_async(tmp_path / "data", read_only=True)
+        assert repr(opening) == f"<Opening LedgerManager.open_async({tmp_path / 'data'!r}), not awaited>"
+        await (await opening).close_async()
+        assert repr(opening) == f"<Opening LedgerManager.open_async({tmp_path / 'data'!r}), awaited>"
+        creating = manager.create_ledger_async(insecure=True)
+        assert repr(creating) == f"<Opening create_ledger_async() in {manager.location}, not awaited>"
+        await (await creating).close_async()
+        reading = manager.open_ledger_async(0)
+        assert repr(reading) == f"<Opening open_ledger_async(0) in {manager.location}, not awaited>"
+        await (await reading).close_async()
+
+    asyncio.run(main())
 
 
 def forget(_: object) -> None:

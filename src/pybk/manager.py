@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Final, Self, Unpack
+from typing import Final, NoReturn, Self, Unpack
 
 from pybk.arguments import (
     LEDGER_ID_MAX,
@@ -142,7 +142,7 @@ class LedgerManager:
     ) -> Opening[LedgerManager]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
-            "LedgerManager.open_async",
+            f"LedgerManager.open_async({path!r:.200})",
             lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster),
         )
 
@@ -172,7 +172,7 @@ class LedgerManager:
     ) -> Opening[LedgerManager]:
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
-            "LedgerManager.connect_async",
+            f"LedgerManager.connect_async({metadata!r:.200})",
             lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config),
         )
 
@@ -209,6 +209,17 @@ class LedgerManager:
     async def __aexit__(self, *_: object) -> None:
         """Close the manager."""
         await self.close_async()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a LedgerManager can be neither copied nor pickled: share it between threads, and open another one in "
+            "another process, with read_only=True while this process has the store open, or with LedgerManager.connect"
+        )
 
     def __repr__(self) -> str:
         """Return the class and the location."""
@@ -408,7 +419,7 @@ class LedgerManager:
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening("create_ledger_async", lambda: self.create_ledger(**options))
+        return Opening(f"create_ledger_async() in {self._backend.where}", lambda: self.create_ledger(**options))
 
     def create_system_ledger_async(
         self,
@@ -423,7 +434,7 @@ class LedgerManager:
     ) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_system_ledger`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
-            "create_system_ledger_async",
+            f"create_system_ledger_async({ledger_type!r:.100}) in {self._backend.where}",
             lambda: self.create_system_ledger(
                 ledger_type,
                 password=password,
@@ -502,7 +513,7 @@ class LedgerManager:
     ) -> Opening[LedgerReader]:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(
-            "open_ledger_async",
+            f"open_ledger_async({ledger_id!r:.100}) in {self._backend.where}",
             lambda: self.open_ledger(
                 ledger_id, password=password, read_flags=read_flags, recover=recover, require_seal=require_seal
             ),

@@ -25,21 +25,25 @@ class Opening(Generic[H], Awaitable[H]):
     awaiting task is cancelled, the thread closes the handle once it is open.
 
     Args:
-        name: The method that returned this object, for the warning.
+        call_text: The call that made it, as the caller would write it; for the warning and ``repr``.
         call: Opens the handle.
     """
 
-    def __init__(self, name: str, call: Callable[[], H]) -> None:
-        self._name = name
+    def __init__(self, call_text: str, call: Callable[[], H]) -> None:
+        self._call_text = call_text
         self._call = call
         self._handle: H | None = None
         self._begun = False
+
+    def __repr__(self) -> str:
+        """Name the call, and say whether it was awaited."""
+        return f"<Opening {self._call_text}, {'' if self._begun else 'not '}awaited>"
 
     def __del__(self) -> None:
         """Warn if the object was never awaited."""
         if not self._begun:
             warnings.warn(
-                f"{self._name}() was never awaited, so it did nothing: await it, or use async with",
+                f"{self._call_text} was never awaited, so it did nothing: await it, or use async with",
                 RuntimeWarning,
                 stacklevel=2,
                 source=self,

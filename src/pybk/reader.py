@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import index
-from typing import Final, Self, SupportsIndex
+from typing import Final, NoReturn, Self, SupportsIndex
 
 import numpy as np
 
@@ -67,6 +67,17 @@ class LedgerReader:
         self._metered: LedgerMetadata | None = None
         self._take_metadata()
         self.ledger_id: Final = descriptor.ledger_id
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a LedgerReader can be neither copied nor pickled: share it between threads, and open the ledger again in "
+            f"another process, where a manager of its own has open_ledger({self.ledger_id}, ...)"
+        )
 
     def __repr__(self) -> str:
         """Return the class, the ledger and its last add confirmed."""

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, cast
+from typing import Final, NoReturn, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,17 @@ class LedgerWriter:
         self._closed = False  # appends are refused
         self._settled = False  # the ledger is closed or lost as well, so a further close does nothing
         self.ledger_id: Final = descriptor.ledger_id
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a LedgerWriter can be neither copied nor pickled: share it between threads, and create a ledger for each "
+            "process that appends"
+        )
 
     def __repr__(self) -> str:
         """Return the class, the ledger and its last add confirmed."""
