@@ -73,7 +73,6 @@ class AppendQueue:
         self.formed: deque[AppendBatch] = deque()
         self._group = group
         self._on_formed = on_formed
-        self._bytes_max = bytes_max
         self._mutex = threading.Lock()
         self._sent: deque[AppendBatch] = deque()
         """Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex."""
@@ -143,12 +142,10 @@ class AppendQueue:
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
-        outstanding, ticket = self._outstanding, descriptor.ticket
-        if ticket is None:
-            space = self.admission.space
-            if outstanding + nbytes > space and (outstanding or space < self._bytes_max):
-                return None
-        elif ticket is not self.admission.first or (outstanding and outstanding + nbytes > self._bytes_max):
+        outstanding, ticket, admission = self._outstanding, descriptor.ticket, self.admission
+        if (ticket is not None or outstanding + nbytes > admission.space) and admission.is_full(
+            ticket, outstanding, nbytes
+        ):
             return None
         formed = self.formed
         batch = formed[-1] if formed else None

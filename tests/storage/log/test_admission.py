@@ -52,6 +52,23 @@ def state(admission: Admission) -> tuple[int, Ticket | None]:
     return admission.space, admission.first
 
 
+def test_an_append_waits_while_it_does_not_fit_or_its_turn_has_not_come() -> None:
+    ledger = LedgerDescriptor(metadata())
+    admission = Admission(100)
+    assert not admission.is_full(None, 40, 60)
+    assert admission.is_full(None, 40, 61)
+    assert not admission.is_full(None, 0, 1000), "while nothing is outstanding, an append of any size is admitted"
+    first, second = Ticket(ledger, 60), Ticket(ledger, 10)
+    for ticket in (first, second):
+        admission.join(ticket)
+    assert not admission.is_full(None, 0, 30)
+    assert admission.is_full(None, 0, 31), "the rest is the queue's"
+    assert not admission.is_full(first, 40, 60)
+    assert admission.is_full(first, 40, 61)
+    assert not admission.is_full(first, 0, 1000)
+    assert admission.is_full(second, 0, 1), "it is not its turn"
+
+
 def test_the_queue_is_first_come_first_served_and_keeps_room_for_all_of_it() -> None:
     one, two = LedgerDescriptor(metadata()), LedgerDescriptor(metadata())
     admission = Admission(100)

@@ -69,6 +69,20 @@ class Admission:
         """Bytes that the queue needs."""
         return self._bytes_max - self.space
 
+    def is_full(self, ticket: object | None, outstanding: int, nbytes: int) -> bool:
+        """Return whether an append has to wait.
+
+        Args:
+            ticket: Its ticket; None if it has not joined the queue.
+            outstanding: Bytes that are outstanding now.
+            nbytes: Bytes of the append. If nothing is outstanding, one of any size is admitted when its turn has come.
+        """
+        if ticket is None:
+            return outstanding + nbytes > self.space and (outstanding > 0 or self.space < self._bytes_max)
+        if ticket is not self.first:
+            return True
+        return outstanding > 0 and outstanding + nbytes > self._bytes_max
+
     def join(self, ticket: Ticket, *, keeps_lock: bool = False) -> None:
         """Join the queue, at its end; the caller holds the ledger's lock.
 

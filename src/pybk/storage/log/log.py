@@ -92,7 +92,6 @@ class Log:
             store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
         )
         """Writes commits to log files. Used by the leader."""
-        self._outstanding_max = outstanding_bytes_max
         self.admission = Admission(outstanding_bytes_max)
         self._paused = False
         """Whether ``stage`` returns None because the log that is not checkpointed is at its limit."""
@@ -272,12 +271,7 @@ class Log:
         outstanding = self.forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
         if kept is not None and kept is not inflight:
             outstanding += kept.payload_bytes
-        if ticket is None:
-            space = self.admission.space
-            return bool(outstanding or space < self._outstanding_max) and outstanding + nbytes > space
-        if ticket is not self.admission.first:
-            return True
-        return bool(outstanding) and outstanding + nbytes > self._outstanding_max
+        return self.admission.is_full(ticket, outstanding, nbytes)
 
     def stage_group(
         self,
