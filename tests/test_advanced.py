@@ -68,7 +68,7 @@ def test_duplicates_are_refused(manager: LedgerManager) -> None:
     assert contents(manager, 0) == numbered(3)
 
 
-def test_a_gap_at_close_fails_what_waits_behind_it(manager: LedgerManager) -> None:
+def test_a_gap_at_close_fails_the_entries_after_it(manager: LedgerManager) -> None:
     writer = manager.create_ledger(ledger_id=5, insecure=True)
     writer.append(b"entry 0", entry_id=0)
     future = writer.append_async(b"entry 2", entry_id=2)
@@ -82,7 +82,7 @@ def test_a_gap_at_close_fails_what_waits_behind_it(manager: LedgerManager) -> No
 
 
 @pytest.mark.parametrize("end", ["fence", "delete", "close manager"])
-def test_who_waits_behind_a_gap_learns_that_the_ledger_is_over(manager: LedgerManager, end: str) -> None:
+def test_waiters_after_a_gap_fail_when_the_ledger_ends(manager: LedgerManager, end: str) -> None:
     writer = manager.create_ledger(ledger_id=5, insecure=True)
     future = writer.append_async(b"entry 2", entry_id=2)
     errors: list[BaseException | None] = []
@@ -119,7 +119,7 @@ def test_advanced_and_other_ledgers_keep_to_their_own_calls(manager: LedgerManag
     assert advanced.last_add_pushed == plain.last_add_pushed == -1
 
 
-def test_what_waits_behind_a_gap_is_bounded(manager: LedgerManager) -> None:
+def test_entries_that_wait_after_a_gap_are_bounded(manager: LedgerManager) -> None:
     writer = manager.create_ledger(ledger_id=1, insecure=True)
     with pytest.raises(TooManyRequestsError, match="append that one first"):
         _ = [writer.append_async(bytes(5000), entry_id=entry_id) for entry_id in range(1, 100)]
@@ -140,7 +140,7 @@ def test_an_advanced_append_that_may_not_wait_is_refused_whole(
     assert writer.append(bytes(4000), entry_id=entry_id) == entry_id, "the refused entry was taken all the same"
 
 
-def test_an_advanced_append_that_may_not_wait_brings_those_behind_it_along(
+def test_an_advanced_append_that_may_not_wait_stages_those_after_it(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = manager.create_ledger(ledger_id=1, insecure=True)

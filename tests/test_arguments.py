@@ -160,7 +160,7 @@ def test_paths_and_settings_are_what_they_should_be(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_abandoned_follower_leaves_nothing_behind(reader: LedgerReader, writer: LedgerWriter) -> None:
+def test_an_abandoned_follower_leaves_no_callback(reader: LedgerReader, writer: LedgerWriter) -> None:
     for _ in range(100):
         assert next(reader.follow()).payload == b"entry 0"
     assert descriptor_of(writer).advanced_callbacks == []

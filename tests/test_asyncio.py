@@ -134,7 +134,7 @@ def test_cancelling_one_append_leaves_the_others_alone(tmp_path: Path, monkeypat
         results = asyncio.run(main(writer, stop_syncing(monkeypatch)))
         assert isinstance(results.pop(2), asyncio.CancelledError)
         assert results == [0, 1, 3, 4, 5]
-        assert contents(manager, 0) == numbered(6), "an append that was cancelled goes on"
+        assert contents(manager, 0) == numbered(6), "an append whose waiter was cancelled continues"
 
 
 def threads_of_stores() -> set[threading.Thread]:
@@ -159,7 +159,7 @@ def test_an_opening_that_is_cancelled_leaves_nothing_open(tmp_path: Path) -> Non
         open_quick(tmp_path).close()
 
 
-def test_following_in_a_loop_that_goes_on_meanwhile(tmp_path: Path) -> None:
+def test_following_does_not_block_the_event_loop(tmp_path: Path) -> None:
     async def main(manager: LedgerManager) -> list[bytes]:
         writer = await manager.create_ledger_async(insecure=True)
         reader = await manager.open_ledger_async(writer.ledger_id, recover=False)
@@ -179,7 +179,7 @@ def test_following_in_a_loop_that_goes_on_meanwhile(tmp_path: Path) -> None:
         assert asyncio.run(main(manager)) == numbered(28, 2)
 
 
-def test_a_follower_that_is_cancelled_harms_nobody(tmp_path: Path) -> None:
+def test_a_cancelled_follower_does_no_harm(tmp_path: Path) -> None:
     async def follow(reader: LedgerReader) -> None:
         async for _ in reader.follow_async():
             raise AssertionError("there is no entry")
@@ -195,7 +195,7 @@ def test_a_follower_that_is_cancelled_harms_nobody(tmp_path: Path) -> None:
         assert contents(manager, 0) == numbered(1)
 
 
-def test_who_waits_behind_a_gap_is_woken_in_a_loop(tmp_path: Path) -> None:
+def test_waiters_after_a_gap_are_woken_in_a_loop(tmp_path: Path) -> None:
     async def main(writer: LedgerWriter) -> None:
         early = asyncio.create_task(_awaited(writer.append_async(b"entry 1", entry_id=1)))
         lost = asyncio.create_task(_awaited(writer.append_async(b"entry 3", entry_id=3)))

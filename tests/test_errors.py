@@ -98,7 +98,7 @@ def test_errors_are_what_python_calls_them_too() -> None:
     assert issubclass(AppendTimeoutError, TimeoutError)
 
 
-def test_where_it_is_corrupt_and_who_holds_the_lock() -> None:
+def test_errors_name_the_corrupt_place_and_the_holder_of_the_lock() -> None:
     error = CorruptError("x", path="a.log", offset=4096)
     assert (error.path, error.offset) == ("a.log", 4096)
     assert (CorruptError("x").path, CorruptError("x").offset) == (None, None)

@@ -96,9 +96,7 @@ def test_everything_is_refused_in_a_child(tmp_path: Path) -> None:
         assert len(list(entries)) == 2999
 
 
-def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_never_waits_whatever_the_parent_was_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path) as manager:
         writer = manager.create_ledger(insecure=True)
         go = stop_syncing(monkeypatch)
@@ -133,7 +131,7 @@ def test_a_child_waits_for_nobody_whatever_the_parent_was_doing(
         assert contents(manager, 0) == numbered(4)
 
 
-def test_a_child_may_read_beside_its_parent_and_write_after_it(tmp_path: Path) -> None:
+def test_a_child_may_read_while_its_parent_writes(tmp_path: Path) -> None:
     manager = open_quick(tmp_path)
     writer = manager.create_ledger(insecure=True)
     writer.append_many(numbered(5))

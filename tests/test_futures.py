@@ -33,7 +33,7 @@ def test_a_future_gives_its_id_again_and_again(manager: LedgerManager) -> None:
     assert many.done()
 
 
-def test_time_limits_are_kept_and_the_append_goes_on(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_limits_are_kept_and_the_append_continues(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     future = writer.append_async(b"x")
@@ -48,7 +48,7 @@ def test_time_limits_are_kept_and_the_append_goes_on(manager: LedgerManager, mon
     assert future.result(WAIT_S) == 0
 
 
-def test_futures_of_which_nobody_asks_become_durable(manager: LedgerManager) -> None:
+def test_futures_without_a_waiter_become_durable(manager: LedgerManager) -> None:
     writer = manager.create_ledger(insecure=True)
     reader = manager.open_ledger(writer.ledger_id, recover=False)
     futures = [writer.append_async(payload) for payload in numbered(20)]
@@ -91,7 +91,7 @@ def test_callbacks_of_deferred_appends_are_called(tmp_path: Path) -> None:
     assert after.is_set(), "a callback given after closing is never called"
 
 
-def test_a_callback_that_raises_harms_nobody(manager: LedgerManager, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_does_no_harm(manager: LedgerManager, caplog: pytest.LogCaptureFixture) -> None:
     writer = manager.create_ledger(insecure=True)
     called = threading.Event()
     future = writer.append_async(b"x")

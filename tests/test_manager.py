@@ -465,7 +465,7 @@ def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
     open_quick(tmp_path).close()
 
 
-def test_a_second_open_names_who_has_the_store(tmp_path: Path) -> None:
+def test_a_second_open_names_the_holder_of_the_store(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path

@@ -77,7 +77,7 @@ def test_empty_negative_and_impossible() -> None:
             histogram.quantile(q)
 
 
-def test_metrics_are_told_apart_by_type_and_tier() -> None:
+def test_metrics_are_separate_by_type_and_tier() -> None:
     metrics = Metrics()
     metrics.add("checkpoints")
     metrics.add("reads", 2, "orders", "nvme")

@@ -148,7 +148,7 @@ def test_importing_is_silent_and_lean() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def test_every_room_can_be_imported_first() -> None:
+def test_every_module_can_be_imported_first() -> None:
     """No module relies on another one having been imported before it."""
     package = importlib.import_module("pybk")
     names = [module.name for module in pkgutil.iter_modules(package.__path__, "pybk.")]

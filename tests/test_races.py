@@ -27,14 +27,14 @@ def manager() -> Iterator[LedgerManager]:
 
 
 def fail_before_the_next_control(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    """Have the commit that is forming fail for want of room just before the next control record is staged."""
+    """Have the forming commit fail because space is short, just before the next control record is staged."""
     log = store.log
     stage = log.stage_control
 
     def fail_then_stage(*arguments: Any, **options: Any) -> Completion | None:
         monkeypatch.setattr(log, "stage_control", stage)
         failing, log.forming = log.forming, Commit()
-        log.fail_commit(failing, StorageFullError("no room"))
+        log.fail_commit(failing, StorageFullError("no space"))
         return stage(*arguments, **options)
 
     monkeypatch.setattr(log, "stage_control", fail_then_stage)
@@ -89,7 +89,7 @@ def test_closing_that_failed_is_tried_again(manager: LedgerManager, monkeypatch:
 
     def fail_once(*_: Any, **__: Any) -> None:
         monkeypatch.setattr(store, "close_ledger", close)
-        raise StorageFullError("no room")
+        raise StorageFullError("no space")
 
     monkeypatch.setattr(store, "close_ledger", fail_once)
     with pytest.raises(StorageFullError):

@@ -97,7 +97,7 @@ def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: s
 
 
 @pytest.mark.timeout(100, method="thread")
-def test_a_close_on_top_of_any_line_of_a_close_says_so_and_the_first_goes_on() -> None:
+def test_a_close_on_top_of_any_line_of_a_close_raises_and_the_first_continues() -> None:
     line = 0
     while True:
         fs = SimFileSystem(line)

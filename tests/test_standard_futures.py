@@ -210,9 +210,7 @@ def test_one_wake_up_a_commit_and_loop(manager: LedgerManager, monkeypatch: pyte
     asyncio.run(main())
 
 
-def test_a_loop_that_was_closed_keeps_nobody_from_appending(
-    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_loop_does_not_prevent_appends(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = manager.create_ledger(insecure=True)
     early = manager.create_ledger(ledger_id=5, insecure=True)
     go = stop_syncing(monkeypatch)
@@ -230,7 +228,7 @@ def test_a_loop_that_was_closed_keeps_nobody_from_appending(
     assert [future.result(WAIT_S) for future in futures] == [0, 1]
 
 
-def test_who_asks_for_none_of_it_makes_no_more_calls(manager: LedgerManager) -> None:
+def test_appends_without_callbacks_cost_no_extra_calls(manager: LedgerManager) -> None:
     writer = manager.create_ledger(insecure=True)
     payload = b"x" * 100
 

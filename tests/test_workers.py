@@ -25,7 +25,7 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_calls_run_beside_each_other_up_to_the_number_of_threads() -> None:
+def test_calls_run_in_parallel_up_to_the_number_of_threads() -> None:
     workers = Workers(3, "pybk-test")
     barrier = threading.Barrier(3, timeout=WAIT_S)
 
@@ -123,7 +123,7 @@ def test_a_call_whose_future_was_cancelled_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("interrupted", ["new thread", "close"])
-def test_an_interrupt_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
+def test_an_interrupt_leaves_no_extra_thread(monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
     workers, others = Workers(3, "pybk-test"), set(threading.enumerate())
     begun, end = threading.Event(), threading.Event()
 

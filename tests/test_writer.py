@@ -273,7 +273,7 @@ def test_a_batch_of_which_a_later_commit_is_refused_is_said_to_be_unknown(
     with open_quick(tmp_path, max_outstanding_bytes=8 << 20) as manager:
         writer = manager.create_ledger(insecure=True)
         log = store_of(manager).log.writer
-        write, refusal = log.write, StorageFullError("no room")
+        write, refusal = log.write, StorageFullError("no space")
 
         def refuse_last(commit: Commit) -> None:
             if any(run.last() == 23 for run in commit.staged):
@@ -281,7 +281,7 @@ def test_a_batch_of_which_a_later_commit_is_refused_is_said_to_be_unknown(
             write(commit)
 
         monkeypatch.setattr(log, "write", refuse_last)
-        with pytest.raises(StorageFullError, match="no room; entries 0 to 23 of the batch may be there") as raised:
+        with pytest.raises(StorageFullError, match="no space; entries 0 to 23 of the batch may be there") as raised:
             finished(getattr(writer, call)([bytes(1 << 20)] * 24))
         assert (raised.value.outcome_unknown, refusal.outcome_unknown) == (True, False)
         monkeypatch.undo()
@@ -296,7 +296,7 @@ def finished(appended: range | AppendFuture[range]) -> range:
 def test_a_batch_that_was_refused_from_its_first_piece_on_is_not_said_to_be_unknown(manager: LedgerManager) -> None:
     """What is forming fails with the commit that is refused, so nothing of the batch is there."""
     first, last, log = Commit(), Commit(), store_of(manager).log
-    first.error = last.error = StorageFullError("no room")
+    first.error = last.error = StorageFullError("no space")
     first.done = last.done = True
     error = PiecesFuture(log, first, last, range(8)).exception()
     assert error is last.error

@@ -160,7 +160,7 @@ def test_verify(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert json.loads(out)["problems"][0]["path"].endswith(".log")
 
 
-def test_rebuild_index_tells_what_the_log_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rebuild_index_reports_the_contents_of_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_store(tmp_path) as manager:
         manager.create_ledger(insecure=True).append_many([b"entry"] * 7)
     status, out, err = run(capsys, "rebuild-index", tmp_path)
@@ -211,7 +211,7 @@ def test_damage_of_the_index_names_the_store(tmp_path: Path, capsys: pytest.Capt
     assert "PATH" not in err
 
 
-def test_what_reads_works_beside_a_writer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reading_commands_work_while_a_writer_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_store(tmp_path) as manager:
         writer = manager.create_ledger(digest_type=DigestType.XXH3)
         writer.append(b"now")
@@ -234,7 +234,7 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     assert "usage" in capsys.readouterr().err
 
 
-def test_nobody_reads_to_the_end(tmp_path: Path) -> None:
+def test_output_whose_reader_has_gone_ends_the_command_quietly(tmp_path: Path) -> None:
     with open_store(tmp_path) as manager:
         manager.create_ledger(digest_type=DigestType.XXH3).append_many([b"x" * 1000] * 3000)
     code = "import sys; from pybk.admin.cli import main; sys.exit(main())"

@@ -70,7 +70,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, captured.out, captured.err
 
 
-def test_bookies_serve_until_they_are_told_to_end(tmp_path: Path, url: str, start: Start) -> None:
+def test_bookies_serve_until_a_signal_ends_them(tmp_path: Path, url: str, start: Start) -> None:
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
     common = ("--listen", "tcp://127.0.0.1:*", "--metadata", url)
     by_file = start(tmp_path / "a", *common, "--id", "a", "--rack", "/r1", "--cluster-secret-file", tmp_path / "secret")

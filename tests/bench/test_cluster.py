@@ -118,7 +118,7 @@ def test_a_slow_bookie_is_stopped_for_half_of_the_time(monkeypatch: pytest.Monke
     assert done == turn * 2
 
 
-def test_a_slow_bookie_stops_again_and_again_and_goes_on_afterwards(tmp_path: Path) -> None:
+def test_a_slow_bookie_stops_again_and_again_and_then_continues(tmp_path: Path) -> None:
     def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(") ", 1)[1][0] == "T"
 
@@ -133,7 +133,7 @@ def test_a_slow_bookie_stops_again_and_again_and_goes_on_afterwards(tmp_path: Pa
         assert not is_stopped(pid)
 
 
-def test_growth_is_seen_also_of_what_was_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_growth_includes_memory_that_was_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         Cluster(tmp_path, curve=False, bookies=1) as cluster,
         cluster.client.create_ledger(ensemble_size=1, insecure=True) as writer,

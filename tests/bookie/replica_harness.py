@@ -50,7 +50,7 @@ def after_kill(fs: SimFileSystem, replicas: Replicas) -> tuple[SimFileSystem, Re
     return fs, open_replicas(fs)
 
 
-def no_room(fs: SimFileSystem, replicas: Replicas) -> None:
+def no_space(fs: SimFileSystem, replicas: Replicas) -> None:
     """Let the next commit need a new log file, for which there is no space until the disk is healed."""
     replicas.store.log.cut(lambda: None)
     replicas.store.supply.give_back()

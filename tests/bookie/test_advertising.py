@@ -31,7 +31,7 @@ def bookie(tmp_path: Path, listen: str, name: str = "one", **options: Any) -> Le
 
 
 @pytest.mark.parametrize("listen", ["tcp://0.0.0.0:*", "tcp://*:*"])
-def test_a_bookie_on_every_address_is_refused_unless_told_which_others_use(tmp_path: Path, listen: str) -> None:
+def test_a_bookie_on_every_address_is_refused_without_an_advertised_one(tmp_path: Path, listen: str) -> None:
     with pytest.raises(UsageError, match=r"stands for every address .*advertise='tcp://HOST:[0-9]+'"):
         bookie(tmp_path, listen)
     with bookie(tmp_path, listen, advertise="tcp://127.0.0.1:*") as manager:

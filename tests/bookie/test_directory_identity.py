@@ -104,7 +104,7 @@ def test_other_bytes_are_another_extent_or_none(at: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01", Extent(7, 12, 5, 1).encode()[:-1], Extent(7, 12, 0, 1).encode()])
-def test_what_is_no_extent_is_told(data: bytes) -> None:
+def test_metadata_of_an_invalid_extent_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptError, match="names no extent"):
         Extent.decode({EXTENT_KEY: data}, where="here")
 
@@ -112,7 +112,7 @@ def test_what_is_no_extent_is_told(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b'{"format": 1}', DirectoryIdentity(b"c", "a", b"i", 1, 7).encode() + b" "]
 )
-def test_what_names_no_bookie_is_told(fs: SimFileSystem, data: bytes) -> None:
+def test_an_invalid_directory_identity_is_refused(fs: SimFileSystem, data: bytes) -> None:
     replicas = open_replicas(fs)
     replicas.record_start(CLUSTER, "a", INSTANCE)
     (metadata,) = replicas.store.ledgers()
@@ -123,7 +123,7 @@ def test_what_names_no_bookie_is_told(fs: SimFileSystem, data: bytes) -> None:
         DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: newer}))
 
 
-def test_health_tells_room_by_tier(replicas: Replicas) -> None:
+def test_health_reports_free_space_by_tier(replicas: Replicas) -> None:
     health = replicas.health()
     assert health.free_bytes.keys() == set(StorageHint)
     assert all(free > 0 for free in health.free_bytes.values())

@@ -165,7 +165,7 @@ def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
         assert [entry.payload for entry in reader.read(0, 1)] == [b"before", b"after"]
 
 
-def test_nobody_can_have_a_verifier_of_their_own_stored(tmp_path: Path) -> None:
+def test_a_client_cannot_store_a_verifier_of_its_own(tmp_path: Path) -> None:
     """Where a ledger is not known yet, only the metadata store says what its verifier is."""
     with inside(tmp_path, count=4) as cluster, ExitStack() as stack:
         client = cluster.connect()

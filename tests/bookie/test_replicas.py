@@ -26,7 +26,7 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     make_run,
     new_disk,
     new_replicas,
-    no_room,
+    no_space,
     state_of,
 )
 from tests.simdisk import SimFileSystem
@@ -46,7 +46,7 @@ def extents(replicas: Replicas) -> list[tuple[int, int, int]]:
 # ---- extents -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_goes_on_is_appended_and_one_that_leaves_a_gap_begins_an_extent(replicas: Replicas) -> None:
+def test_a_run_that_continues_is_appended_and_one_that_leaves_a_gap_begins_an_extent(replicas: Replicas) -> None:
     for first, count in ((0, 3), (3, 2), (10, 4), (14, 1), (5, 1)):
         assert add(replicas, make_run(first, count)) is Status.OK
     assert extents(replicas) == [(0, 1, 6), (10, 1, 5)]
@@ -180,7 +180,7 @@ def test_only_durable_entries_are_read_and_staged_ones_are_not_denied(replicas: 
     assert_reads(replicas, 0, 3)
 
 
-def test_what_was_committed_survives_a_crash_and_extents_go_on(fs: SimFileSystem, replicas: Replicas) -> None:
+def test_committed_entries_survive_a_crash_and_extents_continue(fs: SimFileSystem, replicas: Replicas) -> None:
     for residue in (0, 1):
         replicas.stage(LEDGER, make_run(residue, 5, 3), True)
     replicas.commit()
@@ -213,9 +213,9 @@ def test_a_message_that_needs_new_extents_is_one_commit_too(fs: SimFileSystem, r
     check_disk(fs, 3)
 
 
-def test_an_extent_that_found_no_room_is_forgotten_and_begun_anew(fs: SimFileSystem, replicas: Replicas) -> None:
+def test_an_extent_that_found_no_space_is_forgotten_and_begun_anew(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, 2))
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     replicas.stage(LEDGER, make_run(10, 2), True)
     with pytest.raises(StorageFullError):
         replicas.commit()
@@ -231,9 +231,9 @@ def test_an_extent_that_found_no_room_is_forgotten_and_begun_anew(fs: SimFileSys
     check_disk(fs, 0)
 
 
-def test_deleting_what_found_no_room_leaves_a_sound_log(fs: SimFileSystem, replicas: Replicas) -> None:
+def test_deleting_an_extent_that_found_no_space_leaves_a_sound_log(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, 2))
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     replicas.stage(LEDGER, make_run(10, 2), True)
     with pytest.raises(StorageFullError):
         replicas.delete(LEDGER)
@@ -244,7 +244,7 @@ def test_deleting_what_found_no_room_leaves_a_sound_log(fs: SimFileSystem, repli
     assert replicas.ledgers() == []
 
 
-def test_a_delete_beside_a_failing_creation_leaves_a_sound_log(
+def test_a_delete_during_a_failing_creation_leaves_a_sound_log(
     fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(replicas, make_run(0, 2))
@@ -259,7 +259,7 @@ def test_a_delete_beside_a_failing_creation_leaves_a_sound_log(
         delete(descriptor)
 
     monkeypatch.setattr(store, "delete", delete_later)
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     replicas.stage(LEDGER, make_run(10, 2), True)
     replicas.delete(LEDGER)
     fs, replicas = after_crash(fs, replicas)
@@ -285,7 +285,7 @@ def test_a_ledger_is_not_there_before_its_creation_is_durable(fs: SimFileSystem,
     assert stage(made) is commit
     store.log.wait(commit)
     assert store.descriptor(made.ledger_id) is made
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     lost, commit = store.stage_create(replace(known, ledger_id=store.new_ledger_id()))
     store.log.wait(commit)
     assert isinstance(commit.error, StorageFullError)
@@ -320,7 +320,7 @@ def test_a_failed_sync_is_final(fs: SimFileSystem, replicas: Replicas) -> None:
     assert_reads(replicas, 0, 3, status=Status.UNKNOWN, upto=1)
 
 
-def test_a_commit_that_somebody_else_failed_is_told_to_who_staged(fs: SimFileSystem, replicas: Replicas) -> None:
+def test_a_commit_that_another_thread_failed_raises_where_it_was_staged(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, 2))
     replicas.stage(LEDGER, make_run(2, 2), True)
     fs.fail_at(0, "EIO", only="write_durable")
@@ -330,11 +330,9 @@ def test_a_commit_that_somebody_else_failed_is_told_to_who_staged(fs: SimFileSys
         replicas.commit()
 
 
-def test_when_there_is_no_room_nothing_is_acknowledged_and_later_it_goes_on(
-    fs: SimFileSystem, replicas: Replicas
-) -> None:
+def test_without_space_nothing_is_acknowledged_until_space_is_back(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, 2))
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     replicas.stage(LEDGER, make_run(2, 2), True)
     with pytest.raises(StorageFullError):
         replicas.commit()

@@ -75,7 +75,7 @@ def test_no_last_add_confirmed_is_taken_from_a_damaged_record(
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_entries_beside_a_damaged_record_are_taken_for_what_they_are(
+def test_entries_next_to_a_damaged_record_are_judged_by_themselves(
     fs: SimFileSystem, replicas: Replicas, stride: int
 ) -> None:
     """No conflict is seen in them, nor are they stored again."""

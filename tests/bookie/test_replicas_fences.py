@@ -24,7 +24,7 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     make_run,
     new_disk,
     new_replicas,
-    no_room,
+    no_space,
     open_replicas,
     state_of,
 )
@@ -70,7 +70,7 @@ def test_what_was_staged_before_a_fence_is_durable_with_it(replicas: Replicas) -
 
 def test_a_full_store_can_be_fenced(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, 2))
-    replicas.store.scheduler.full = "there is no room"
+    replicas.store.scheduler.full = "there is no space"
     replicas.store.space_checked()
     with pytest.raises(StorageFullError):
         replicas.stage(LEDGER, make_run(2, 2), True)
@@ -103,7 +103,7 @@ def test_a_fence_that_could_not_be_stored_refuses_adds_and_is_stored_by_the_next
     fs: SimFileSystem, replicas: Replicas
 ) -> None:
     add(replicas, make_run(0, 2))
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     with pytest.raises(StorageFullError):
         replicas.fence(LEDGER, None)
     assert replicas.stage(LEDGER, make_run(2, 2), True) is Status.FENCED
@@ -139,7 +139,7 @@ def test_entries_that_were_acknowledged_before_they_were_durable_are_never_denie
     assert replicas.stage(8, make_run(4, 2, ledger_id=8), True) is Status.OK
 
 
-def test_behind_a_durable_fence_a_recovery_is_denied_what_was_never_forced(fs: SimFileSystem) -> None:
+def test_after_a_durable_fence_a_recovery_is_denied_unforced_entries(fs: SimFileSystem) -> None:
     """D6: else a recovery of a deferred ledger would wait for ever, for bookies that wait for its end."""
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))
@@ -157,14 +157,14 @@ def test_behind_a_durable_fence_a_recovery_is_denied_what_was_never_forced(fs: S
         fs, replicas = after_crash(fs, replicas)
 
 
-def test_a_ledger_that_was_deleted_in_part_is_denied_to_nobody(
+def test_a_partly_deleted_ledger_is_not_denied(
     fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(replicas, make_run(0, 2))
     replicas.fence(LEDGER, None)
 
     def fail(descriptor: object) -> None:
-        raise StorageFullError("no room to note that it was deleted")
+        raise StorageFullError("no space to note that it was deleted")
 
     monkeypatch.setattr(replicas.store, "delete", fail)
     with pytest.raises(StorageFullError):
@@ -222,11 +222,11 @@ def test_limbo_survives_a_clean_end(fs: SimFileSystem) -> None:
     assert open_replicas(fs).in_limbo() == []
 
 
-def test_deferred_entries_that_found_no_room_put_the_ledger_in_limbo(fs: SimFileSystem) -> None:
+def test_deferred_entries_that_found_no_space_put_the_ledger_in_limbo(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
     replicas.create(LEDGER, describe(flags=DEFERRED))
     add(replicas, make_run(0, 2))
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     assert replicas.stage(LEDGER, make_run(2, 2), False) is Status.OK
     with pytest.raises(StorageFullError):
         replicas.commit()
@@ -237,7 +237,7 @@ def test_deferred_entries_that_found_no_room_put_the_ledger_in_limbo(fs: SimFile
     assert add(replicas, make_run(2, 2)) is Status.LIMBO
 
 
-def test_deferred_entries_lost_behind_others_that_became_durable_put_the_ledger_in_limbo(
+def test_deferred_entries_lost_after_durable_ones_put_the_ledger_in_limbo(
     fs: SimFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replicas = open_replicas(fs)
@@ -254,7 +254,7 @@ def test_deferred_entries_lost_behind_others_that_became_durable_put_the_ledger_
     monkeypatch.setattr(writer, "write", stage_more_and_write)
     assert replicas.stage(LEDGER, make_run(2, 2), False) is Status.OK
     replicas.commit()
-    no_room(fs, replicas)
+    no_space(fs, replicas)
     with pytest.raises(StorageFullError):
         replicas.commit()
     assert_reads(replicas, 0, 5, status=Status.UNKNOWN, upto=3)

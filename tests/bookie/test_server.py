@@ -82,11 +82,11 @@ def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(
     ("error", "status"),
     [
         (None, Status.OK),
-        (StorageFullError("no room"), Status.READ_ONLY),
+        (StorageFullError("no space"), Status.READ_ONLY),
         (UsageError("no such tier"), Status.UNKNOWN),
     ],
 )
-def test_who_asked_for_a_move_is_told_whether_it_was_refused_or_failed(
+def test_a_move_request_is_answered_with_refused_or_failed(
     one: Inside, monkeypatch: pytest.MonkeyPatch, error: Exception | None, status: Status
 ) -> None:
     def move(ledger_id: int, tier: StorageHint) -> None:
@@ -196,7 +196,7 @@ def test_a_bookie_that_does_not_close_keeps_nothing_else_open(one: Inside, monke
     close = ClusterMetadata.close
 
     def failing(_: object) -> None:
-        raise StorageFullError("no room to close")
+        raise StorageFullError("no space to close")
 
     def noted(self: ClusterMetadata) -> None:
         closed.append("metadata")

@@ -213,7 +213,7 @@ def whole(cluster: Inside, manager: LedgerManager, ledgers: list[int]) -> None:
                 assert b"".join(mine.run.body) == b"".join(theirs.run.body)
 
 
-def test_a_directory_that_lost_its_name_is_told_it(three: Inside) -> None:
+def test_a_directory_that_lost_its_name_is_opened_with_the_given_one(three: Inside) -> None:
     three.bookies[0].close()
     first_log_lost(three)
     with pytest.raises(CookieError, match=r"lost what was stored last.*bookie_id=..."):

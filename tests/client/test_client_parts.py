@@ -226,7 +226,7 @@ def test_nothing_is_repaired_of_a_ledger_that_is_being_recovered() -> None:
         (1, True, 3, True, False),
     ],
 )
-def test_somebody_drives_while_anybody_waits_for_a_writer(
+def test_the_driver_runs_while_any_thread_waits_for_a_writer(
     forcing: int, deferred: bool, outstanding: int, done: bool, waited: bool
 ) -> None:
     told: list[bool] = []
@@ -253,7 +253,7 @@ def test_nothing_is_followed_after_the_end() -> None:
 @pytest.mark.parametrize(
     ("entry_bytes", "window"), [(0, REPLY_BYTES_MAX), (1000, REPLY_BYTES_MAX // 1000), (REPLY_BYTES_MAX, 64)]
 )
-def test_an_audit_asks_for_as_many_entries_as_an_answer_has_room_for(
+def test_a_replica_check_requests_as_many_entries_as_fit_an_answer(
     monkeypatch: pytest.MonkeyPatch, entry_bytes: int, window: int
 ) -> None:
     asked: list[int] = []

@@ -97,7 +97,7 @@ def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
     assert missing(other, ledger_id) == []
 
 
-def test_who_answers_a_moment_late_is_not_on_record(
+def test_a_bookie_that_answers_a_moment_late_is_not_recorded(
     three_bookies: Cluster, slow: BookieProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "LATE_SECONDS", WAIT_S)
@@ -202,7 +202,7 @@ class Losing(deque[Callable[[], None]]):
 
 
 @pytest.mark.parametrize(("what", "before"), [("read", 0), ("force", 0), *(("close", number) for number in range(4))])
-def test_a_posted_call_that_an_interrupt_loses_keeps_nobody_waiting(
+def test_a_posted_call_that_an_interrupt_loses_leaves_no_waiter(
     what: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main thread drives and is interrupted as it takes the call that another thread waits for."""
@@ -330,7 +330,7 @@ def test_a_signal_handler_may_delete_a_ledger_while_its_thread_drives(
             other.append(b"x")
 
 
-def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None:
+def test_entries_whose_outcome_is_not_unknown_were_not_appended(tmp_path: Path) -> None:
     """Appends that the close cut off: those that may be there say so."""
     with inside(tmp_path / "cluster", count=1) as cluster:
         for _ in range(3):
@@ -344,7 +344,7 @@ def test_what_is_not_said_to_be_unknown_was_not_appended(tmp_path: Path) -> None
             assert wrong == set()
 
 
-def test_a_batch_of_which_a_part_was_appended_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_the_outcome_of_a_batch_that_was_appended_in_part_is_unknown(tmp_path: Path) -> None:
     """The close comes while later pieces of it wait for admission."""
     with inside(tmp_path / "cluster", count=1) as cluster:
         client = cluster.connect(max_outstanding_bytes=16 << 20)
@@ -361,7 +361,7 @@ def test_a_batch_of_which_a_part_was_appended_is_said_to_be_unknown(tmp_path: Pa
         assert [error for error in errors if not error.outcome_unknown] == []
 
 
-def test_what_was_staged_behind_a_part_of_its_batch_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_the_outcome_of_entries_staged_after_a_sent_part_of_their_batch_is_unknown(tmp_path: Path) -> None:
     with inside(tmp_path / "cluster", count=1) as cluster:
         writer = cluster.connect().create_ledger(password=PASSWORD, ensemble_size=1)
         appender = writing_of(writer).appender

@@ -45,7 +45,7 @@ def service_of(manager: LedgerManager) -> BookieServer:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_a_copy_beside_the_original_is_refused(one: Inside, moved: bool) -> None:
+def test_a_copy_is_refused_while_the_original_exists(one: Inside, moved: bool) -> None:
     client = one.connect()
     writer = client.create_ledger(ensemble_size=1, insecure=True)
     writer.append(b"first")

@@ -15,9 +15,7 @@ from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 
 
-def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_finished_work_does_not_wait_for_bookies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "WAIT_MS", int(1000 * WAIT_S))
     with inside(tmp_path) as cluster, cluster.connect() as client:
         driver = cluster_backend_of(client).driver
@@ -27,7 +25,7 @@ def test_who_waits_for_what_is_done_at_once_does_not_wait_for_bookies(
         assert time.perf_counter() - begin < WAIT_S
 
 
-def test_what_formed_waits_for_those_woken_and_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_formed_batch_waits_only_for_the_woken_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish, submit = GroupCommit.finish, Driver.submit
     woke: list[bool] = []
 

@@ -72,7 +72,7 @@ def polls(monkeypatch: pytest.MonkeyPatch) -> Polls:
     return Polls(monkeypatch)
 
 
-def _only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def _only_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no long poll end, and none be repeated, by time: what a follower learns is sent to it."""
     monkeypatch.setattr(follower_module, "FOLLOW_NS", _LONG_NS)
     monkeypatch.setattr(follower_module, "RETRY_NS", _LONG_NS)
@@ -127,7 +127,7 @@ def _follow(readers: list[LedgerReader]) -> list[Follower]:
 def test_all_followers_of_a_ledger_in_one_client_share_one_long_poll_and_one_watch(
     three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     watched: list[int] = []
     watch = ClusterMetadata.watch_ledger
 
@@ -152,7 +152,7 @@ def test_all_followers_of_a_ledger_in_one_client_share_one_long_poll_and_one_wat
 def test_tasks_that_follow_share_the_long_poll_too(
     three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     readers = _opened(three.connect(), writer, 20)
 
@@ -172,7 +172,7 @@ def test_tasks_that_follow_share_the_long_poll_too(
     assert asyncio.run(follow_all()) == [[b"x"]] * 20
 
 
-def test_long_polls_that_end_in_vain_wake_no_follower(
+def test_long_polls_without_a_new_entry_do_not_wake_followers(
     three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follower_module, "FOLLOW_NS", 20 * _SOON_NS)
@@ -213,7 +213,7 @@ def test_long_polls_of_all_ledgers_end_together_and_by_their_own_time(
 def test_followers_learn_at_once_that_their_ledger_has_ended(
     three: Inside, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     writer.append(b"x")
     followers = _follow(_opened(three.connect(), writer, 3))
@@ -230,7 +230,7 @@ def test_followers_learn_at_once_that_their_ledger_has_ended(
 
 
 def test_a_follower_ends_with_its_reader_and_the_others_stay(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     readers = _opened(three.connect(), writer, 2)
     first, second = _follow(readers)
@@ -246,7 +246,7 @@ def test_a_follower_ends_with_its_reader_and_the_others_stay(three: Inside, monk
 def test_when_a_bookie_is_lost_another_one_is_asked_in_its_place(
     three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     (follower,) = _follow(_opened(three.connect(), writer))
     asked = polls.bookies
@@ -260,7 +260,7 @@ def test_when_a_bookie_is_lost_another_one_is_asked_in_its_place(
 
 
 def test_a_new_ensemble_is_asked_at_once(three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(ensemble_size=1, insecure=True)
     (follower,) = _follow(_opened(three.connect(), writer))
     (old,) = polls.bookies
@@ -292,7 +292,7 @@ def test_bookies_that_do_not_answer_are_asked_again(
 
 
 def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     pauses: list[int] = []
 
     def ask(*arguments: Any, **named: Any) -> LacReading:
@@ -312,7 +312,7 @@ def test_bookies_that_answer_at_once_are_not_asked_in_a_loop(three: Inside, monk
 
 
 def test_a_lac_that_a_bookie_cannot_prove_yet_delays_no_entry(three: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     (follower,) = _follow(_opened(three.connect(), writer))
     for number in range(0, 300, 3):  # an add under way may carry a LAC that its entries, made before, do not
@@ -352,7 +352,7 @@ def test_metadata_that_changed_without_a_callback_are_found_when_long_polls_end(
 def test_no_long_poll_waits_for_a_leader_that_pauses(
     three: Inside, polls: Polls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     poll, interrupt = BookieWire.poll, BookieWire.interrupt
     pausing: set[BookieWire] = set()
     interrupted: set[BookieWire] = set()
@@ -404,7 +404,7 @@ def test_no_long_poll_waits_for_a_leader_that_pauses(
 def test_a_follower_that_starts_later_gets_what_others_of_its_client_know(
     three: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _only_told(monkeypatch)
+    _only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     readers = _opened(three.connect(), writer, 2)
     (early,) = _follow(readers[:1])

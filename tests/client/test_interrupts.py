@@ -53,7 +53,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
 
 @pytest.mark.timeout(method="thread")
 @pytest.mark.parametrize(("others", "step", "lines"), [(0, 11, 900), (2, 5, 60)])
-def test_an_interrupt_at_any_line_of_the_client_strands_nobody(
+def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
     tmp_path: Path, others: int, step: int, lines: int
 ) -> None:
     with inside(tmp_path) as cluster:

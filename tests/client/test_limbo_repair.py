@@ -137,13 +137,13 @@ def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monk
     backend.membership.metadata.mark_under_replicated(ledger_id, short, 0)
 
     def fail(*arguments: object) -> None:
-        raise StorageFullError("no room")
+        raise StorageFullError("no space")
 
     with monkeypatch.context() as failing:
         failing.setattr(backend.driver, "run", fail)
         done = client.replicate(ledger_id)
     assert (done.fragments, len(done.left)) == (0, 1)
-    assert "no room" in done.left[0]
+    assert "no space" in done.left[0]
     assert backend.membership.metadata.list_under_replicated() == [(ledger_id, short, 0)]
     assert client.replicate(ledger_id).fragments == 1
     assert backend.membership.metadata.list_under_replicated() == []
@@ -358,7 +358,7 @@ def test_bookies_drop_a_deleted_ledger_when_they_see_its_tombstone_twice(four: I
     check(client, kept, 30)
 
 
-def test_a_tombstone_of_somebody_without_the_password_deletes_nothing(four: Inside) -> None:
+def test_a_tombstone_made_without_the_password_deletes_nothing(four: Inside) -> None:
     client = four.connect()
     ledger_id = fill(client, 30)
     metadata = cluster_backend_of(client).membership.metadata
@@ -371,7 +371,7 @@ def test_a_tombstone_of_somebody_without_the_password_deletes_nothing(four: Insi
             assert ledger_id in service.replicas.ledgers()
 
 
-def test_who_has_no_right_may_bring_copies_of_final_entries_and_nothing_else(four: Inside) -> None:
+def test_a_client_without_the_right_may_add_only_copies_of_final_entries(four: Inside) -> None:
     client = four.connect()
     closed = fill(client, 10, ensemble_size=3)
     writer = client.create_ledger(password=PASSWORD, ensemble_size=3)

@@ -71,7 +71,7 @@ def _under_replicated(cluster: Cluster, writer: Child) -> set[str]:
 # ---- bookies that are killed -----------------------------------------------------------------------------------------
 
 
-def test_a_killed_bookie_is_replaced_by_the_spare_and_writing_goes_on(cluster: Cluster) -> None:
+def test_a_killed_bookie_is_replaced_by_the_spare_and_writing_continues(cluster: Cluster) -> None:
     writer = cluster.writer()
     _more(writer)
     killed, spare = _ensemble(cluster, writer)[1], _spare(cluster, writer)[0]
@@ -84,7 +84,7 @@ def test_a_killed_bookie_is_replaced_by_the_spare_and_writing_goes_on(cluster: C
     assert killed.name not in {bookie.bookie_id for bookie in metadata.fragments[1].ensemble}
 
 
-def test_without_a_spare_writing_goes_on_and_what_is_missing_is_recorded(cluster: Cluster) -> None:
+def test_without_a_spare_writing_continues_and_missing_entries_are_recorded(cluster: Cluster) -> None:
     writer = cluster.writer()
     _spare(cluster, writer)[0].kill()
     _wait_for_bookies(cluster.connect(), 3)
@@ -153,7 +153,7 @@ def test_a_bookie_that_was_killed_and_started_gives_what_it_acknowledged_and_tak
 # ---- bookies that are stopped, wiped or moved ------------------------------------------------------------------------
 
 
-def test_a_stopped_bookie_holds_nobody_up_and_gets_everything_when_it_goes_on(cluster: Cluster) -> None:
+def test_a_stopped_bookie_delays_no_append_and_catches_up_when_it_resumes(cluster: Cluster) -> None:
     writer = cluster.writer(entries=1500, pause_s=0.001, patient=True)
     _more(writer, 50)
     slow = _ensemble(cluster, writer)[2]
@@ -235,7 +235,7 @@ def test_a_killed_writers_ledger_is_recovered_with_all_that_was_acknowledged(clu
     check_writer(cluster, writer)
 
 
-def test_a_writer_that_was_stopped_while_another_recovered_is_refused_when_it_goes_on(cluster: Cluster) -> None:
+def test_a_writer_that_was_stopped_during_a_recovery_is_refused_when_it_resumes(cluster: Cluster) -> None:
     writer = cluster.writer(pause_s=0.0005)
     _more(writer)
     writer.stop()
@@ -252,7 +252,7 @@ def test_a_writer_that_was_stopped_while_another_recovered_is_refused_when_it_go
     assert (metadata.last_entry_id, metadata.length) == (closed.last_entry_id, closed.length)
 
 
-def test_two_who_recover_at_once_agree(cluster: Cluster) -> None:
+def test_two_simultaneous_recoveries_agree(cluster: Cluster) -> None:
     writer = cluster.writer(window=200)
     _more(writer)
     ledger_id = int(writer.said("ledger")[0])

@@ -155,7 +155,7 @@ def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: 
     assert list(client.list_ledgers()) == before
 
 
-def test_the_error_of_too_few_bookies_says_who_is_read_only(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_too_few_bookies_names_the_read_only_ones(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = five.connect()
     metadata = cluster_backend_of(client).membership.metadata
     found = [replace(each, read_only=each.bookie.bookie_id == "bookie-3") for each in metadata.list_bookies()]
@@ -238,7 +238,7 @@ def test_callbacks_come_in_order_and_not_in_the_thread_that_appends(three: Insid
     assert threading.get_ident() not in {thread for _, thread in seen}
 
 
-def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have no wait of a follower end by itself, so that what it learns was sent to it."""
     monkeypatch.setattr(follower_module, "FOLLOW_NS", 3600 * 10**9)
 
@@ -246,7 +246,7 @@ def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_ledger(
     three: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only_told(monkeypatch)
+    only_notified(monkeypatch)
     writer = three.connect().create_ledger(insecure=True)
     reader = three.connect().open_ledger(writer.ledger_id, recover=False)
     got: list[bytes] = []
@@ -265,10 +265,10 @@ def test_a_follower_in_another_client_gets_every_entry_soon_and_ends_with_the_le
     assert got == numbered(20)
 
 
-def test_a_client_that_follows_one_ledger_tells_readers_of_another_how_far_it_is(
+def test_a_client_that_follows_one_ledger_does_not_delay_readers_of_another(
     three: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    only_told(monkeypatch)
+    only_notified(monkeypatch)
     client = three.connect()
     waited = client.open_ledger(client.create_ledger(insecure=True).ledger_id, recover=False)
 
@@ -333,7 +333,7 @@ def test_deferred_entries_are_kept_back_to_the_bound_and_forced_there(three: Ins
 # ---- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_in_another_client_is_fenced_and_what_it_knew_is_there(three: Inside) -> None:
+def test_a_writer_in_another_client_is_fenced_and_its_acknowledged_entries_are_kept(three: Inside) -> None:
     writer = three.connect().create_ledger(password=b"p")
     writer.append_many(numbered(10))
     pending = [writer.append_async(payload) for payload in numbered(40, 10)]
@@ -387,7 +387,7 @@ def test_closing_a_manager_waits_for_appends_and_leaves_the_ledger_open(three: I
     assert contents(other, writer.ledger_id, recover=True) == numbered(100)
 
 
-def test_a_closed_cluster_is_there_again_when_it_is_opened(tmp_path: Path) -> None:
+def test_the_ledgers_of_a_closed_cluster_can_be_read_after_it_is_opened_again(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster:
         open_writer = cluster.connect().create_ledger(insecure=True)
         open_writer.append_many(numbered(10))
@@ -442,7 +442,7 @@ print("all is well")
 """
 
 
-def test_everything_is_refused_in_a_forked_child_and_the_parent_goes_on(tmp_path: Path) -> None:
+def test_every_call_is_refused_in_a_forked_child_and_the_parent_continues(tmp_path: Path) -> None:
     said, _ = python(FORKING, tmp_path).communicate(timeout=PROCESS_S)
     assert said == "all is well\n"
 

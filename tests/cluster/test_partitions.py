@@ -78,7 +78,7 @@ def _created(cluster: Cluster, client: LedgerManager) -> tuple[LedgerWriter, lis
 
 
 @pytest.mark.parametrize("ways", [(True, True), (True, False), (False, True)])
-def test_a_bookie_that_is_cut_off_delays_nobody_and_catches_up(
+def test_a_bookie_that_is_cut_off_delays_no_append_and_catches_up(
     cluster: Cluster, ways: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name, value in PATIENCE:
@@ -95,7 +95,7 @@ def test_a_bookie_that_is_cut_off_delays_nobody_and_catches_up(
     assert len(metadata.fragments) == 1
 
 
-def test_a_writer_that_is_cut_off_from_all_is_fenced_by_who_is_not(cluster: Cluster) -> None:
+def test_a_writer_that_is_cut_off_from_all_bookies_is_fenced_by_a_recovery(cluster: Cluster) -> None:
     writer, bookies = _created(cluster, cluster.connect(routed=True))
     for bookie in bookies:
         bookie.proxy.hold()

@@ -43,7 +43,7 @@ def test_a_wrong_password_from_another_client_changes_nothing(cluster: Inside, d
     assert contents(other, writer.ledger_id, PASSWORD) == [b"first", b"second"]
 
 
-def test_who_skips_the_check_of_the_password_is_refused_by_every_bookie(
+def test_a_client_that_skips_the_password_check_is_refused_by_every_bookie(
     cluster: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = cluster.connect().create_ledger(password=PASSWORD)
@@ -78,7 +78,7 @@ def test_another_secret_and_one_on_one_side_only_are_refused(
         assert len(cluster_backend_of(cluster.bookies[0]).membership.bookies) == 1
 
 
-def test_without_a_secret_nobody_listens_beyond_this_host(tmp_path: Path) -> None:
+def test_without_a_secret_bookies_listen_on_this_host_only(tmp_path: Path) -> None:
     for address in ("tcp://0.0.0.0:*", "tcp://*:*"):
         with pytest.raises(UsageError, match=r"loopback|secret"):
             LedgerManager.open(tmp_path / "bookie", listen=address, metadata=f"lmdb://{tmp_path}/metadata")

@@ -105,7 +105,7 @@ print(deferred.ledger_id, 100)
 
 
 @pytest.mark.parametrize("how", ["", "import atexit; atexit.register(lambda: (plain.close(), manager.close()))"])
-def test_a_client_that_nobody_closed_is_closed_at_the_end_of_the_program(tmp_path: Path, how: str) -> None:
+def test_a_client_without_a_close_is_closed_at_the_end_of_the_program(tmp_path: Path, how: str) -> None:
     with inside(tmp_path) as cluster, cluster.connect() as client:
         for ledger_id, count in run(_FORGOTTEN + how, cluster):
             assert contents(client, ledger_id, recover=True) == [b"entry %d" % number for number in range(count)]
@@ -129,13 +129,13 @@ print(writer.ledger_id, 2)
 """
 
 
-def test_a_forked_child_ends_at_once_and_its_parent_goes_on(tmp_path: Path) -> None:
+def test_a_forked_child_ends_at_once_and_its_parent_continues(tmp_path: Path) -> None:
     with inside(tmp_path) as cluster, cluster.connect() as client:
         ((ledger_id, count),) = run(_FORKED, cluster)
         assert contents(client, ledger_id, recover=True) == [b"entry %d" % number for number in range(count)]
 
 
-def test_a_bookie_that_nobody_closed_is_closed_at_the_end_of_the_program(tmp_path: Path) -> None:
+def test_a_bookie_without_a_close_is_closed_at_the_end_of_the_program(tmp_path: Path) -> None:
     program = """
 manager = LedgerManager.open(sys.argv[3], listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret)
 writer = manager.create_ledger(ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)

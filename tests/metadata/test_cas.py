@@ -213,7 +213,7 @@ def test_one_cluster_is_made_whatever_is_lost(faults: tuple[Fault | None, ...]) 
     assert cluster_on(store).identity == made
 
 
-def test_two_who_make_the_cluster_at_once_make_one() -> None:
+def test_two_processes_that_create_the_cluster_at_once_create_one() -> None:
     server = SimServer()
     other: list[ClusterMetadata] = []
 

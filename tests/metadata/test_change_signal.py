@@ -90,7 +90,7 @@ def test_a_file_that_is_not_there_is_not_watched(tmp_path: Path) -> None:
     assert change_signal.watch_file(str(tmp_path / "none")) == -1
 
 
-def test_who_watches_at_rest_looks_at_nothing(tmp_path: Path) -> None:
+def test_a_process_at_rest_polls_nothing_for_its_watches(tmp_path: Path) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     store.create("key", b"v")
     told = threading.Event()

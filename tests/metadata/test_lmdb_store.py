@@ -83,7 +83,7 @@ def test_a_killed_process_loses_its_leases_at_once(store: LmdbMetadataStore, tmp
         assert gone.wait(WAIT_S), "by its lock, before the timeout"
 
 
-def test_a_killed_process_makes_room_for_who_creates_at_once(store: LmdbMetadataStore, tmp_path: Path) -> None:
+def test_the_lease_of_a_killed_process_can_be_created_again_at_once(store: LmdbMetadataStore, tmp_path: Path) -> None:
     with child(tmp_path / "metadata", "lease") as process:
         assert line_of(process) == "leased"
         process.kill()
@@ -91,7 +91,7 @@ def test_a_killed_process_makes_room_for_who_creates_at_once(store: LmdbMetadata
         store.create("lease", b"next", leased=True)
 
 
-def test_a_stopped_process_loses_its_leases_and_notices_when_it_goes_on(
+def test_a_stopped_process_loses_its_leases_and_notices_when_it_resumes(
     store: LmdbMetadataStore, tmp_path: Path
 ) -> None:
     with child(tmp_path / "metadata", "lease", SHORT_SESSION_S) as process:
@@ -131,7 +131,7 @@ def test_processes_killed_while_writing_lose_and_break_nothing(store: LmdbMetada
         store.put("counter", node.value, node.version)
 
 
-def test_processes_stopped_while_writing_block_nobody(store: LmdbMetadataStore, tmp_path: Path) -> None:
+def test_processes_stopped_while_writing_do_not_block_others(store: LmdbMetadataStore, tmp_path: Path) -> None:
     chance = random.Random(1)
     resumed = 0
     with child(tmp_path / "metadata", "count") as process:
@@ -209,7 +209,7 @@ def test_a_path_is_one_environment_however_often_it_is_opened(tmp_path: Path) ->
     assert str(path) not in lmdb_environment.opened
 
 
-def test_what_was_written_is_there_after_opening_again(tmp_path: Path) -> None:
+def test_written_values_survive_opening_again(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
     store = LmdbMetadataStore(path)
     version = store.create("a/b", b"v")
@@ -234,7 +234,7 @@ def _in_child(store: LmdbMetadataStore, results: multiprocessing.queues.SimpleQu
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_told_and_holds_nothing(tmp_path: Path) -> None:
+def test_calls_in_a_forked_child_raise_and_it_holds_no_lock(tmp_path: Path) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     store.create("key", b"v", leased=True)
     context = multiprocessing.get_context("fork")
@@ -274,7 +274,7 @@ def test_a_forked_child_that_lives_on_keeps_no_lease_alive(store: LmdbMetadataSt
         os.close(told)
 
 
-def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+def test_a_damaged_record_raises(tmp_path: Path) -> None:
     path = str(tmp_path / "metadata")
     store = LmdbMetadataStore(path)
     version = store.create("key", b"value")
@@ -370,7 +370,7 @@ def test_versions_are_refused_across_processes(store: LmdbMetadataStore, tmp_pat
             store.put("counter", b"mine", node.version - 1)
 
 
-def test_nothing_runs_while_nobody_watches(tmp_path: Path) -> None:
+def test_no_thread_runs_without_a_watch(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
     store.create("key", b"v")
@@ -406,7 +406,7 @@ def test_a_lease_made_before_the_end_of_the_session_was_noticed_ends_as_well(
     other.close()
 
 
-def test_a_change_while_a_watch_begins_is_told(
+def test_a_change_while_a_watch_begins_is_reported(
     store: LmdbMetadataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = LmdbMetadataStore(str(tmp_path / "metadata"))
@@ -446,7 +446,7 @@ def test_an_interrupted_wait_for_the_turn_leaves_it_to_others(
     other.close()
 
 
-def test_who_waits_for_a_turn_looks_often_and_at_who_has_it_now_and_then(
+def test_a_waiter_polls_the_lock_often_and_checks_its_holder_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))
@@ -485,7 +485,7 @@ def test_reading_looks_for_dead_sessions_only_when_it_is_time(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("session", "seen", "share"), [(0, 0, 1), (5, 0, 1), (5, 1, 1), (5, 3, 3), (5, 1000, None), (0, 3, None)]
 )
-def test_who_has_a_session_has_a_share_in_the_look_for_dead_ones(
+def test_processes_with_sessions_share_the_search_for_dead_ones(
     tmp_path: Path, session: int, seen: int, share: int | None
 ) -> None:
     store = LmdbMetadataStore(str(tmp_path / "metadata"))

@@ -84,7 +84,7 @@ def test_bounds_are_named(world: World) -> None:
         cluster.write_pointer("sinks", "app", "text", None)  # type: ignore[arg-type]
 
 
-def test_a_pointer_of_somebody_without_the_secret_is_refused(world: World) -> None:
+def test_a_pointer_made_without_the_secret_is_refused(world: World) -> None:
     store = world.open()
     cluster = cluster_on(store)
     key = "pointers/sinks/app"

@@ -70,7 +70,7 @@ def test_directories_put_back_to_an_older_state_are_found_out(world: World) -> N
     assert found.boots == 4
 
 
-def test_a_registration_is_there_while_its_bookie_is(world: World) -> None:
+def test_a_registration_lasts_as_long_as_its_bookie(world: World) -> None:
     one, two = cluster_on(world.open()), cluster_on(world.open())
     one.claim_cookie(bookie(1))
     told: list[list[Bookie]] = []
@@ -144,7 +144,7 @@ def test_another_instance_does_not_take_a_registration_over(world: World) -> Non
     assert [found.bookie for found in old.list_bookies()] == [bookie(1, instance=9)]
 
 
-def test_a_bookie_whose_session_ended_is_registered_again_and_told_once(world: World) -> None:
+def test_a_bookie_whose_session_ended_is_registered_again_and_notified_once(world: World) -> None:
     store = world.open()
     cluster, other = cluster_on(store), cluster_on(world.open())
     cluster.claim_cookie(bookie(1))
@@ -196,7 +196,7 @@ def test_a_bookie_does_not_decode_what_it_registered_itself(world: World, monkey
     assert decoded == []
 
 
-def test_registering_again_goes_on_until_the_store_can_be_reached() -> None:
+def test_registering_again_is_retried_until_the_store_can_be_reached() -> None:
     server = SimServer()
     store = server.store()
     cluster, other = cluster_on(store), cluster_on(server.store())
@@ -244,7 +244,7 @@ def test_any_name_will_do_for_a_bookie(world: World, name: str) -> None:
         {"load": float("inf")},
     ],
 )
-def test_what_a_bookie_cannot_tell_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_registrations_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         registration(bookie(1), **change)
     for name in ("", "x" * 129):
@@ -271,7 +271,7 @@ def test_a_forged_registration_counts_as_absent(world: World, caplog: pytest.Log
         cluster.find_bookie(bookie(1).bookie_id)
 
 
-def test_a_secret_joins_those_who_have_it_only(world: World) -> None:
+def test_only_clients_with_the_secret_can_join(world: World) -> None:
     cluster = cluster_on(world.open())
     assert cluster_on(world.open()).identity == cluster.identity
     with pytest.raises(MetadataForgedError, match="secret given here is not"):
@@ -361,7 +361,7 @@ def test_one_leads_at_a_time_and_the_next_follows(world: World) -> None:
     assert observer.lock_owner("auditor") is None
 
 
-def test_who_was_closed_does_not_lead_though_a_watch_still_calls(world: World) -> None:
+def test_a_closed_candidate_does_not_lead_though_a_watch_still_calls(world: World) -> None:
     cluster = cluster_on(world.open())
     election = Election(cluster, "auditor", "bookie-1", lambda leads: None)
     election.close()
@@ -405,7 +405,7 @@ def test_a_damaged_record_of_missing_entries_is_replaced_by_one_of_all_entries(w
     assert cluster.list_under_replicated() == [(7, bookie(1), 0)]
 
 
-def test_whoever_waits_for_missing_entries_is_told(world: World) -> None:
+def test_waiters_for_under_replicated_ledgers_are_notified(world: World) -> None:
     cluster, other = cluster_on(world.open()), cluster_on(world.open())
     told: list[bool] = []
     other.watch_under_replicated(lambda: told.append(bool(other.list_under_replicated())))

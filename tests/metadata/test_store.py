@@ -30,7 +30,7 @@ def test_a_key_is_made_read_replaced_removed(world: World) -> None:
     assert store.get("a/b/c", latest=True) is None
 
 
-def test_only_the_version_that_is_there_is_replaced_or_removed(world: World) -> None:
+def test_only_the_present_version_is_replaced_or_removed(world: World) -> None:
     store, other = world.open(), world.open()
     with pytest.raises(MetadataVersionError):
         store.put("key", b"x", 1)
@@ -150,7 +150,7 @@ def test_leases_end_with_their_tree_and_nothing_else_does(world: World) -> None:
     other.create("leased", b"w", leased=True)
 
 
-def test_leases_end_with_their_session_and_the_tree_is_told(world: World) -> None:
+def test_leases_end_with_their_session_and_watches_are_notified(world: World) -> None:
     store, other = world.open(), world.open()
     told: list[bool] = []
     store.on_session_end(lambda: told.append(True))
@@ -178,7 +178,7 @@ def test_a_lease_that_is_replaced_stays_a_lease(world: World) -> None:
     assert world.wait_for(lambda: other.get("leased", latest=True) is None)
 
 
-def test_watches_tell_of_changes_again_and_again(world: World) -> None:
+def test_watches_report_changes_again_and_again(world: World) -> None:
     store, other = world.open(), world.open()
     calls: list[object] = []
     watch = store.watch("dir/key", lambda: calls.append(store.get("dir/key", latest=True)))
@@ -204,7 +204,7 @@ def test_watches_tell_of_changes_again_and_again(world: World) -> None:
     assert calls == seen
 
 
-def test_watches_tell_who_comes_and_goes_below(world: World) -> None:
+def test_watches_report_keys_that_are_created_and_deleted_below(world: World) -> None:
     store, other = world.open(), world.open()
     calls: list[list[str]] = []
     store.watch("dir", lambda: calls.append(store.children("dir")))

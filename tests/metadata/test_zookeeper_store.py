@@ -34,7 +34,7 @@ SESSION_S = 2.5
 
 
 class Proxy:
-    """Stands between a client and the server, and can lose what goes one way."""
+    """A proxy between a client and the server, which can lose the bytes of one direction."""
 
     def __init__(self, server: ZooKeeperServer) -> None:
         self._server = ("127.0.0.1", int(server.host.rpartition(":")[2]))
@@ -150,7 +150,7 @@ def test_a_lost_answer_is_unknown_and_settled(
     assert other.deletion_proof(1) == b""
 
 
-def test_reads_go_on_after_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
+def test_reads_continue_after_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
     store, _ = through
     version = store.create("dir/key", b"v")
     for _ in range(3):
@@ -225,7 +225,7 @@ def test_calls_end_at_their_deadline_while_the_server_is_stopped(zookeeper_serve
     store.close()
 
 
-def test_no_server_is_told_with_what_to_do() -> None:
+def test_the_error_without_a_server_names_its_address() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -275,7 +275,7 @@ def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[Met
     rival.close()
 
 
-def test_a_forked_child_is_told(zookeeper_server: ZooKeeperServer) -> None:
+def test_calls_in_a_forked_child_raise(zookeeper_server: ZooKeeperServer) -> None:
     store = open_metadata(zookeeper_server.url(), timeout_s=5)
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
@@ -296,7 +296,7 @@ def test_a_forked_child_is_told(zookeeper_server: ZooKeeperServer) -> None:
     store.close()
 
 
-def test_what_the_server_refuses_is_told(zookeeper_server: ZooKeeperServer) -> None:
+def test_a_refusal_of_the_server_raises(zookeeper_server: ZooKeeperServer) -> None:
     store = open_metadata(zookeeper_server.url(), timeout_s=5)
     store.create("leaf", b"v", leased=True)
     with pytest.raises(MetadataError, match="NoChildrenForEphemerals") as refused:

@@ -81,7 +81,7 @@ def test_a_mutant_is_loaded_by_processes_that_are_started() -> None:
         assert done.stdout.strip() == result
 
 
-def test_a_mutation_that_is_gone_is_said_to_be() -> None:
+def test_a_mutation_that_no_longer_exists_is_reported() -> None:
     name = parse("replication.quorum:Quorum.negatives_needed/arithmetic.99")
     with pytest.raises(LookupError, match="draw another one"):
         mutated(name, path_of(name.module).read_bytes())
@@ -101,7 +101,7 @@ def test_a_mutant_that_is_gone_gives_way_to_another_of_the_same_modules(tmp_path
     assert _draw(file, 1, 2) == [kept, instead]
 
 
-def test_what_is_judged_equivalent_is_told_by_the_function_that_it_is_about() -> None:
+def test_equivalent_mutants_are_recognised_by_the_checksum_of_their_function() -> None:
     """If the function has changed, the argument counts no more."""
     text = Path(__file__).with_name("equivalent.md").read_text()
     assert len(judged_equivalent(text)) == text.count("\n### ") > 0

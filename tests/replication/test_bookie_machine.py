@@ -137,7 +137,7 @@ def test_a_deletion_overtakes_what_was_looked_up_before() -> None:
     assert bookie.ask("a", bookie.add(0, 0)) == [LookUp(LEDGER)]
 
 
-def test_a_deletion_answers_those_who_wait() -> None:
+def test_a_deletion_answers_waiting_requests() -> None:
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 0))
     bookie.ask("p", ReadLac(LEDGER, beyond=5, wait_ns=10))
@@ -172,7 +172,7 @@ def test_a_fence_reaches_ledgers_never_seen_and_read_only_bookies() -> None:
         assert bookie.reply(bookie.add(0, 0)).status is Status.FENCED
 
 
-def test_a_fence_that_is_not_durable_is_not_told() -> None:
+def test_a_fence_that_is_not_durable_is_not_acknowledged() -> None:
     for request in (ReadLac(LEDGER, fence=True), read(fence=True)):
         bookie = Bookie()
         bookie.disk.error = StorageFailedError("sync")
@@ -228,7 +228,7 @@ def test_where_durable_entries_may_be_lost_nothing_is_denied_to_recoveries_eithe
     assert bookie.reply(read(fence=True)).status is Status.UNKNOWN
 
 
-def test_where_durable_entries_may_be_lost_only_recoveries_are_told_a_lac() -> None:
+def test_where_durable_entries_may_be_lost_only_recoveries_get_a_lac() -> None:
     """D6: it may be too low, and would count as that of a bookie which knows."""
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 2, lac=1))
@@ -310,7 +310,7 @@ def test_the_lac_is_proven_by_the_last_entry_and_by_the_packet() -> None:
     assert Bookie(known=False).reply(ReadLac(LEDGER)) == LacReply(Status.NO_SUCH_LEDGER)
 
 
-def test_who_waits_is_answered_when_the_lac_moves() -> None:
+def test_long_polls_are_answered_when_the_lac_moves() -> None:
     bookie = Bookie()
     assert bookie.ask("p", ReadLac(LEDGER, beyond=3, wait_ns=100)) == [WakeAt(100)]
     assert bookie.ask("q", ReadLac(LEDGER, beyond=8, wait_ns=50)) == [WakeAt(50)]
@@ -325,7 +325,7 @@ def test_who_waits_is_answered_when_the_lac_moves() -> None:
     assert effects[1] == Respond("a", Reply(Status.OK, watched=True))
 
 
-def test_who_waits_is_answered_when_the_time_is_up() -> None:
+def test_long_polls_are_answered_at_their_deadline() -> None:
     """Also if the ledger is fenced meanwhile, which is no news of the LAC (BK #2052)."""
     bookie = Bookie()
     bookie.ask("p", ReadLac(LEDGER, beyond=3, wait_ns=100))
@@ -431,7 +431,7 @@ def test_what_was_staged_before_an_error_is_synced_before_it_is_read() -> None:
     assert bookie.reply(read(0, 1)).run.last == 1
 
 
-def test_a_deletion_answers_nobody_who_waits_for_another_ledger() -> None:
+def test_a_deletion_does_not_answer_requests_about_another_ledger() -> None:
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 0))
     bookie.ask("p", ReadLac(LEDGER, beyond=5, wait_ns=10))

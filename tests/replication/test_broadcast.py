@@ -22,7 +22,7 @@ def test_each_bookie_is_asked_once_and_the_end_comes_with_the_last_answer() -> N
     assert told.answer(0) == [BroadcastEnded(())]
 
 
-def test_who_refuses_and_who_is_silent_is_named() -> None:
+def test_refusing_and_silent_bookies_are_named() -> None:
     told = telling(0, 1, 2)
     told.answer(0, Reply(Status.UNAUTHORIZED))
     told.lose(1)
@@ -30,7 +30,7 @@ def test_who_refuses_and_who_is_silent_is_named() -> None:
     assert told.effects == [BroadcastEnded(((bookie(0), Status.UNAUTHORIZED), (bookie(1), None)))]
 
 
-def test_nobody_to_ask_is_the_end() -> None:
+def test_a_broadcast_to_no_bookies_ends_at_once() -> None:
     assert telling().effects == [BroadcastEnded(())]
 
 

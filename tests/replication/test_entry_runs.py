@@ -54,6 +54,6 @@ def test_the_rest_of_a_run(stride: int) -> None:
     assert since(EntryRun(0, 1, array("q"), ()), 0) is None
 
 
-def test_an_entry_tells_the_length_of_its_ledger() -> None:
+def test_an_entry_carries_the_length_of_its_ledger() -> None:
     digest = entry_digest(DigestType.XXH3, 7, b"")
     assert length_at(digest.prefix(3, 2, 123456789012, b"x") + b"x") == 123456789012

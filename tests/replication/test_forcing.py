@@ -67,7 +67,7 @@ def test_a_bookie_that_cannot_force_is_replaced() -> None:
     assert writer.only(ChooseBookies).places == (2,)
 
 
-def test_what_a_failed_force_may_have_left_behind_is_recorded() -> None:
+def test_entries_that_a_failed_force_may_have_missed_are_recorded() -> None:
     """C13: the quorum has forced it, and the bookie that has not may have lost it."""
     writer = Writer(deferred=True)
     writer.submit(0, 1)

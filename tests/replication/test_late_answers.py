@@ -151,7 +151,7 @@ def closing(*, answered: int = 2) -> Recovery:
     return recovery
 
 
-def test_who_is_known_to_have_failed_is_recorded_before_the_end_is_written() -> None:
+def test_a_failed_bookie_is_recorded_before_the_end_is_written() -> None:
     recovery = Recovery()
     recovery.reading()
     recovery.told(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 2)))
@@ -165,7 +165,7 @@ def test_who_is_known_to_have_failed_is_recorded_before_the_end_is_written() -> 
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
 
 
-def test_nobody_misses_entries_of_a_ledger_that_was_deleted() -> None:
+def test_missing_entries_of_a_deleted_ledger_are_not_recorded() -> None:
     recovery = Recovery()
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
@@ -177,7 +177,7 @@ def test_nobody_misses_entries_of_a_ledger_that_was_deleted() -> None:
     assert recovery.recorded == []
 
 
-def test_who_does_not_take_what_is_written_back_is_recorded_by_an_answer_after_the_close() -> None:
+def test_a_bookie_that_refuses_a_write_back_is_recorded_after_the_close() -> None:
     recovery = closing()
     recovery.tell(MetadataWritten(5))
     assert recovery.recorded == []
@@ -185,7 +185,7 @@ def test_who_does_not_take_what_is_written_back_is_recorded_by_an_answer_after_t
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
 
 
-def test_who_is_silent_after_the_close_is_recorded_and_who_answers_is_not() -> None:
+def test_after_the_close_silent_bookies_are_recorded_and_answering_ones_are_not() -> None:
     recovery = closing()
     recovery.tell(MetadataWritten(5))
     recovery.lose(2)
@@ -196,7 +196,7 @@ def test_who_is_silent_after_the_close_is_recorded_and_who_answers_is_not() -> N
     assert recovery.recorded == []
 
 
-def test_who_fails_while_the_end_is_written_is_recorded_at_once() -> None:
+def test_a_bookie_that_fails_while_the_end_is_written_is_recorded_at_once() -> None:
     recovery = closing()
     recovery.lose(2)
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
@@ -219,7 +219,7 @@ def test_a_fence_answered_after_a_recovery_without_success_counts() -> None:
     assert recovery.recorded == [UnderReplicated(bookie(2), 2)]
 
 
-def test_who_fails_after_a_close_whose_outcome_is_unknown_is_recorded() -> None:
+def test_a_bookie_that_fails_after_a_close_of_unknown_outcome_is_recorded() -> None:
     recovery = closing()
     recovery.tell(MetadataUnreachable())
     recovery.lose(2)

@@ -62,7 +62,7 @@ def test_members_excluded_and_read_only_bookies_are_left_out() -> None:
     assert chosen(candidates, (1,), ensemble=ensemble, excluded=[bookie(1), bookie(3)]) == {1: bookie(5)}
 
 
-def test_who_has_a_place_keeps_it_if_there_is_nobody_else() -> None:
+def test_a_bookie_keeps_its_place_if_there_is_no_other() -> None:
     ensemble = (bookie(0), bookie(1), bookie(2))
     assert chosen(plain(0, 1, 2), (1,), ensemble=ensemble) == {1: bookie(1)}
     assert chosen(plain(0, 1, 2, 3), (1,), ensemble=ensemble) == {1: bookie(3)}

@@ -80,7 +80,7 @@ def ids(reading: Reading) -> list[int]:
     ]
 
 
-def test_one_replica_is_asked_and_asked_on_until_all_is_there() -> None:
+def test_one_replica_is_asked_until_all_entries_have_arrived() -> None:
     reading = Reading(3, 9)
     assert reading.asked() == [(0, 3, 9)]
     reading.answer(0, ReadReply(Status.OK, run(3, 6)))
@@ -90,7 +90,7 @@ def test_one_replica_is_asked_and_asked_on_until_all_is_there() -> None:
     assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
 
 
-def test_who_ranks_first_is_asked_first() -> None:
+def test_the_bookie_of_the_lowest_rank_is_asked_first() -> None:
     reading = Reading(0, 0, rank={bookie(0): 2, bookie(1): 1})
     assert reading.asked() == [(2, 0, 0)]
 
@@ -111,7 +111,7 @@ def test_parts_are_read_from_different_replicas_at_a_time() -> None:
     assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ())
 
 
-def test_a_part_that_nobody_has_is_where_the_read_ends() -> None:
+def test_a_read_ends_at_a_part_that_no_bookie_has() -> None:
     reading = Reading(0, 3, parts=2, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3})
     reading.answer(0, ReadReply(Status.OK, run(0, 1)))
     for number in (1, 2, 0):
@@ -141,7 +141,7 @@ def test_a_read_ends_when_it_has_its_bytes() -> None:
     assert reading.only(ReadEnded) == ReadEnded(20, Status.OK, ())
 
 
-def test_an_answer_without_room_for_the_next_entry_is_the_last() -> None:
+def test_an_answer_without_space_for_the_next_entry_is_the_last() -> None:
     reading = Reading(0, 99, total_bytes=1000)
     reading.answer(0, ReadReply(Status.OK, run(0, 3)))
     assert reading.only(ReadEnded) == ReadEnded(4, Status.OK, ())
@@ -162,7 +162,7 @@ def test_one_entry_is_read_whatever_its_bytes_are() -> None:
     assert reading.only(ReadEnded) == ReadEnded(1, Status.OK, ())
 
 
-def test_a_part_goes_on_until_it_and_those_before_it_have_the_bytes() -> None:
+def test_a_part_continues_until_it_and_those_before_it_have_the_bytes() -> None:
     reading = Reading(0, 99, parts=2, rank={bookie(0): 1, bookie(1): 2, bookie(2): 3}, total_bytes=1000 + size(0, 9))
     assert reading.asked() == [(0, 0, 49), (1, 50, 99)]
     reading.answer(1, ReadReply(Status.OK, run(50, 69)))
@@ -371,7 +371,7 @@ def test_waiting_ends_with_the_time() -> None:
     assert lac.effects == [LacRead(4)]
 
 
-def test_waiting_goes_on_at_another_bookie() -> None:
+def test_waiting_continues_at_another_bookie() -> None:
     lac = Lac(beyond=4)
     lac.lose(0)
     assert [send.bookie for send in lac.sends] == [bookie(1), bookie(2)]
@@ -403,7 +403,7 @@ def test_while_too_few_bookies_wait_those_that_did_not_answer_are_asked_again() 
     assert lac.effects == [LacRead(5)]
 
 
-def test_waiting_fails_only_if_nobody_answers_any_more() -> None:
+def test_waiting_fails_only_if_no_bookie_answers_any_more() -> None:
     lac = Lac(beyond=4, retry_ns=10)
     for place in (0, 1, 2):
         lac.lose(place)

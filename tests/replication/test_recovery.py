@@ -121,7 +121,7 @@ def test_an_empty_ledger_is_closed_empty() -> None:
     assert recovery.only(Done).version == 5
 
 
-def test_reads_fence_and_begin_behind_the_lac() -> None:
+def test_reads_fence_and_begin_after_the_lac() -> None:
     recovery = Recovery()
     recovery.reading(lac=6)
     ahead = [send.request for send in recovery.reads() if isinstance(send.request, Read) and send.request.first == 7]
@@ -155,7 +155,7 @@ def test_found_entries_are_written_back_unchanged_with_a_frozen_lac() -> None:
     assert {send.bookie for send in recovery.adds()} == {bookie(0), bookie(1), bookie(2)}
     recovery.answer(1, ReadReply(Status.OK, run(0, 2)))
     reads = recovery.pending(1)
-    assert [send.request.first for send in reads if isinstance(send.request, Read)] == [3], "and reading goes on"
+    assert [send.request.first for send in reads if isinstance(send.request, Read)] == [3], "reading continues"
 
 
 def test_later_adds_carry_the_same_lac() -> None:
@@ -186,7 +186,7 @@ def test_what_is_unknown_is_never_guessed() -> None:
     assert "no answer" in failed.detail
 
 
-def test_who_was_silent_is_asked_again() -> None:
+def test_silent_bookies_are_asked_again() -> None:
     recovery = Recovery()
     recovery.reading()
     recovery.answer(0, NO)
@@ -333,7 +333,7 @@ def test_too_few_bookies_fail_the_recovery_and_close_nothing() -> None:
     assert recovery.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
 
 
-def test_a_refused_mark_is_tried_on_what_is_there() -> None:
+def test_a_refused_mark_is_repeated_on_the_stored_metadata() -> None:
     recovery = Recovery()
     newer = metadata((3, 3, 2), (0, (0, 1, 2)), (2, (0, 1, 4)))
     recovery.tell(MetadataRefused(newer, 9))

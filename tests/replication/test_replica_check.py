@@ -66,7 +66,7 @@ def test_entries_of_other_places_are_not_asked_for() -> None:
     assert audit.audit.missing == (Span(4, 4, 3),)
 
 
-def test_the_fragment_tells_the_bookie() -> None:
+def test_the_fragment_determines_the_bookie() -> None:
     moved = metadata((3, 3, 2), (0, (0, 1, 2)), (5, (0, 4, 2)))
     assert Audit(5, 9, moved).audit.bookie == bookie(4)
     assert Audit(0, 4, moved).audit.bookie == bookie(1)
@@ -126,7 +126,7 @@ def test_a_bookie_that_answers_no_more_is_silent() -> None:
     assert audit.audit.missing == ()
 
 
-def test_an_answer_between_says_that_it_is_there() -> None:
+def test_an_answer_in_between_shows_that_the_bookie_is_alive() -> None:
     audit = Audit(0, 9, window=5)
     audit.lose(1)
     audit.answer(1, ReadReply(Status.OK, run(5, 9)))
@@ -143,7 +143,7 @@ def test_an_answer_of_nothing_is_no_progress() -> None:
     assert audit.audit.unknown == (Span(0, 0, 1),)
 
 
-def test_spans_that_go_on_are_one() -> None:
+def test_consecutive_spans_are_joined() -> None:
     assert joined([Span(6, 6, 3), Span(0, 3, 3), Span(4, 4, 3)]) == (Span(0, 6, 3), Span(4, 4, 3))
     assert str(Span(0, 6, 3)) == "0-6 by 3"
     assert str(Span(4, 4, 3)) == "4"

@@ -113,7 +113,7 @@ def test_a_bookie_that_is_alive_is_filled_up_in_its_place() -> None:
     assert copy.only(Done).metadata == closed()
 
 
-def test_entries_that_nobody_has_end_it() -> None:
+def test_entries_that_no_bookie_has_end_the_copy() -> None:
     copy = Copying(closed(0), 1)
     for number in (0, 2, 1):
         copy.answer(number, ReadReply(Status.UNKNOWN))
@@ -138,7 +138,7 @@ def swapping() -> Copying:
     return copy
 
 
-def test_a_refused_swap_is_tried_on_what_is_there() -> None:
+def test_a_refused_compare_and_set_is_repeated_on_the_stored_metadata() -> None:
     copy = swapping()
     other = replace(closed(), fragments=(Fragment(0, (bookie(8), bookie(1), bookie(2))),), version=5)
     copy.tell(MetadataRefused(other, 9))
@@ -147,7 +147,7 @@ def test_a_refused_swap_is_tried_on_what_is_there() -> None:
     assert written.metadata.fragments[0].ensemble == (bookie(8), bookie(7), bookie(2))
 
 
-def test_a_swap_that_somebody_else_did_is_left_alone() -> None:
+def test_a_replacement_that_another_client_made_is_kept() -> None:
     for ensemble in ((0, 9, 2), (7, 1, 2)):
         copy = swapping()
         copy.tell(MetadataRefused(replace(closed(), fragments=(Fragment(0, tuple(map(bookie, ensemble))),)), 9))

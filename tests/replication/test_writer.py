@@ -80,7 +80,7 @@ def test_striped_batches_need_a_quorum_for_every_residue() -> None:
     assert writer.effects == [Confirmed(9)]
 
 
-def test_the_lac_is_piggybacked_and_told_when_nothing_is_outstanding() -> None:
+def test_the_lac_is_piggybacked_and_sent_when_nothing_is_outstanding() -> None:
     writer = Writer()
     writer.submit(0, 3)
     assert writer.writer.send_lac() == []
@@ -96,7 +96,7 @@ def test_the_lac_is_piggybacked_and_told_when_nothing_is_outstanding() -> None:
     assert writer.writer.send_lac() == []
 
 
-def test_a_watched_lac_is_told_at_once() -> None:
+def test_a_watched_lac_is_sent_at_once() -> None:
     writer = Writer()
     writer.submit(0, 0)
     writer.answer(0, Reply(Status.OK, watched=True))
@@ -193,7 +193,7 @@ def test_a_failure_after_the_quorum_changes_the_ensemble_and_is_recorded() -> No
     assert not any(isinstance(effect, UnderReplicated) for effect in writer.effects)
 
 
-def test_without_a_spare_writing_goes_on_with_the_quorum() -> None:
+def test_without_a_spare_writing_continues_with_the_quorum() -> None:
     writer = Writer()
     writer.submit(0, 0)
     writer.answer(0)
@@ -380,7 +380,7 @@ def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
     assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
 
 
-def test_who_is_there_is_asked_again_and_then_done_without() -> None:
+def test_a_registered_bookie_is_asked_again_and_then_given_up() -> None:
     writer = Writer()
     writer.submit(0, 0)
     writer.lose(1)
@@ -459,7 +459,7 @@ def test_a_failure_is_recorded_before_the_end_is_written_or_at_once(when: str) -
     assert [type(effect) for effect in writer.effects] == [Done]
 
 
-def test_answers_after_close_still_tell_who_misses_what() -> None:
+def test_answers_after_close_still_show_missing_entries() -> None:
     """C13."""
     writer = Writer()
     writer.submit(0, 0)
@@ -487,7 +487,7 @@ def test_a_bookie_that_knows_the_end_before_the_writer_does_does_not_end_it() ->
         assert writer.only(outcome)
 
 
-def test_a_refusal_that_nobody_waits_for_changes_nothing() -> None:
+def test_an_unexpected_refusal_changes_nothing() -> None:
     writer = Writer()
     assert writer.tell(MetadataRefused(None, -1)) == []
     writer.submit(0, 0)

@@ -181,7 +181,7 @@ def test_executors_may_be_held(local: Driver, place: StoreOrUrl) -> None:
     wait_until(lambda: local.ask("active_tasks", group="pybk-bookies") == 0)
 
 
-def test_tasks_write_to_the_bookie_beside_them_and_read_from_it(local: Driver, place: StoreOrUrl) -> None:
+def test_tasks_write_to_the_bookie_of_their_executor_and_read_from_it(local: Driver, place: StoreOrUrl) -> None:
     bookies = local_reader(local, place)
     sink = {"ledgerType": "local_reader", "insecure": "true", "ensembleSize": "1", "writeQuorum": "1", "ackQuorum": "1"}
     local.ask("write", options={**place.options, **sink}, count=1000)

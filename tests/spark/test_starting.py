@@ -116,7 +116,7 @@ class TestDaemon:
             assert executor is over
             found.append(settings)
             if settings.rack == "bad":
-                raise PybkError("there is no room")
+                raise PybkError("there is no space")
 
         monkeypatch.setattr(daemon, "ensure_bookie", ensure)
         monkeypatch.setattr(sys, "argv", ["daemon.py", "pyspark.worker"])
@@ -136,13 +136,13 @@ class TestDaemon:
         self.ask(monkeypatch)
         assert started == []
 
-    def test_nobody_has_one_who_did_not_ask(
+    def test_executors_without_settings_have_no_bookie(
         self, monkeypatch: pytest.MonkeyPatch, started: list[BookieSettings]
     ) -> None:
         monkeypatch.delenv("PYBK_BOOKIES", raising=False)
         daemon.start_bookie()
         assert started == []
 
-    def test_workers_go_on_without_one(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def test_workers_need_no_bookie(self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         self.ask(monkeypatch, rack="bad")
-        assert "there is no room" in caplog.text
+        assert "there is no space" in caplog.text

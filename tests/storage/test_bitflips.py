@@ -200,7 +200,7 @@ def test_any_bit_of_the_tail_read_by_a_live_store() -> None:
         check_live(fs, given)
 
 
-def test_any_bit_of_the_tail_read_beside_a_writer() -> None:
+def test_any_bit_of_the_log_read_while_a_writer_runs() -> None:
     fs, given = make_store(TAIL, checkpoint=False)
     (log,) = files(fs, TIERS[0], ".log")
     for _ in flips(fs.inode(log).live):
@@ -266,7 +266,7 @@ def values(fs: SimFileSystem, environment: str) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("environment", ["index", "entries"])
-def test_any_bit_of_any_value_read_beside_a_writer(environment: str) -> None:
+def test_any_bit_of_any_value_read_while_a_writer_runs(environment: str) -> None:
     fs, given = make_store(IN_TWO_TIERS, checkpoint=True)
     for _ in values(fs, environment):
         check_read_only(fs, given)

@@ -74,7 +74,7 @@ def test_outstanding_and_later_appends_fail_for_good(
     assert manager.health().outstanding_bytes == 0
 
 
-def test_the_process_lives_and_reads_go_on(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
+def test_the_process_lives_and_reads_continue(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
     for tier in StorageHint:
         manager.create_ledger(storage_hints={tier}, insecure=True).append_many(numbered(50))
     manager.checkpoint()
@@ -120,7 +120,7 @@ def test_the_next_open_has_everything_acknowledged(
         assert manager.create_ledger(insecure=True).append(b"goes on") == 0
 
 
-def test_who_waits_in_any_way_is_told(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
+def test_waiters_of_any_kind_get_the_error(manager: LedgerManager, break_disk: Callable[[], None]) -> None:
     writer = manager.create_ledger(insecure=True)
     advanced = manager.create_ledger(ledger_id=50, insecure=True)
     early = advanced.append_async(b"x", entry_id=1)

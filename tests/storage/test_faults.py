@@ -99,13 +99,13 @@ def fail_and_check(operation: int, error: ErrorName, *, forever: bool, power_los
     told = list(clear(errors))
     name, path = OPERATIONS[operation]
     if error != "EIO" and not forever and state != "not opened" and name in _PASSES and "tmp" not in path:
-        assert state == "ok", f"want of room, once, ended the store: {told}"
+        assert state == "ok", f"a single lack of space ended the store: {told}"
         assert all(isinstance(one, StorageFullError) for one in told)
     if path.endswith(".log") and name in _UNACKNOWLEDGED:
         if operation in AT_WORK and not forever:
             assert state in ("ok", "degraded"), f"a log file that holds nothing yet ended the store: {told}"
     elif operation in AT_WORK and (error == "EIO" or name in _FINAL):
-        assert state == "failed", f"the store goes on after a failure: {told}"
+        assert state == "failed", f"the store continues after a failure: {told}"
     if state == "failed":
         assert any(isinstance(one, StorageFailedError) for one in told)
     open_and_check(fs.crash() if power_loss else fs.kill(), world)
@@ -128,7 +128,7 @@ def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
 
 
 @pytest.mark.parametrize("shard", range(_SHARDS))
-def test_a_failed_operation_loses_nothing_and_is_told(shard: int) -> None:
+def test_a_failed_operation_loses_nothing_and_raises(shard: int) -> None:
     for operation, error, forever, power_loss in faults(shard):
         try:
             fail_and_check(operation, error, forever=forever, power_loss=power_loss)

@@ -41,13 +41,13 @@ def test_every_file_has_a_format_and_is_in_the_golden_store(store: Path) -> None
     assert any(name.startswith("catalog-") for name in names)
 
 
-def test_an_old_store_is_read_beside_nobody(store: Path) -> None:
+def test_an_old_store_is_read_without_a_writer(store: Path) -> None:
     with LedgerManager.open(store, read_only=True) as manager:
         check(manager, recover=False)
     assert not verify_store(str(store), password=PASSWORD).problems
 
 
-def test_an_old_store_goes_on(store: Path) -> None:
+def test_an_old_store_accepts_appends(store: Path) -> None:
     with LedgerManager.open(store) as manager:
         assert manager.ledger_metadata(3).state is LedgerState.OPEN
         assert manager.ledger_metadata(0).custom_metadata == {"hint": b"nvme"}

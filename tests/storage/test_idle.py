@@ -57,7 +57,7 @@ def test_maintenance_looks_rarely_while_nothing_is_committed(tmp_path: Path, mon
         assert naps(manager, monkeypatch, 2) == [5, 5]
 
 
-def test_a_commit_ends_the_rest_and_others_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_ends_the_rest_and_others_wake_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path, background=False) as manager:
         writer = manager.create_ledger(insecure=True)
         scheduler = store_of(manager).scheduler

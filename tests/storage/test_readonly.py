@@ -134,7 +134,7 @@ def look_around(manager: LedgerManager, dice: random.Random) -> int:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_readers_beside_a_writer_that_does_everything(
+def test_readers_of_a_store_whose_writer_does_everything(
     tmp_path: Path, start: Callable[[int, int], subprocess.Popen[str]], seed: int
 ) -> None:
     child = start(50, seed)
@@ -330,7 +330,7 @@ def test_a_checkpoint_between_two_looks_at_the_index_is_no_damage(
         assert payloads(reader) == numbered(1000)
 
 
-def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
+def test_reading_continues_while_another_thread_learns_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
@@ -371,7 +371,7 @@ def test_reading_goes_on_while_another_thread_learns_of_a_checkpoint(
         assert sorted(map(str, found)) == sorted(map(str, [b"entry 25", numbered(30)]))
 
 
-def test_files_that_the_writer_unlinked_are_let_go(tmp_path: Path) -> None:
+def test_files_that_the_writer_unlinked_are_closed(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as live, open_quick(tmp_path, read_only=True) as manager:
         for number in range(5):
             with live.create_ledger(storage_hints={StorageHint.HDD}, insecure=True) as writer:
@@ -403,7 +403,7 @@ def test_a_reader_without_write_permission(tmp_path: Path) -> None:
             path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_the_state_beside_a_writer_that_was_killed(tmp_path: Path) -> None:
+def test_the_state_after_a_writer_was_killed(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path

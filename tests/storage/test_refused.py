@@ -37,7 +37,7 @@ def fill_the_log(manager: LedgerManager, writer: LedgerWriter) -> int:
     return writer.last_add_confirmed + 1
 
 
-def test_a_ledger_that_was_refused_goes_on_although_maintenance_looked_before_it_was_told() -> None:
+def test_a_refused_ledger_resumes_although_maintenance_ran_before_the_refusal() -> None:
     fs = SimFileSystem(7, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
@@ -53,7 +53,7 @@ def test_a_ledger_that_was_refused_goes_on_although_maintenance_looked_before_it
     manager.close()
 
 
-def test_what_was_forming_behind_a_refused_commit_fails_with_it_and_no_later_commit_does() -> None:
+def test_the_commit_that_formed_during_a_refused_one_fails_with_it_and_no_later_one() -> None:
     fs = SimFileSystem(8, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     writer, other = new_ledger(manager), new_ledger(manager)
@@ -123,7 +123,7 @@ def test_acknowledged_deferred_entries_outlive_commits_that_are_refused_again_an
     manager.close()
 
 
-def test_deferred_entries_that_formed_behind_a_refused_commit_follow_those_in_it() -> None:
+def test_deferred_entries_that_formed_after_a_refused_commit_follow_those_in_it() -> None:
     fs = SimFileSystem(16, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     deferred, writer = new_deferred(manager), new_ledger(manager)
@@ -156,7 +156,7 @@ def test_deferred_entries_that_formed_behind_a_refused_commit_follow_those_in_it
     manager.close()
 
 
-def test_a_store_that_is_closed_while_acknowledged_deferred_entries_find_no_room_says_so() -> None:
+def test_closing_a_store_without_space_for_acknowledged_deferred_entries_raises() -> None:
     fs = SimFileSystem(17, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     deferred, writer = new_deferred(manager), new_ledger(manager)
@@ -169,7 +169,7 @@ def test_a_store_that_is_closed_while_acknowledged_deferred_entries_find_no_room
         manager.close()
 
 
-def test_an_append_that_finds_the_room_taken_by_entries_that_were_kept_is_refused_and_does_not_wait_for_ever() -> None:
+def test_an_append_is_refused_if_kept_entries_take_all_the_space() -> None:
     fs = SimFileSystem(18, capacity_bytes=6 * MIB)
     manager = open_small(fs, replace(CONFIG, max_outstanding_bytes=256 << 10))
     deferred, other, writer = new_deferred(manager), new_deferred(manager), new_ledger(manager)
@@ -194,7 +194,7 @@ def test_an_append_that_finds_the_room_taken_by_entries_that_were_kept_is_refuse
 
 
 def kept_store(fs: SimFileSystem) -> tuple[LedgerManager, LedgerWriter, LedgerWriter]:
-    """Return a store without room, a ledger of which it keeps an acknowledged entry, and another deferred one."""
+    """Return a store without space, a ledger with an acknowledged entry that it keeps, and another deferred ledger."""
     manager = open_small(fs, CONFIG)
     deferred, other, writer = new_deferred(manager), new_deferred(manager), new_ledger(manager)
     fs.create("/ballast", 4 * MIB).close()
@@ -207,7 +207,7 @@ def kept_store(fs: SimFileSystem) -> tuple[LedgerManager, LedgerWriter, LedgerWr
 
 
 @pytest.mark.parametrize("waits", [Log.wait_for_space, Log.flush, partial(Log.flush, kept=True)])
-def test_whoever_waits_while_kept_entries_are_tried_waits_no_longer_than_the_attempt(
+def test_waiters_wait_no_longer_than_the_attempt_to_write_kept_entries(
     waits: Callable[[Log], None],
 ) -> None:
     manager, _, _ = kept_store(SimFileSystem(20, capacity_bytes=6 * MIB))
@@ -240,7 +240,7 @@ def test_whoever_waits_while_kept_entries_are_tried_waits_no_longer_than_the_att
         manager.close()
 
 
-def test_whoever_has_kept_entries_written_has_those_written_too_that_join_them_meanwhile() -> None:
+def test_writing_kept_entries_also_writes_those_that_join_them_meanwhile() -> None:
     fs = SimFileSystem(21, capacity_bytes=6 * MIB)
     manager, deferred, other = kept_store(fs)
     log, supply = store_of(manager).log, store_of(manager).supply
@@ -298,7 +298,7 @@ def test_entries_that_were_kept_do_not_keep_a_ledger_from_being_deleted(own: boo
     assert found.problems == ()
 
 
-def test_a_ledger_that_was_recovered_while_there_was_no_room_stays_fenced() -> None:
+def test_a_ledger_that_was_recovered_without_space_stays_fenced() -> None:
     fs = SimFileSystem(9, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
@@ -315,7 +315,7 @@ def test_a_ledger_that_was_recovered_while_there_was_no_room_stays_fenced() -> N
     manager.close()
 
 
-def test_a_store_without_a_background_thread_goes_on_after_a_checkpoint_that_found_room() -> None:
+def test_a_store_without_a_background_thread_resumes_after_a_checkpoint_that_found_space() -> None:
     fs = SimFileSystem(10, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
@@ -330,7 +330,7 @@ def test_a_store_without_a_background_thread_goes_on_after_a_checkpoint_that_fou
     manager.close()
 
 
-def test_an_advanced_entry_that_waits_for_others_is_not_failed_by_a_lack_of_room_that_passes() -> None:
+def test_a_passing_lack_of_space_does_not_fail_waiting_advanced_entries() -> None:
     fs = SimFileSystem(11, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     writer = manager.create_ledger(ledger_id=5, digest_type=DigestType.CRC32C)
@@ -363,7 +363,7 @@ def test_an_advanced_entry_that_waits_is_not_failed_by_a_delete_that_fails() -> 
 
     def refused(bytes_min: int, after: int) -> tuple[int, File]:
         seen.append(waits.done())
-        raise StorageFullError("no room")
+        raise StorageFullError("no space")
 
     supply = store_of(manager).supply
     take, supply.next_log_file = supply.next_log_file, refused  # type: ignore[method-assign]  # at each call anew
@@ -377,7 +377,7 @@ def test_an_advanced_entry_that_waits_is_not_failed_by_a_delete_that_fails() -> 
     manager.close()
 
 
-def test_an_advanced_entry_whose_turn_comes_when_there_is_no_room_is_told_and_may_be_given_again() -> None:
+def test_an_advanced_entry_whose_turn_finds_no_space_raises_and_may_be_retried() -> None:
     manager = open_small(SimFileSystem(13), CONFIG)
     writer = manager.create_ledger(ledger_id=5, digest_type=DigestType.CRC32C)
     turn, behind = (writer.append_async(payload_of(number), entry_id=number) for number in (1, 2))
@@ -386,7 +386,7 @@ def test_an_advanced_entry_whose_turn_comes_when_there_is_no_room_is_told_and_ma
 
     def refuse_one(descriptor: LedgerDescriptor, entry_id: int, *rest: Any) -> Completion | None:
         if entry_id == 1:
-            raise StorageFullError("no room")
+            raise StorageFullError("no space")
         return stage(descriptor, entry_id, *rest)
 
     log.stage_entry = refuse_one  # type: ignore[method-assign, assignment]  # it is looked up at each call
@@ -429,7 +429,7 @@ def test_an_append_that_passes_over_a_small_file_does_not_wait_for_one_that_is_b
     manager.close()
 
 
-def test_a_file_made_ahead_that_cannot_be_removed_is_tried_again_and_stops_nobody() -> None:
+def test_a_preallocated_file_that_cannot_be_removed_is_retried_and_blocks_nothing() -> None:
     fs = SimFileSystem(15, capacity_bytes=64 * MIB)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)

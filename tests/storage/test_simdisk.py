@@ -44,7 +44,7 @@ def test_synced_bytes_stay() -> None:
     assert found_after(prepare) == {b"new" * 1000}
 
 
-def test_unsynced_sectors_stay_or_go_one_by_one() -> None:
+def test_unsynced_sectors_are_kept_or_lost_one_by_one() -> None:
     def prepare(fs: SimFileSystem) -> None:
         durable_file(fs, b"o" * 2 * SECTOR)
         fs.open("/a", writable=True).write([b"n" * 2 * SECTOR], 0)
@@ -469,7 +469,7 @@ def test_failed_commit_ends_writing() -> None:
     assert found == {b"1", b"2"}
 
 
-def test_commit_without_room_changes_nothing() -> None:
+def test_commit_without_space_changes_nothing() -> None:
     fs = SimFileSystem(1, capacity_bytes=4 * 4096)
     environment = SimEnvironment(fs, "/index")
     put(environment, b"1")

@@ -107,7 +107,7 @@ def test_appends_and_creates_are_refused_before_the_disk_is_full_and_deleting_br
     manager.close()
 
 
-def test_a_log_that_finds_no_room_for_a_file_goes_on_when_there_is_some() -> None:
+def test_a_log_without_space_for_a_file_resumes_when_there_is_some() -> None:
     fs = SimFileSystem(2, capacity_bytes=6 * MIB)
     manager = open_small(fs, CONFIG)
     deferred = manager.create_ledger(digest_type=DigestType.CRC32C, write_flags=WriteFlag.DEFERRED_FORCE)
@@ -116,7 +116,7 @@ def test_a_log_that_finds_no_room_for_a_file_goes_on_when_there_is_some() -> Non
     append_both_until_full(deferred, writer)
     count = writer.last_add_confirmed + 1
     check(manager, writer.ledger_id, count)
-    # The commit that was refused held what deferred appends had acknowledged: it is kept until there is room.
+    # The refused commit has acknowledged deferred entries, so it is kept until there is space.
     with pytest.raises(StorageFullError):
         deferred.force()
 
@@ -137,7 +137,7 @@ def test_a_log_that_finds_no_room_for_a_file_goes_on_when_there_is_some() -> Non
     manager.close()
 
 
-def test_a_delete_that_finds_no_room_did_not_happen() -> None:
+def test_a_delete_that_finds_no_space_has_no_effect() -> None:
     fs = SimFileSystem(3)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
@@ -154,7 +154,7 @@ def test_a_delete_that_finds_no_room_did_not_happen() -> None:
     manager.close()
 
 
-def test_a_log_file_that_finds_no_room_half_way_leaves_nothing_behind() -> None:
+def test_a_log_file_that_finds_no_space_half_way_is_removed() -> None:
     fs = SimFileSystem(6)
     manager = open_small(fs, CONFIG)
     for only in ("create", "write_zeros"):
@@ -194,7 +194,7 @@ def test_files_made_ahead_leave_the_reserve_alone_and_are_given_back() -> None:
     manager.close()
 
 
-def test_a_move_that_finds_no_room_leaves_the_ledger_where_it_is() -> None:
+def test_a_move_that_finds_no_space_leaves_the_ledger_in_its_tier() -> None:
     fs = SimFileSystem(5)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)

@@ -1,4 +1,4 @@
-"""A store without room to pack what lives: what is dead is freed all the same, and the rest follows file by file."""
+"""A store without space to pack live entries frees dead files all the same, and packs the others one by one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(manager: LedgerManager, ledger_id: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("hint", [StorageHint.NVME, StorageHint.HDD])
-def test_dead_log_files_are_dropped_although_there_is_no_room_to_pack_the_others(hint: StorageHint) -> None:
+def test_dead_log_files_are_dropped_although_there_is_no_space_to_pack_the_others(hint: StorageHint) -> None:
     fs = SimFileSystem(1, capacity_bytes=64 * MIB)
     manager = open_small(fs, SPARSE)
     dead, alive = new_ledger(manager), new_ledger(manager, hint)
@@ -65,7 +65,7 @@ def test_dead_log_files_are_dropped_although_there_is_no_room_to_pack_the_others
     manager.close()
 
 
-def test_files_are_packed_one_by_one_each_making_room_for_the_next() -> None:
+def test_files_are_packed_one_by_one_each_freeing_space_for_the_next() -> None:
     fs = SimFileSystem(2, capacity_bytes=64 * MIB)
     manager = open_small(fs, SPARSE)
     writer = new_ledger(manager)
@@ -83,7 +83,7 @@ def test_files_are_packed_one_by_one_each_making_room_for_the_next() -> None:
     manager.close()
 
 
-def test_entries_that_find_no_room_in_their_tier_go_there_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_find_no_space_in_their_tier_are_moved_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = SimFileSystem(3, capacity_bytes=64 * MIB)
     manager = open_small(fs, SPARSE)
     writer, other = new_ledger(manager, StorageHint.HDD), new_ledger(manager)
@@ -108,7 +108,7 @@ def test_entries_that_find_no_room_in_their_tier_go_there_when_there_is_some(mon
     manager.close()
 
 
-def test_files_made_ahead_give_way_to_a_job_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preallocated_files_are_removed_for_a_job_that_finds_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = SimFileSystem(6, capacity_bytes=64 * MIB)
     manager = open_small(fs, SPARSE)
     writer, other = new_ledger(manager), new_ledger(manager)
@@ -145,7 +145,7 @@ def test_a_tier_that_turns_out_to_be_full_leaves_entries_in_the_log() -> None:
     manager.close()
 
 
-def test_the_index_is_not_changed_on_a_disk_where_it_may_find_no_room() -> None:
+def test_the_index_is_not_changed_on_a_disk_with_too_little_space() -> None:
     fs = SimFileSystem(5, capacity_bytes=64 * MIB)
     manager = open_small(fs, SPARSE)
     writer = new_ledger(manager)

@@ -226,7 +226,7 @@ def test_a_store_of_an_older_level_has_no_groups(tmp_path: Path) -> None:
             put(manager, {writer: [b"1"]})
 
 
-def test_a_group_for_which_there_is_no_room_on_the_disk_leaves_nothing() -> None:
+def test_a_group_that_finds_no_space_on_the_disk_leaves_nothing() -> None:
     manager = open_store(fs := SimFileSystem(1), first_file_bytes=64 << 10)
     one, two = create(manager), create(manager)
     put(manager, {one: [b"1"], two: [b"1"]}, {NAME: b"1"})
@@ -504,7 +504,7 @@ def test_a_stop_at_any_operation_leaves_each_group_whole_or_not_there() -> None:
             abandon(manager)
 
 
-def test_a_group_whose_write_failed_is_there_whole_or_not_at_all() -> None:
+def test_a_group_whose_write_failed_is_kept_whole_or_not_at_all() -> None:
     whole = 0
     for seed in range(12):
         manager = open_store(fs := SimFileSystem(seed))
@@ -642,7 +642,7 @@ def test_verify_finds_a_group_that_does_not_fit_its_records(tmp_path: Path) -> N
     assert any("damaged record" in problem.message for problem in verify_store(str(tmp_path / "store")).problems)
 
 
-# ---- threads and room ------------------------------------------------------------------------------------------------
+# ---- threads and space -----------------------------------------------------------------------------------------------
 
 
 def test_groups_of_many_threads_stay_together(tmp_path: Path) -> None:
@@ -681,7 +681,7 @@ def test_groups_of_many_threads_stay_together(tmp_path: Path) -> None:
         assert len(set(found[0])) == 45
 
 
-def test_a_group_waits_its_turn_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_waits_its_turn_for_admission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_quick(tmp_path / "store", max_outstanding_bytes=BOUND) as manager:
         one, two = create(manager), create(manager)
         large = bytes(BOUND * 3 // 4)

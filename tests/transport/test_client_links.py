@@ -244,7 +244,7 @@ def test_a_reply_after_the_deadline_is_not_an_outcome() -> None:
         assert here.outcomes == [(link, 1, None)]
 
 
-def test_a_reply_that_is_there_counts_although_nobody_looked_in_time() -> None:
+def test_an_arrived_reply_counts_although_it_was_polled_late() -> None:
     with world() as here:
         link = here.link()
         here.until(lambda: link.is_up)
@@ -444,7 +444,7 @@ def test_a_bookie_one_version_ahead_talks(keys: ClusterKeys | None) -> None:
         assert link.version == 1
 
 
-def test_a_bookie_one_version_behind_talks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bookie_one_version_older_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with child(KEYS) as (_, address, public), Links(KEYS) as links:
         monkeypatch.setattr(frames, "VERSION", 2)
         link = links.connect(BOOKIE, address, public)

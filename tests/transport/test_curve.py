@@ -94,7 +94,7 @@ def test_a_socket_that_asks_no_handler_is_found(monkeypatch: pytest.MonkeyPatch,
         Server([TCP], INSTANCE, KEYS, context=context)
 
 
-def test_without_a_handler_nobody_is_admitted(context: Any) -> None:
+def test_without_a_handler_no_client_is_admitted(context: Any) -> None:
     """Z1: the socket requires a handler, so that clients are refused when it is gone."""
     pair = CurvePair.random()
     with context.socket(zmq.ROUTER) as server, context.socket(zmq.DEALER) as client:
@@ -107,7 +107,7 @@ def test_without_a_handler_nobody_is_admitted(context: Any) -> None:
         assert not server.poll(200)
 
 
-def test_a_handler_that_admits_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_admits_no_client_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZapAuthenticator, "knows", lambda _self, _question: False)
     with pytest.raises(InsecureError, match="the cluster's own key met"):
         Server([TCP], INSTANCE, KEYS)

@@ -63,7 +63,7 @@ def test_a_connection_that_was_not_alone_just_now_gets_its_share() -> None:
     st.lists(st.tuples(st.integers(1, 300), st.integers(1, 3 << 20)), min_size=1, max_size=40),
     st.integers(1, 1 << 20),
 )
-def test_what_waits_is_served_in_the_next_turn_whoever_floods(floods: list[tuple[int, int]], size: int) -> None:
+def test_waiting_messages_are_served_in_the_next_turn_despite_a_flood(floods: list[tuple[int, int]], size: int) -> None:
     lanes = Lanes()
     for number, (count, flood_bytes) in enumerate(floods):
         for _ in range(count):

@@ -116,7 +116,7 @@ def test_a_request_of_one_session_is_worth_nothing_in_another() -> None:
         assert server.counters.forged == 1
 
 
-def test_a_request_without_a_session_is_told_so(raw: RawClient) -> None:
+def test_a_request_without_a_session_is_answered_so(raw: RawClient) -> None:
     with RawClient(raw.server, raw.keys) as other:
         arrived, (header,) = other.exchange(*other.request(add()), wait_ms=60_000)
     assert not arrived
@@ -189,13 +189,13 @@ def test_authentic_nonsense_is_refused(raw: RawClient) -> None:
     assert raw.server.counters.refused == len(nonsense)
 
 
-def test_another_instance_is_told_so(raw: RawClient) -> None:
+def test_a_request_for_another_instance_is_answered_so(raw: RawClient) -> None:
     arrived, (header,) = raw.exchange(*raw.request(add(), instance=b"i" * 16), wait_ms=60_000)
     assert not arrived
     assert (header.flags, header.instance) == (Status.WRONG_INSTANCE, INSTANCE)
 
 
-def test_a_link_to_a_bookie_that_was_replaced_is_told_so() -> None:
+def test_a_link_to_a_replaced_bookie_is_answered_so() -> None:
     with world() as here:
         assert here.ask(here.link(Bookie("a", b"i" * 16)), add()) == Reply(Status.WRONG_INSTANCE)
         assert here.arrived == []
@@ -290,7 +290,7 @@ def test_a_wrong_proof_gives_no_right(raw: RawClient) -> None:
     assert peer.rights == {7: RIGHT.public}
 
 
-def test_without_a_callback_nobody_has_rights() -> None:
+def test_without_a_callback_no_client_has_rights() -> None:
     with world() as here:
         proof = Authorize(7, RIGHT.public, b"s" * 64)
         assert here.ask(here.link(), proof) == Reply(Status.UNAUTHORIZED)
@@ -331,7 +331,7 @@ def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert here.links.counters.lost == 0
 
 
-def test_no_session_of_a_writer_makes_room_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_a_writer_does_not_displace_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SESSIONS_MAX", 2)
     monkeypatch.setattr(server_module, "IDLE_NS", 0)
     monkeypatch.setattr(server_module, "SILENCE_NS", 0)
@@ -346,7 +346,7 @@ def test_no_session_of_a_writer_makes_room_for_another(monkeypatch: pytest.Monke
         assert "as many sessions as it keeps" in third.why_down
         assert list(here.server.peers.values()) == peers
         assert [here.ask(link, add()) for link in writers] == [OK, OK]
-        # Whose client is gone makes room at once.
+        # A session whose client has gone is displaced at once.
         writers[0].close()
         here.until(lambda: here.ask(here.link(), add()) == OK)
         assert here.ask(writers[1], add()) == OK
@@ -406,7 +406,9 @@ class Forgetful(dict[bytes, Peer]):
         """Keep nothing."""
 
 
-def test_a_client_that_does_not_read_costs_a_bounded_amount_and_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_costs_a_bounded_amount_and_no_delay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_module, "UNREAD_BYTES_MAX", 4 << 20)
     large = Answer(Status.OK, entries(0, (1 << 20,)))
     with world(None) as here, RawClient(here.server, None) as slow:
@@ -589,7 +591,7 @@ def test_a_connection_that_floods_loses_its_session(monkeypatch: pytest.MonkeyPa
         assert ended[0] not in here.server.peers.values()
 
 
-def test_strangers_who_connect_and_say_nothing_are_bounded(
+def test_silent_unauthenticated_connections_are_bounded(
     monkeypatch: pytest.MonkeyPatch, keys: ClusterKeys | None
 ) -> None:
     monkeypatch.setattr(connection_limit, "connections_max", lambda: 12)

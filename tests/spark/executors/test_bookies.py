@@ -102,7 +102,7 @@ def kill(bookie: ExecutorBookie) -> None:
     wait_until(lambda: not is_locked(f"{bookie.directory}.lock"))
 
 
-def test_an_executor_has_one_bookie_whoever_asks(begin: Begin, settings: BookieSettings) -> None:
+def test_an_executor_has_one_bookie_for_all_its_tasks(begin: Begin, settings: BookieSettings) -> None:
     executor = begin().executor
     found: list[ExecutorBookie] = []
     threads = [
@@ -215,7 +215,7 @@ def test_a_bookie_that_lingers_gives_what_it_has_to_others(begin: Begin, setting
     kill(second)
 
 
-def test_a_bookie_told_to_end_ends(begin: Begin, settings: BookieSettings) -> None:
+def test_a_bookie_ends_at_sigterm(begin: Begin, settings: BookieSettings) -> None:
     found = ensure_bookie(settings, begin().executor)
     process = Process.of(found.pid)
     os.kill(found.pid, signal.SIGTERM)
@@ -252,7 +252,7 @@ def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSetti
         ensure_bookie(replace(settings, directory="/elsewhere"), executor)
 
 
-def test_a_wrong_secret_is_told_though_a_bookie_serves(
+def test_a_wrong_secret_raises_though_a_bookie_serves(
     begin: Begin, settings: BookieSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = begin().executor
@@ -264,7 +264,7 @@ def test_a_wrong_secret_is_told_though_a_bookie_serves(
     assert "another secret" not in bookies._ensure(str(settings))
 
 
-def test_nobody_else_can_look_into_a_slot(begin: Begin, settings: BookieSettings) -> None:
+def test_other_users_cannot_read_a_slot(begin: Begin, settings: BookieSettings) -> None:
     os.mkdir(settings.directory, 0o755)  # made by the administrator of the host
     old = os.umask(0o022)
     try:
@@ -288,7 +288,7 @@ def test_a_bookie_listens_where_others_reach_it(url: str, host: str) -> None:
     assert bookie_process._own_host(url) == host
 
 
-def test_a_host_that_only_ipv6_reaches_is_told() -> None:
+def test_a_host_that_only_ipv6_reaches_is_refused() -> None:
     with pytest.raises(UsageError, match="IPv4"):
         bookie_process._own_host("zk://[2001:db8::1]:2181/x")
 

@@ -77,7 +77,7 @@ def test_a_cluster_is_the_same_however_its_url_is_spelled(one: str, same: list[s
     assert executor.file(other, "lock") != executor.file(one, "lock")
 
 
-def test_a_lock_is_had_by_one_and_by_those_who_inherit_it(tmp_path: Path) -> None:
+def test_a_lock_is_held_by_one_process_and_by_those_that_inherit_it(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     assert not is_locked(path)
     fd = take_lock(path)
@@ -147,7 +147,7 @@ def test_a_directory_that_others_can_write_is_refused(sleeper: subprocess.Popen[
         executor.file(URL, "lock")
 
 
-def test_a_task_goes_on_without_a_bookie_where_others_are_in_the_way(
+def test_a_task_continues_without_a_bookie_if_others_own_the_directory(
     sleeper: subprocess.Popen[bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

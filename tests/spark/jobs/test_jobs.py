@@ -184,7 +184,7 @@ def test_what_a_bookie_lost_is_missing_and_is_brought_back(spark: SparkSession, 
     assert metadata.membership.metadata.list_under_replicated() == []
 
 
-def test_a_bookie_that_is_not_there_is_told_and_replaced(spark: SparkSession, cluster: Inside) -> None:
+def test_a_missing_bookie_is_reported_and_replaced(spark: SparkSession, cluster: Inside) -> None:
     client = cluster.connect()
     ledger_id = fill(client, 30)
     before = client.ledger_metadata(ledger_id).fragments[0].ensemble
@@ -242,7 +242,7 @@ def test_what_a_bookie_of_an_open_ledger_misses_is_late_only_if_it_can_be_confir
     assert sound((), (), (), unknown=(Span(9, 9, 1),)) == [False] * 3
 
 
-def test_a_ledger_of_another_password_is_told_and_its_checksums_are_checked(
+def test_a_ledger_of_another_password_is_reported_and_its_checksums_are_checked(
     spark: SparkSession, cluster: Inside
 ) -> None:
     client = cluster.connect()
@@ -322,7 +322,7 @@ def test_seals_and_lengths_of_a_store_are_checked(spark: SparkSession, tmp_path:
     assert verify(spark, str(path), password=PASSWORD, ledgers=[sound]).complete
 
 
-def test_a_store_is_checked_beside_its_writer(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_store_is_checked_while_its_writer_runs(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "store"
     with open_quick(path) as manager:
         first = fill(manager, 40)
@@ -385,7 +385,7 @@ def test_closed_ledgers_are_moved_by_policy(spark: SparkSession, cluster: Inside
     assert verify(spark, cluster.url, **arguments, ledgers=[small, large, other]).sound
 
 
-def test_ledgers_that_cannot_be_moved_are_told_and_the_others_are_moved(spark: SparkSession, cluster: Inside) -> None:
+def test_ledgers_that_cannot_be_moved_are_reported_and_others_moved(spark: SparkSession, cluster: Inside) -> None:
     client = cluster.connect()
     first, second = fill(client, 5, ensemble_size=1), fill(client, 5, ensemble_size=1)
     while client.ledger_metadata(second).fragments == client.ledger_metadata(first).fragments:

@@ -197,7 +197,7 @@ def test_a_copy_killed_before_it_deleted_the_shorter_one_is_mended_by_the_next(
 
 
 @pytest.mark.parametrize("job", ["copy", "import"])
-def test_what_another_job_commits_behind_the_look_is_not_written_twice(
+def test_a_commit_of_another_job_after_the_listing_is_not_duplicated(
     spark: SparkSession, source: Inside, target: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
     write(source.connect(), [b"x"])
@@ -224,7 +224,7 @@ def test_what_another_job_commits_behind_the_look_is_not_written_twice(
     assert len(shown(target)) == 1
 
 
-def test_a_copy_that_was_interrupted_goes_on(
+def test_an_interrupted_copy_resumes(
     spark: SparkSession, source: Inside, target: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = source.connect(), target.connect()
@@ -271,7 +271,7 @@ def _is_manifest(cluster: Inside, ledger_id: int) -> bool:
     return cluster.connect().ledger_metadata(ledger_id).ledger_type.is_system
 
 
-def test_a_ledger_that_cannot_be_copied_is_told_and_others_are(
+def test_a_ledger_that_cannot_be_copied_is_reported_and_the_others_are_copied(
     spark: SparkSession, source: Inside, target: Inside
 ) -> None:
     here = source.connect()
@@ -357,7 +357,7 @@ def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pyte
     assert shown(target) == [first.ledger_id]
 
 
-def test_a_commit_behind_the_listing_is_seen_whole_or_not_at_all(target: Inside) -> None:
+def test_a_commit_after_the_listing_is_seen_whole_or_not_at_all(target: Inside) -> None:
     where = where_of(target.url, OTHER_SECRET)
     to = TransferTarget(where, secret_of(PASSWORD), COPY_OF, "a")
     ledgers = [made(to, 1)]
@@ -449,7 +449,7 @@ def test_an_incomplete_export_is_refused_and_makes_no_ledgers(
         import_(spark, source.url, broken, **SOURCE)
 
 
-def test_a_store_is_exported_beside_its_writer_up_to_what_is_confirmed(
+def test_a_store_is_exported_up_to_its_lac_while_its_writer_runs(
     spark: SparkSession, target: Inside, tmp_path: Path
 ) -> None:
     directory = str(tmp_path / "lake")

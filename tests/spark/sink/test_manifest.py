@@ -107,9 +107,7 @@ def test_a_repeated_batch_is_deleted_and_a_repeated_commit_is_not(place: Connect
     assert sink.record().runs == ("run", "later")
 
 
-def test_a_batch_write_that_is_skipped_is_told(
-    cluster: Inside, place: Connection, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_skipped_batch_write_is_logged(cluster: Inside, place: Connection, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
     from pyspark.sql.types import StructType
 

@@ -64,9 +64,7 @@ def test_spark_itself_refuses_to_write_without_a_mode(spark: SparkSession, clust
         numbers(spark, 1).write.format("pybk").options(**kills.options_of(cluster.url)).save()
 
 
-def test_what_is_wrong_with_a_write_is_told_before_it_begins(
-    spark: SparkSession, cluster: Cluster, place: Connection
-) -> None:
+def test_an_invalid_write_is_refused_before_it_begins(spark: SparkSession, cluster: Cluster, place: Connection) -> None:
     before = set(place.manager.list_ledgers())
     writer = numbers(spark, 1).write.format("pybk").options(**kills.options_of(cluster.url))
     with pytest.raises(Exception, match="ledgers are only added to") as refused:
@@ -102,7 +100,7 @@ def test_of_a_write_of_which_a_task_fails_nothing_counts(
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_whose_worker_is_killed_goes_on_where_it_was(
+def test_a_stream_whose_worker_is_killed_resumes_where_it_was(
     spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
 ) -> None:
     mark, payloads = tmp_path / "mark", make_input(tmp_path)

@@ -173,7 +173,7 @@ def test_many_commits_make_few_manifests_that_name_all_in_order(commits: int) ->
 
 
 @pytest.mark.parametrize("count", [0, 1, 20_000, 50_001])
-def test_manifests_say_what_they_were_told(count: int) -> None:
+def test_manifests_decode_to_the_rows_that_were_encoded(count: int) -> None:
     rows: ManifestRows = [(number, number + 1, 2 * number) for number in range(count)]
     entries = encode_rows(7, rows)
     assert decode_rows(entries, where="here") == rows

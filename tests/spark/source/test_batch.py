@@ -98,7 +98,7 @@ def pushing(spark: SparkSession, on: bool) -> Iterator[None]:
         spark.conf.unset(PUSHING)
 
 
-def test_a_type_is_read_beside_its_live_writer(spark: SparkSession, store: Filled) -> None:
+def test_a_type_is_read_while_its_writer_runs(spark: SparkSession, store: Filled) -> None:
     frame = read(spark, store, ledgerType="orders", includeMetadata="true")
     assert rows(frame) == expected(store.ledgers(0, 2, 3, 4))
     assert {(row.ledger_type, *row.storage_hints, *row.custom_metadata.items()) for row in frame.collect()} == {
@@ -141,7 +141,7 @@ def test_small_batches_have_the_same_rows(spark: SparkSession, store: Filled) ->
     assert rows(read(spark, store, ledger=store.ids[0], batchBytes="200")) == expected(store.ledgers(0))
 
 
-def test_payloads_may_stay_behind(spark: SparkSession, store: Filled) -> None:
+def test_payloads_can_be_left_out(spark: SparkSession, store: Filled) -> None:
     frame = read(spark, store, ledger=store.ids[0], payload="false")
     assert frame.columns == ["ledger_id", "entry_id", "length"]
     assert {(row.entry_id, row.length) for row in frame.collect()} == {
@@ -217,7 +217,7 @@ def test_the_first_entries_are_taken_before_filters_pushed_or_not(spark: SparkSe
         ({"ledger": "0", "path": "/nowhere"}, "no directory /nowhere"),
     ],
 )
-def test_what_cannot_be_read_is_told(spark: SparkSession, store: Filled, options: dict[str, str], said: str) -> None:
+def test_unreadable_ledgers_raise(spark: SparkSession, store: Filled, options: dict[str, str], said: str) -> None:
     with pytest.raises(Exception, match=f"(?s){said}") as refused:
         read(spark, store, **options).count()
     assert "another" not in str(refused.value)

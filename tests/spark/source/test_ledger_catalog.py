@@ -193,13 +193,13 @@ def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
     assert len(catalog.look()) == 2
 
 
-def test_a_wrong_password_is_told_of_a_closed_ledger_too(cluster: Inside) -> None:
+def test_a_wrong_password_raises_for_a_closed_ledger_too(cluster: Inside) -> None:
     fill(cluster.connect(), "guarded")
     with pytest.raises(UnauthorizedError):
         LedgerCatalog(options(cluster, ledgerType="guarded", password="another")).look()
 
 
-def test_the_directory_of_a_bookie_is_told(tmp_path: Path) -> None:
+def test_the_directory_of_a_bookie_is_refused(tmp_path: Path) -> None:
     """Its ledgers are parts of others, with passwords of their own."""
     with inside(tmp_path / "cluster") as cluster:
         ledger_id = fill(cluster.connect(), "parts")

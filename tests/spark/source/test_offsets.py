@@ -38,7 +38,7 @@ def step(start: Offset, *ledgers: ReadableLedger, now_ns: int = NOW, deleted: Co
     return advance(start, there, {}, everything(start, there), now_ns, deleted)
 
 
-def test_two_offsets_tell_what_lies_between_them() -> None:
+def test_two_offsets_determine_the_entries_between_them() -> None:
     first = step(Offset(), ledger(3, 5), ledger(4, 7, closed=True), ledger(9, 0))
     assert between(Offset(), first) == [EntryRange(3, 0, 4), EntryRange(4, 0, 6)]
     second = step(first, ledger(3, 6, closed=True), ledger(4, 7, closed=True), ledger(9, 1), ledger(10, 2))

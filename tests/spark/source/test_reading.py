@@ -69,7 +69,7 @@ def test_sizes_wait_for_what_another_process_knew_to_be_confirmed(options: Sourc
     timer.join()
 
 
-def test_what_nobody_knows_of_is_told(
+def test_an_entry_that_is_never_confirmed_raises(
     options: SourceOptions, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_LATE_SECONDS", 0.2)

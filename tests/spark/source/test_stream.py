@@ -197,7 +197,7 @@ def test_both_limits_hold_and_a_query_may_do_without(store: Store) -> None:
     assert query.batch(ReadAllAvailable()) == 4
 
 
-def test_what_is_there_now_and_no_more(store: Store) -> None:
+def test_available_now_reads_the_present_entries_only(store: Store) -> None:
     one = store.create("one", 5)
     query = Query(store.options, maxEntriesPerTrigger=4)
     query.reader.prepareForTriggerAvailableNow()
@@ -349,7 +349,7 @@ def test_a_ledger_that_goes_between_planning_and_reading(store: Store) -> None:
         list(query.reader.read(partition))
 
 
-def test_a_ledger_may_go_once_it_was_read(store: Store) -> None:
+def test_a_ledger_may_be_deleted_once_it_was_read(store: Store) -> None:
     store.create("one", 5, close=True)
     query = Query(store.options)
     assert query.batch() == 5
@@ -372,7 +372,7 @@ def test_named_ledgers(store: Store) -> None:
     assert query.batch() == 2
 
 
-def test_a_wrong_password_is_told_at_once(store: Store) -> None:
+def test_a_wrong_password_raises_at_once(store: Store) -> None:
     store.create("one", 5, close=True)
     with pytest.raises(UnauthorizedError):
         Query({**store.options, "password": "another"})

@@ -152,7 +152,7 @@ def test_the_catalog_forgets_history(monkeypatch: pytest.MonkeyPatch) -> None:
     manager.close()
 
 
-def test_space_comes_back_while_writes_go_on(tmp_path: Path) -> None:
+def test_space_is_freed_while_writes_continue(tmp_path: Path) -> None:
     """Ledgers come and go, with the maintenance thread at work: the disk holds a bounded multiple of what lives."""
     config = StoreConfig(
         log_file_bytes=MIB,

@@ -248,7 +248,7 @@ def test_a_policy_at_rest_reads_nothing(tmp_path: Path, monkeypatch: pytest.Monk
                 store.scheduler.tick()
 
 
-def test_readers_beside_a_writer_read_no_log_again_for_each_move(
+def test_readers_do_not_read_the_log_again_for_each_move_of_a_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     applied: list[object] = []
@@ -275,7 +275,7 @@ def test_readers_beside_a_writer_read_no_log_again_for_each_move(
             check_contents(reader, ledger_ids)
 
 
-def test_a_deletion_beside_a_checkpoint_stays_noted(tmp_path: Path) -> None:
+def test_a_deletion_during_a_checkpoint_is_kept(tmp_path: Path) -> None:
     with closed_ledgers(tmp_path, 1) as (manager, ledger_ids):
         descriptor = store_of(manager).descriptor(ledger_ids[0])
         descriptor.deleted = True  # as the log's driver sets it, before it sets ``changed``

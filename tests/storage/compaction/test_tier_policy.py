@@ -83,7 +83,7 @@ def test_nothing_moves_without_a_policy(tmp_path: Path) -> None:
         assert tiers(manager)[ledger_id] is StorageHint.NVME
 
 
-def test_a_ledger_deleted_while_the_policy_works_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_deleted_while_the_policy_runs_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = TierPolicy(target=StorageHint.HDD, min_age_seconds=0.0)
     with open_quick(tmp_path, background=False, tier_policy=policy) as manager:
         ledger_ids = [filled(manager, 20) for _ in range(3)]

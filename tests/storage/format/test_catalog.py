@@ -154,7 +154,7 @@ def test_golden(path: Path, ends: list[int]) -> None:
     assert read(CATALOG) == read(path)
 
 
-def test_resume_goes_on(path: Path, ends: list[int]) -> None:
+def test_resuming_continues_after_the_last_record(path: Path, ends: list[int]) -> None:
     writer = resume(path, ends[3])
     assert writer.length == ends[3]
     length = writer.append([], [1], MARK, [])

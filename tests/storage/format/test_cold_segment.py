@@ -256,14 +256,14 @@ def test_order_is_kept(tmp_path: Path) -> None:
     assert len(writer.finish()) == 3
 
 
-def test_room_ends_at_four_gibibytes(tmp_path: Path) -> None:
+def test_space_ends_at_four_gibibytes(tmp_path: Path) -> None:
     writer = ColdSegmentWriter(OsFileSystem(), str(tmp_path / "s.cold"), STORE, 9, compression=None)
-    room = COLD_SEGMENT_BYTES_MAX - 4096
-    assert writer.fits(room)
-    assert not writer.fits(room + 1)
+    space = COLD_SEGMENT_BYTES_MAX - 4096
+    assert writer.fits(space)
+    assert not writer.fits(space + 1)
     writer.add(1, 0, [3], [b"abc"])
-    assert writer.fits(room - 72)
-    assert not writer.fits(room - 71)
+    assert writer.fits(space - 72)
+    assert not writer.fits(space - 71)
 
     class Huge(list[int]):
         def __iter__(self):  # type: ignore[no-untyped-def]  # a size of one entry that no memory is needed for

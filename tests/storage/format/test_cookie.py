@@ -110,7 +110,7 @@ def test_huge_cookie_is_not_read(fs: SimFileSystem) -> None:
         read_cookie(fs, "/tier")
 
 
-def test_cookie_is_there_whole_or_not_at_all_after_a_crash() -> None:
+def test_a_cookie_is_whole_or_missing_after_a_crash() -> None:
     found = set()
     for seed in range(300):
         fs = SimFileSystem(seed)

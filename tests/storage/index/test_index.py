@@ -343,7 +343,7 @@ def test_replace_refuses_other_entries_and_runs_that_are_not_there() -> None:
     assert list(index.check()) == []
 
 
-def test_pages_read_beside_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_read_during_a_move_miss_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(update_module, "PAGE_LOCATIONS_MAX", 4)
     monkeypatch.setattr(index_module, "PAGES_AT_A_TIME", 1)
     index, _ = fresh()

@@ -32,7 +32,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
     return fs, "/store"
 
 
-def test_created_file_is_zeros_of_its_size_and_takes_room(disk: Disk) -> None:
+def test_created_file_is_zeros_of_its_size_and_takes_space(disk: Disk) -> None:
     fs, root = disk
     file = fs.create(f"{root}/a", 10_000)
     assert (file.size, fs.file_bytes(f"{root}/a")) == (10_000, 10_000)
@@ -198,7 +198,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", ["write", "write_durable"])
-def test_what_ends_a_write_half_way_is_told(tmp_path: Path, method: str) -> None:
+def test_a_write_that_ends_half_way_raises(tmp_path: Path, method: str) -> None:
     file = OsFileSystem().create(str(tmp_path / "a"), 0)
     with file_size_limit(8192), pytest.raises(OSError, match="too large") as caught:
         getattr(file, method)([b"x" * 12288], 0)
@@ -207,7 +207,7 @@ def test_what_ends_a_write_half_way_is_told(tmp_path: Path, method: str) -> None
     assert file.read(0, 12288) == b"x" * 8192
 
 
-def test_zeros_that_end_half_way_are_told(tmp_path: Path) -> None:
+def test_zeroing_that_ends_half_way_raises(tmp_path: Path) -> None:
     file = OsFileSystem().create(str(tmp_path / "a"), 0)
     with file_size_limit(8192), pytest.raises(OSError, match="too large"):
         file.write_zeros(0, 12288)
@@ -216,17 +216,17 @@ def test_zeros_that_end_half_way_are_told(tmp_path: Path) -> None:
 class ShortWrites:
     """Stands for writes that take at most so many bytes at a time, and in all."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, step: int, room: int, error: int | None) -> None:
-        self.step, self.room, self.error = step, room, error
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, step: int, space: int, error: int | None) -> None:
+        self.step, self.space, self.error = step, space, error
         self.real: Callable[[int, bytes, int], int] = os.pwrite
         monkeypatch.setattr(os, "pwrite", self.pwrite)
         monkeypatch.setattr(os, "pwritev", lambda fd, parts, offset, flags=0: self.pwrite(fd, b"".join(parts), offset))
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        if not self.room and self.error is not None:
+        if not self.space and self.error is not None:
             raise OSError(self.error, os.strerror(self.error))
-        taken = bytes(data[: min(self.step, self.room)])
-        self.room -= len(taken)
+        taken = bytes(data[: min(self.step, self.space)])
+        self.space -= len(taken)
         return self.real(fd, taken, offset)
 
 
@@ -239,7 +239,7 @@ def test_a_disk_that_gets_full_on_the_way_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, code: int
 ) -> None:
     file = OsFileSystem().create(str(tmp_path / "a"), 0)
-    ShortWrites(monkeypatch, step=30, room=70, error=code)
+    ShortWrites(monkeypatch, step=30, space=70, error=code)
     with pytest.raises(OSError, match=os.strerror(code)) as caught:
         getattr(file, method)([_CONTENT[:7], memoryview(_CONTENT)[7:]], 0)
     assert caught.value.errno == code
@@ -263,7 +263,7 @@ def test_a_write_that_takes_nothing_and_says_nothing_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     file = OsFileSystem().create(str(tmp_path / "a"), 0)
-    ShortWrites(monkeypatch, step=30, room=70, error=None)
+    ShortWrites(monkeypatch, step=30, space=70, error=None)
     with pytest.raises(OSError, match="short write of 70 of 100 bytes at offset 5") as caught:
         getattr(file, method)([_CONTENT], 5)
     assert caught.value.errno == errno.EIO
@@ -273,7 +273,7 @@ def test_a_short_write_is_gone_on_with_but_a_durable_one_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = OsFileSystem().create(str(tmp_path / "a"), 0)
-    ShortWrites(monkeypatch, step=30, room=1000, error=errno.ENOSPC)
+    ShortWrites(monkeypatch, step=30, space=1000, error=errno.ENOSPC)
     file.write([_CONTENT], 0)
     assert (file.size, file.read(0, 200)) == (100, _CONTENT)
     with pytest.raises(OSError, match="short write of 30 of 100 bytes") as caught:
@@ -381,7 +381,7 @@ def test_zeros_where_direct_writes_are_refused(tmp_path: Path, monkeypatch: pyte
     assert file.read(0, 8192) == bytes(8192)
 
 
-def test_file_that_finds_no_room_is_not_left_behind(tmp_path: Path) -> None:
+def test_file_that_finds_no_space_is_removed(tmp_path: Path) -> None:
     with file_size_limit(8192), pytest.raises(OSError, match=r"\[Errno"):
         OsFileSystem().create(str(tmp_path / "a"), 1 << 20)
     assert not (tmp_path / "a").exists()

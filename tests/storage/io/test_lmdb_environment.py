@@ -131,7 +131,7 @@ def test_closed_environment_says_so(reopen: Open) -> None:
         pass
 
 
-def test_what_was_committed_is_there_after_reopening(reopen: Open) -> None:
+def test_committed_values_survive_reopening(reopen: Open) -> None:
     environment = reopen()
     with environment.write() as transaction:
         transaction.put(b"a", b"x" * 100_000)
@@ -238,7 +238,7 @@ def test_path_is_open_once_however_often_it_is_opened(path: str, tmp_path: Path)
     LmdbEnvironment(path).close()
 
 
-def test_full_map_changes_nothing_and_writing_goes_on(path: str) -> None:
+def test_full_map_changes_nothing_and_writing_continues(path: str) -> None:
     environment = LmdbEnvironment(path, map_bytes=1 << 17)
     with environment.write() as transaction:
         transaction.put(b"a", b"1")
@@ -250,7 +250,7 @@ def test_full_map_changes_nothing_and_writing_goes_on(path: str) -> None:
     environment.close()
 
 
-def test_commit_that_finds_no_room_changes_nothing_and_writing_goes_on(path: str) -> None:
+def test_commit_that_finds_no_space_changes_nothing_and_writing_continues(path: str) -> None:
     environment = LmdbEnvironment(path, map_bytes=1 << 17)
     with environment.write() as transaction:
         for n in range(21):
@@ -260,7 +260,7 @@ def test_commit_that_finds_no_room_changes_nothing_and_writing_goes_on(path: str
 
     def change() -> None:
         with environment.write() as transaction:
-            # So many that the changed pages just find room, but the list of those they replace does not.
+            # So many that there is just enough space for the changed pages, but not for the list of the replaced ones.
             for n in range(0, 21, 3):
                 transaction.put(b"%02d" % n, b"y" * 2000)
                 changed.append(n)
@@ -364,7 +364,7 @@ def test_forked_child_may_open_the_path_for_itself(path: str) -> None:
     environment.close()
 
 
-def test_readers_in_many_threads_beside_a_writer(path: str) -> None:
+def test_readers_in_many_threads_and_a_writer(path: str) -> None:
     environment = LmdbEnvironment(path)
     with environment.write() as transaction:
         transaction.put(b"a", b"0")

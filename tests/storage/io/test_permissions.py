@@ -161,7 +161,7 @@ def test_another_user_can_neither_read_payloads_nor_take_a_lock(tmp_path: Path) 
     LedgerManager.open(store).close()
 
 
-def test_another_process_of_the_owner_reads_beside_the_writer(tmp_path: Path) -> None:
+def test_another_process_of_the_owner_reads_while_the_writer_runs(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path / "store") as manager, manager.create_ledger(password=b"x") as writer:
         writer.append(b"seen")
         script = (
@@ -195,7 +195,7 @@ def test_a_store_shared_with_a_group_of_the_process_has_the_modes_of_a_shared_on
 
 
 @as_root
-def test_a_shared_store_stays_shared_whoever_opens_it(tmp_path: Path) -> None:
+def test_a_shared_store_stays_shared_for_every_opener(tmp_path: Path) -> None:
     write_store(tmp_path / "store", group=GROUP)
     write_store(tmp_path / "store")
     assert main(["rebuild-index", str(tmp_path / "store")]) == 0

@@ -69,7 +69,7 @@ def test_an_append_waits_while_it_does_not_fit_or_its_turn_has_not_come() -> Non
     assert admission.is_full(second, 0, 1), "it is not its turn"
 
 
-def test_the_queue_is_first_come_first_served_and_keeps_room_for_all_of_it() -> None:
+def test_the_queue_is_first_come_first_served_and_keeps_space_for_all_of_it() -> None:
     one, two = LedgerDescriptor(metadata()), LedgerDescriptor(metadata())
     admission = Admission(100)
     assert state(admission) == (100, None)
@@ -95,7 +95,7 @@ def test_the_queue_is_first_come_first_served_and_keeps_room_for_all_of_it() -> 
 
 @contextmanager
 def flood(*writers: LedgerWriter) -> Iterator[None]:
-    """Append small entries from several threads, as fast as there is room, until the end of the ``with``."""
+    """Append small entries from several threads, as fast as they are admitted, until the end of the ``with``."""
     over = threading.Event()
 
     def pour(writer: LedgerWriter) -> None:
@@ -112,7 +112,7 @@ def flood(*writers: LedgerWriter) -> Iterator[None]:
         each.result()
 
 
-def test_room_that_comes_free_belongs_to_who_waited_first(
+def test_freed_space_goes_to_the_append_that_waited_longest(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     syncs = threading.Semaphore(0)
@@ -145,7 +145,7 @@ def test_room_that_comes_free_belongs_to_who_waited_first(
 
 def test_a_large_append_is_not_starved_by_a_flood_of_small_ones(manager: LedgerManager) -> None:
     writer = manager.create_ledger(insecure=True)
-    large = [bytes(4800)] * 13  # nearly all the room there is, and one batch
+    large = [bytes(4800)] * 13  # one batch of nearly max_outstanding_bytes
     sequences: list[range] = []
     with flood(writer):
         thread = threading.Thread(target=lambda: sequences.extend(writer.append_many(large) for _ in range(5)))
@@ -156,10 +156,10 @@ def test_a_large_append_is_not_starved_by_a_flood_of_small_ones(manager: LedgerM
     assert writer._log.admission.first is None
 
 
-def test_batches_longer_than_the_room_and_floods_of_two_ledgers_all_go_on(manager: LedgerManager) -> None:
+def test_batches_longer_than_the_limit_and_floods_of_two_ledgers_all_proceed(manager: LedgerManager) -> None:
     one, two = manager.create_ledger(insecure=True), manager.create_ledger(insecure=True)
     advanced = manager.create_ledger(ledger_id=77, insecure=True)
-    batch = [bytes(5000)] * 2000  # three pieces, each longer than all the room
+    batch = [bytes(5000)] * 2000  # three pieces, each longer than max_outstanding_bytes
     done: list[int] = []
 
     def append_batches(writer: LedgerWriter) -> None:
@@ -184,7 +184,7 @@ def test_batches_longer_than_the_room_and_floods_of_two_ledgers_all_go_on(manage
         assert not any(thread.is_alive() for thread in threads), f"only {done} came to an end"
 
 
-def test_an_early_entry_that_cannot_wait_is_told_why(manager: LedgerManager) -> None:
+def test_an_early_entry_that_cannot_wait_raises_the_reason(manager: LedgerManager) -> None:
     writer = manager.create_ledger(ledger_id=1, insecure=True)
     for entry_id in range(1, 14):
         _ = writer.append_async(bytes(5000), entry_id=entry_id)
@@ -208,9 +208,7 @@ def test_a_lone_early_entry_is_taken_whatever_its_size(tmp_path: Path) -> None:
 # ---- coroutines ------------------------------------------------------------------------------------------------------
 
 
-def test_coroutines_wait_for_room_while_the_loop_runs_on(
-    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coroutines_wait_for_space_while_the_loop_runs(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = manager.create_ledger(insecure=True)
     go = stop_syncing(monkeypatch)
     filled = fill(writer)
@@ -220,7 +218,7 @@ def test_coroutines_wait_for_room_while_the_loop_runs_on(
             tasks = [group.create_task(writer.append_coro(bytes(1000))) for _ in range(200)]
             for _ in range(100):
                 await asyncio.sleep(0)
-            assert not any(task.done() for task in tasks), "the loop runs on while there is no room"
+            assert not any(task.done() for task in tasks), "the loop runs on while there is no space"
             go.set()
         assert [task.result() for task in tasks] == list(range(filled, filled + 200)), "in the order of the calls"
         assert await writer.append_coro(b"with room") == filled + 200
@@ -291,7 +289,7 @@ def test_coroutines_raise_what_the_append_raises(manager: LedgerManager, monkeyp
     asyncio.run(asyncio.wait_for(main(), WAIT_S))
 
 
-def test_what_waits_for_room_fails_when_the_ledger_is_closed(
+def test_appends_that_wait_for_space_fail_when_the_ledger_is_closed(
     manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = manager.create_ledger(insecure=True)

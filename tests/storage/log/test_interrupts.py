@@ -78,7 +78,7 @@ def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None
 
 
 @pytest.mark.timeout(method="thread")
-def test_an_interrupt_while_the_log_goes_on_in_the_next_file_strands_no_waiter() -> None:
+def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
     for line in range(0, 400, 3):
         manager = open_store(SimFileSystem(line))
         writer = manager.create_ledger(insecure=True)

@@ -301,7 +301,7 @@ def test_missing_commits_are_refused(files: list[tuple[int, bytes]]) -> None:
         run(files)
 
 
-def test_unbegun_files_between_are_no_gap_where_lsns_go_on() -> None:
+def test_unused_files_in_between_are_not_a_gap_where_lsns_continue() -> None:
     files = [begin(1, 1, commit(1, 1)), (2, ZEROS * 2), (3, GARBAGE), begin(4, 2, commit(2, 4))]
     outcome = run(files, durable=2)
     assert outcome.lsns == [(1, True), (2, True)]
@@ -382,7 +382,7 @@ def test_end_is_known_only_at_the_end() -> None:
     assert replay.end.last_file_id == 1
 
 
-def test_scan_stops_at_the_limit_and_goes_on_from_there() -> None:
+def test_scan_stops_at_the_limit_and_continues_from_there() -> None:
     data = memoryview(begin(1, 1, *(commit(lsn, 1) for lsn in range(1, 6)), ZEROS)[1])
     file = OpenLogFile(1, "x", data)
     first = list(scan_commits(file, BLOCK_BYTES, 1, 2))
@@ -402,7 +402,7 @@ def test_commit_headers_prove_what_was_durable() -> None:
     assert proven_durable(OpenLogFile(3, "x", memoryview(commit(9, 3, durable=20))), 0, 9) == 20
 
 
-def test_commits_for_which_there_was_no_room_prove_nothing_nor_do_those_of_other_formats() -> None:
+def test_commits_without_space_and_of_other_formats_prove_nothing() -> None:
     file = OpenLogFile(3, "x", memoryview(ZEROS + commit(7, 3) + commit(1 << 63, 3) + newer(8, 3) + commit(9, 3)))
     for lsn, proven in ((7, 8), (6, 8), (5, 6)):  # the last one is three blocks behind the first
         assert proven_durable(file, BLOCK_BYTES, lsn) == proven

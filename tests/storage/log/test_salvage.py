@@ -289,7 +289,7 @@ def test_a_stop_leaves_limbo_with_the_fence_or_not_at_all() -> None:
 # ---- single things -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_passed_over_is_told_with_its_place() -> None:
+def test_missing_commits_and_dropped_records_are_reported_with_their_place() -> None:
     fs = harmed(gap_in_a_file)
     replicas = open_bookie(fs, salvage=True)
     assert replicas.store.salvage is not None
@@ -302,7 +302,7 @@ def test_what_is_passed_over_is_told_with_its_place() -> None:
     replicas.close()
 
 
-def test_of_many_records_that_go_on_with_nothing_the_first_are_told() -> None:
+def test_of_many_records_without_their_ledger_the_first_are_reported() -> None:
     replicas = open_bookie(harmed(first_file_lost), salvage=True)
     assert replicas.store.salvage is not None
     lost = replicas.store.salvage.lost
@@ -379,7 +379,7 @@ def test_what_is_here_is_in_doubt_though_the_metadata_name_others() -> None:
     replicas.close()
 
 
-def test_an_open_ledger_that_went_on_elsewhere_leaves_limbo_without_a_fence() -> None:
+def test_an_open_ledger_that_continued_elsewhere_leaves_limbo_without_a_fence() -> None:
     fs = harmed(middle_file_lost)
     replicas = salvage(fs)
     replicas.end_limbo(1, closed=False)
@@ -446,7 +446,7 @@ def test_files_of_elsewhere_are_not_salvaged() -> None:
 
 
 @pytest.mark.parametrize("harm", [header_zeroed, watermark_lost, kept_file_lost])
-def test_an_older_start_is_no_matter_to_who_doubts_everything(harm: Harm) -> None:
+def test_a_salvaged_directory_may_record_an_older_start(harm: Harm) -> None:
     replicas = open_bookie(harmed(harm), salvage=True)
     replicas.check_identity(CLUSTER, "b", INSTANCE, 7)
     assert replicas.record_start(CLUSTER, "b", INSTANCE, 7) == 8

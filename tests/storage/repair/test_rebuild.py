@@ -165,7 +165,7 @@ def test_the_new_index_says_what_the_old_one_said(tmp_path: Path) -> None:
     assert rebuild_index(str(tmp_path)).lost == ()
 
 
-def test_a_sound_old_index_is_not_kept_and_what_is_in_the_log_is_told(tmp_path: Path) -> None:
+def test_a_sound_old_index_is_not_kept_and_the_log_is_reported(tmp_path: Path) -> None:
     with open_store(tmp_path) as manager:
         writer, gone = manager.create_ledger(insecure=True), manager.create_ledger(insecure=True)
         writer.append_many([b"entry"] * 7)
