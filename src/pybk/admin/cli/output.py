@@ -28,8 +28,12 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 
 def print_json(content: Any, *, indent: int | None = 2) -> None:
-    """Print JSON with sorted keys; values that JSON does not have, such as enums and tuples' types, as text."""
-    print(json.dumps(content, indent=indent, sort_keys=True, default=str))
+    """Print JSON with sorted keys.
+
+    Raises:
+        TypeError: A value has no form in JSON, and its command did not convert it.
+    """
+    print(json.dumps(content, indent=indent, sort_keys=True))
 
 
 def print_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, last_column: int | None = None) -> None:
