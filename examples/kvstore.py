@@ -93,7 +93,7 @@ class KeyValueStore:
         self._manager = LedgerManager.open(path)
         try:
             self._wal_bytes = self._recover()
-            self._wal = Wal(self._create(WAL), 1)
+            self.wal = Wal(self._create(WAL), 1)
         except BaseException:
             self._manager.close()
             raise
@@ -128,7 +128,7 @@ class KeyValueStore:
         """
         payload = encode(operations)
         with self._changed:
-            wal = self._wal
+            wal = self.wal
             future = wal.writer.append_async(payload)
             wal.in_flight += 1
         position = None
@@ -169,7 +169,7 @@ class KeyValueStore:
     def _snapshot(self) -> None:
         writer = self._create(WAL)
         with self._changed:
-            old, self._wal = self._wal, Wal(writer, self._wal.generation + 1)
+            old, self.wal = self.wal, Wal(writer, self.wal.generation + 1)
             self._wal_bytes = 0
             # The new log holds what comes from now on; the snapshot must hold all that the old one does.
             while old.in_flight:
@@ -247,7 +247,7 @@ class KeyValueStore:
         """Close the store; what was written is durable already."""
         with self._snapshotting:
             try:
-                self._wal.writer.close()
+                self.wal.writer.close()
             finally:
                 self._manager.close()
 

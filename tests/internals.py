@@ -6,9 +6,13 @@ from typing import Any
 
 from pybk.backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
+from pybk.digest import EntryDigest
+from pybk.flags import LedgerType
 from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
+from pybk.replication.inflight import Inflight
+from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
@@ -43,3 +47,40 @@ def store_of(manager: LedgerManager) -> Store:
 def descriptor_of(handle: LedgerReader | LedgerWriter) -> Any:
     """Return the state of the ledger that a handle shares with all others of its manager."""
     return handle._descriptor
+
+
+def digest_of(handle: LedgerReader | LedgerWriter) -> EntryDigest:
+    """Return what signs and verifies the entries of a handle's ledger."""
+    return handle._digest
+
+
+def manager_of(writer: LedgerWriter) -> LedgerManager:
+    """Return the manager that a writer keeps open."""
+    manager = writer._manager
+    assert isinstance(manager, LedgerManager)
+    return manager
+
+
+def create_of_type(manager: LedgerManager, ledger_type: LedgerType, **options: Any) -> LedgerWriter:
+    """Create a ledger of a type that may be the system's own, which no public call does."""
+    return manager._create_ledger(ledger_type, **options)
+
+
+def stage(writer: LedgerWriter, payload: bytes) -> None:
+    """Stage an entry that no thread waits for; the caller holds the ledger's lock."""
+    writer._stage(payload)
+
+
+def take_no_more(writer: LedgerWriter) -> None:
+    """Have a writer take no more entries, as the first step of its close does."""
+    writer._closed = True
+
+
+def waiting_followers(reader: LedgerReader) -> int:
+    """Return how many followers of a reader wait for entries."""
+    return len(reader._waiting)
+
+
+def inflight_of(machine: WriterMachine) -> Inflight:
+    """Return the batches of a writer that are not confirmed at all places."""
+    return machine._inflight

@@ -36,7 +36,7 @@ def drop(make: Callable[[], Any]) -> None:
     with pytest.warns(ResourceWarning, match="dropped without close"):
         make_and_drop(make)
     settle_dropped()
-    assert not any(ending._dropped for ending in closing._open)
+    assert not any(ending.dropped for ending in closing.open_endings)
 
 
 def test_a_dropped_manager_frees_its_directory_and_loses_nothing(tmp_path: Path) -> None:

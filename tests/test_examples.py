@@ -216,7 +216,7 @@ class HeldWriter:
 
 def test_kvstore_shows_the_later_write_whichever_is_acknowledged_first(tmp_path: Path, kvstore: ModuleType) -> None:
     with kvstore.KeyValueStore(str(tmp_path / "kv"), PASSWORD) as store:
-        held = store._wal.writer = HeldWriter()
+        held = store.wal.writer = HeldWriter()
         threads = [threading.Thread(target=store.put, args=(b"key", value)) for value in (b"first", b"second")]
         for count, thread in enumerate(threads, 1):
             thread.start()
@@ -230,7 +230,7 @@ def test_kvstore_shows_the_later_write_whichever_is_acknowledged_first(tmp_path:
 
 def test_kvstore_snapshot_has_what_was_in_flight(tmp_path: Path, kvstore: ModuleType) -> None:
     with kvstore.KeyValueStore(str(tmp_path / "kv"), PASSWORD) as store:
-        held = store._wal.writer = HeldWriter()
+        held = store.wal.writer = HeldWriter()
         put = threading.Thread(target=store.put, args=(b"key", b"value"))
         put.start()
         held.wait_for(1)

@@ -7,10 +7,10 @@ import pytest
 
 from pybk.errors import UsageError
 from pybk.flags import LEDGER_TYPE_BYTES_MAX, LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.flags.behaviour import _Flag
+from pybk.flags.behaviour import Flags
 
 
-class _Three(_Flag):
+class _Three(Flags):
     A = 1
     C = 4
     D = 8

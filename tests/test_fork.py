@@ -18,7 +18,7 @@ from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.internals import descriptor_of, store_of
-from tests.storage.log.test_interrupts import _PATH
+from tests.storage.log.test_interrupts import APPEND_PATH
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.test_signals import handled
 from tests.waiting import WAIT_S
@@ -259,7 +259,7 @@ def test_a_child_forked_by_a_handler_in_the_middle_of_an_append_writes_nothing(t
         writer.append(b"entry 0")
         for line in range(0, 100, 9):
             try:
-                handled(line, _PATH, lambda: writer.append(b"x"), fork)
+                handled(line, APPEND_PATH, lambda: writer.append(b"x"), fork)
             except SystemExit:
                 os._exit(7)
         for pid in children:

@@ -103,7 +103,7 @@ def test_the_leadership_is_handed_to_the_first_follower_of_what_is_not_done() ->
         thread.join(WAIT_S)
         assert not thread.is_alive()
     assert leaders == [threading.current_thread().name, threads[1].name]
-    assert not group._followed
+    assert not group.followed
     group.stop()
 
 
@@ -153,7 +153,7 @@ def test_leading_waits_for_its_turn_and_never_overlaps() -> None:
     def queue() -> None:
         thread = threading.Thread(target=group.lead, args=(lambda: led.append("led"),))
         thread.start()
-        wait_until(lambda: bool(group._followed))
+        wait_until(lambda: bool(group.followed))
         led.append("step")
         group.finish(own)
 
@@ -192,11 +192,11 @@ class Idling(Quiet):
 def test_idle_work_follows_the_last_leader_and_then_the_background_rests() -> None:
     work = Idling()
     group = work.group = started(work)
-    wait_until(lambda: group._rests)
+    wait_until(lambda: group.rests)
     group.wait(work.completion)
     wait_until(lambda: work.looked == 5)
-    wait_until(lambda: group._rests)
-    assert group._kick.locked()
+    wait_until(lambda: group.rests)
+    assert group.kick_lock.locked()
     assert work.looked == 5
     group.stop()
 
@@ -213,7 +213,7 @@ def test_no_exception_of_a_callback_ends_the_background_thread(caplog: pytest.Lo
         assert called.wait(WAIT_S)
     wait_until(lambda: "continues after an exception" in caplog.text)
     group.stop()
-    assert not group._work.ended  # type: ignore[attr-defined]  # Quiet's
+    assert not group.work.ended  # type: ignore[attr-defined]  # Quiet's
 
 
 def test_callbacks_of_what_is_completed_after_the_end_are_called() -> None:
@@ -252,7 +252,7 @@ def finish_all(group: GroupCommit, completions: tuple[Completion, ...]) -> None:
 
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_leaves_the_leadership_with_no_dead_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_interrupts, "_PATH", ("pybk/group_commit.py",))
+    monkeypatch.setattr(test_interrupts, "APPEND_PATH", ("pybk/group_commit.py",))
     line, fired = 0, True
     while fired:
         own, others, after = completions = Completion(), Completion(), Completion()
@@ -260,14 +260,14 @@ def test_an_interrupt_at_any_line_leaves_the_leadership_with_no_dead_thread(monk
         group = started(work)
         work.steps += [partial(finish_all, group, completions)] * 9
         with group.mutex:
-            group._leader = token = threading.Lock()
+            group.leader = token = threading.Lock()
         thread = follow(group, others)
-        group._leave(token)
+        group.leave(token)
         fired = test_interrupts.interrupted(line, partial(group.wait, own))
         group.wait(after)
         thread.join(WAIT_S)
         assert not thread.is_alive(), f"a follower is stranded after an interrupt at line event {line}"
-        assert not group._followed
+        assert not group.followed
         group.stop()
         line += 1
     assert line > 10

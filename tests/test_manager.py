@@ -33,7 +33,7 @@ from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.keys import KeyRing
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
-from tests.internals import backend_of, store_of
+from tests.internals import backend_of, digest_of, store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, payloads, python
 from tests.test_everyday import pickled
 from tests.waiting import WAIT_S
@@ -555,8 +555,8 @@ def test_password_and_keys_are_nowhere(tmp_path: Path, caplog: pytest.LogCapture
     things = [manager, writer, open_writer, reader, metadata, reader.metadata, store.cookie, manager.health(), ring]
     things += [
         backend_of(manager).key_ring,
-        reader._digest,
-        writer._digest,
+        digest_of(reader),
+        digest_of(writer),
         store.config,
         manager.metrics(),
         refused.value,

@@ -15,7 +15,7 @@ from pybk.manager import LedgerManager
 from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store
 from pybk.writer import LedgerWriter
-from tests.internals import descriptor_of, store_of
+from tests.internals import descriptor_of, stage, store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 
@@ -49,7 +49,7 @@ def doomed(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> Callable[
         writer.append(b"durable")
         writer.force()
         with descriptor_of(writer).lock:
-            writer._stage(b"lost")
+            stage(writer, b"lost")
         fail_before_the_next_control(monkeypatch, store_of(manager))
         return writer
 

@@ -19,7 +19,7 @@ from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
 from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY
 from pybk.reader import LedgerReader
-from tests.internals import descriptor_of
+from tests.internals import descriptor_of, waiting_followers
 from tests.storage.real_store import numbered, open_quick, payloads
 from tests.waiting import WAIT_S, wait_until
 
@@ -242,7 +242,7 @@ def test_closing_ends_followers_that_wait(manager: LedgerManager, closed: str) -
     followers = [threading.Thread(target=follow), threading.Thread(target=lambda: asyncio.run(follow_async()))]
     for follower in followers:
         follower.start()
-    wait_until(lambda: len(reader._waiting) == 2)
+    wait_until(lambda: waiting_followers(reader) == 2)
     (reader if closed == "reader" else manager).close()
     for follower in followers:
         follower.join(WAIT_S)

@@ -22,7 +22,7 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metrics import UNSEALED_LEDGERS, MetricKey
 from pybk.seal import LedgerSeal, keys_of
-from tests.internals import descriptor_of, store_of
+from tests.internals import descriptor_of, digest_of, store_of
 from tests.sealing import PASSWORD, copied, open_at, open_sealing, tamper
 
 
@@ -156,7 +156,7 @@ def written_over(root: Path) -> tuple[Path, int]:
     with open_sealing(copy) as manager:
         store = store_of(manager)
         descriptor = store.descriptor(writer.ledger_id)
-        digest = writer._digest.prefix(1, 0, sealed.length, b"LAST")
+        digest = digest_of(writer).prefix(1, 0, sealed.length, b"LAST")
         store.log.stage_entry(descriptor, 1, digest, b"LAST", 5, len(digest), True)
         store.log.flush()
         store.change(descriptor, replace(sealed, version=9))

@@ -25,7 +25,7 @@ from pybk.writer import LedgerWriter
 from tests.interrupting import leaves_a_with
 from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
-from tests.storage.log.test_interrupts import _PATH, append_some
+from tests.storage.log.test_interrupts import APPEND_PATH, append_some
 from tests.storage.real_store import contents, numbered, open_quick, python, stop_syncing
 from tests.storage.store_harness import open_store
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
@@ -82,7 +82,7 @@ def test_a_close_on_top_of_any_line_of_an_append_says_at_once_what_to_do(what: s
             append_some(writer, b"main", done)
             done[b"future"] = writer.append_async(b"future").result()
 
-        handler = handled(line, _PATH, work, close)
+        handler = handled(line, APPEND_PATH, work, close)
         assert list(done.values()) == [0, 1, 2, 3], "the append was not finished after the handler returned"
         if not handler.fired:
             break
@@ -204,7 +204,7 @@ def test_an_error_that_a_handler_raises_is_no_failure_of_the_log(kind: int) -> N
         while fired:
             deferred.append(b"entry %d" % count)
             count += 1
-            called = Handler(line, _PATH, lambda: signal.raise_signal(signal.SIGUSR1))
+            called = Handler(line, APPEND_PATH, lambda: signal.raise_signal(signal.SIGUSR1))
             sys.settrace(called)
             try:
                 done[b"%d" % line] = writer.append(b"%d" % line)
@@ -336,7 +336,7 @@ def test_a_finaliser_may_close_and_says_so_where_it_cannot(tmp_path: Path) -> No
     manager = open_quick(tmp_path)
     writer = manager.create_ledger(insecure=True)
     Service(manager, outcomes)
-    handler = handled(10, _PATH, lambda: writer.append(b"x"), gc.collect)
+    handler = handled(10, APPEND_PATH, lambda: writer.append(b"x"), gc.collect)
     assert handler.fired
     assert outcomes == ["refused"]
     Service(manager, outcomes)

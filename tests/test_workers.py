@@ -36,7 +36,7 @@ def test_calls_run_in_parallel_up_to_the_number_of_threads() -> None:
     for future in futures:
         assert future is not None
         future.result(WAIT_S)
-    assert len(workers._threads) == 3
+    assert len(workers.threads) == 3
     workers.close(wait=True)
 
 
@@ -98,7 +98,7 @@ def test_calls_one_after_another_take_one_thread() -> None:
         future = workers.submit(lambda: None)
         assert future is not None
         future.result(WAIT_S)
-    assert len(workers._threads) == 1
+    assert len(workers.threads) == 1
     workers.close(wait=True)
 
 
@@ -140,11 +140,11 @@ def test_an_interrupt_leaves_no_extra_thread(monkeypatch: pytest.MonkeyPatch, in
 
     with monkeypatch.context() as patch:
         if interrupted == "close":
-            patch.setattr(workers, "_calls", Interrupting())
+            patch.setattr(workers, "calls", Interrupting())
         patch.setattr(module, "start_thread", start_and_interrupt)
         with pytest.raises(KeyboardInterrupt):
             workers.close() if interrupted == "close" else workers.submit(lambda: None)
-    threads = {*workers._threads, *set(threading.enumerate()) - others}
+    threads = {*workers.threads, *set(threading.enumerate()) - others}
     workers.close()
     end.set()
     for thread in threads:
@@ -166,7 +166,7 @@ def test_a_finaliser_may_submit_a_call_where_its_thread_submits_one() -> None:
     submitted: list[Future[None] | None] = []
 
     def submit() -> None:
-        with workers._lock:
+        with workers.lock:
             submitted.append(workers.submit(lambda: None))
 
     thread = threading.Thread(target=submit, daemon=True)

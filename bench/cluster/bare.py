@@ -95,7 +95,7 @@ class BareLoop:
             socket.connect(f"tcp://127.0.0.1:{port}")
             self._poller.register(socket, zmq.POLLIN)
         self._mac = hmac.new(os.urandom(32), digestmod="sha256")
-        self._number = 0
+        self.number = 0
 
     def close(self) -> None:
         """Close the sockets."""
@@ -113,16 +113,16 @@ class BareLoop:
         sent: dict[int, float] = {}
         answers: dict[int, int] = {}
         latencies: list[float] = []
-        first = done = self._number
+        first = done = self.number
         begin = time.perf_counter()
         end = begin + seconds
         while True:
-            while self._number - done < window and time.perf_counter() < end:
+            while self.number - done < window and time.perf_counter() < end:
                 message = self._batch(payloads)
-                sent[self._number], answers[self._number] = time.perf_counter(), 0
+                sent[self.number], answers[self.number] = time.perf_counter(), 0
                 for socket in self._sockets:
                     socket.send(message, zmq.NOBLOCK, copy=len(message) < 1 << 16)
-                self._number += 1
+                self.number += 1
             if not answers:
                 break
             for number in self._answered():
@@ -131,7 +131,7 @@ class BareLoop:
                     latencies.append(time.perf_counter() - sent[number])
                 elif answers[number] == SERVERS:
                     del answers[number]
-            while done < self._number and answers.get(done, SERVERS) >= QUORUM:
+            while done < self.number and answers.get(done, SERVERS) >= QUORUM:
                 done += 1
         return (done - first) * entries / (time.perf_counter() - begin), latencies
 
@@ -142,7 +142,7 @@ class BareLoop:
             mac.update(payload)
             macs.append(mac.digest())
         body = b"".join(chain.from_iterable(zip(macs, payloads, strict=True)))
-        return b"".join((_NUMBER.pack(self._number), xxh3_64_digest(body), body))
+        return b"".join((_NUMBER.pack(self.number), xxh3_64_digest(body), body))
 
     def _answered(self) -> Iterator[int]:
         """Wait for answers and yield the numbers of their batches."""

@@ -130,12 +130,13 @@ class Ending:
         self._over = threading.Lock()
         self._over.acquire()
         self._done = False
-        self._dropped = False
+        self.dropped = False
+        """Whether the manager was dropped without a close."""
         self._error: BaseException | None = None
 
     def watch(self, manager: object) -> None:
         """Have the backend closed at the latest when ``manager`` is garbage-collected, or when the interpreter ends."""
-        _open[self] = None
+        open_endings[self] = None
         weakref.finalize(manager, self._drop, repr(manager)).atexit = False
 
     def close(self, where: Where) -> None:
@@ -179,7 +180,7 @@ class Ending:
         except BaseException as error:  # noqa: BLE001  # raised to the caller of ``close``
             self._error = error
         self._done = True
-        _open.pop(self, None)
+        open_endings.pop(self, None)
         self._over.release()
 
     def _wait(self, seconds: float | None) -> None:
@@ -193,7 +194,7 @@ class Ending:
         """Close the backend of a manager that was garbage-collected; the collector may run inside any other call."""
         if self._done or self._begun.locked() or self._backend.forked or sys.is_finalizing():
             return
-        self._dropped = True
+        self.dropped = True
         try:
             _thread.start_new_thread(self._run, ())
         finally:  # without a thread, it is closed when the interpreter ends
@@ -205,11 +206,11 @@ class Ending:
 
     def settle(self) -> None:
         """Wait at most ``_DROPPED_SECONDS`` for the close of a manager that was garbage-collected without a close."""
-        if self._dropped and not self._backend.forked:
+        if self.dropped and not self._backend.forked:
             self._wait(_DROPPED_SECONDS)
 
 
-_open: Final[dict[Ending, None]] = {}
+open_endings: Final[dict[Ending, None]] = {}
 """The open managers, in the order of opening; closed when the interpreter ends."""
 
 
@@ -221,7 +222,7 @@ def settle_dropped() -> None:
     """
     if sys.is_finalizing():
         raise IllegalOperationError("a manager cannot be opened any more, because the interpreter is ending")
-    for ending in list(_open):
+    for ending in list(open_endings):
         ending.settle()
 
 
@@ -233,7 +234,7 @@ def close_all() -> None:
         Exception: The first error; the other managers are closed all the same.
     """
     errors: list[BaseException] = []
-    for ending in reversed(list(_open)):
+    for ending in reversed(list(open_endings)):
         try:
             ending.close(Where.OUTSIDE)
         except Exception as error:  # noqa: BLE001  # the others are closed all the same
@@ -242,4 +243,4 @@ def close_all() -> None:
         raise errors[0]
 
 
-os.register_at_fork(after_in_child=_open.clear)
+os.register_at_fork(after_in_child=open_endings.clear)

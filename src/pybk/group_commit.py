@@ -10,7 +10,7 @@ Theory of operation
 a conversation with bookies. It covers all its entries, so completing a thousand appends sets one flag. Its states are
 *pending* → *done* (``error`` says whether it succeeded), and it never leaves *done*.
 
-**Leader and followers.** The leadership is a field, ``_leader``; it holds the token of the thread that leads, or None.
+**Leader and followers.** The leadership is a field, ``leader``; it holds the token of the thread that leads, or None.
 A thread that calls ``wait`` while there is no leader becomes the leader: it calls ``Work.step`` until its own
 completion is done. So a single appending thread does its own work, without a switch of threads. A thread that calls
 ``wait`` while another leads becomes a follower: it leaves its token, a locked lock, with the completion, and blocks on
@@ -25,8 +25,8 @@ completion that is followed and not done. If there is none and work is pending, 
 a callback may append, and no appending thread runs callers' code. After ``stop`` this thread does not exist: callbacks
 then run in the thread that completes.
 
-**Locks.** ``mutex`` guards ``_leader``, the followers and callbacks of completions, ``_callbacks``, ``_followed`` and
-``_rests``. Users share it: the log also guards its forming commit by it, so that an append takes one lock. The mutex is
+**Locks.** ``mutex`` guards ``leader``, the followers and callbacks of completions, ``_callbacks``, ``followed`` and
+``rests``. Users share it: the log also guards its forming commit by it, so that an append takes one lock. The mutex is
 held for a few instructions and never during a step. A token is locked by its own thread, under the mutex, and unlocked
 under it.
 
@@ -35,7 +35,7 @@ a ``finally``, and again if an interrupt hits that, because leaving twice is har
 changes the leadership. A follower that leaves unlocks its token, and a hand-over skips unlocked tokens, so that a
 thread that has left is never made the leader. After an interrupted step the next leader calls ``Work.step`` again,
 which must allow for that. A leader that is interrupted after a completion is done and before all followers are woken
-leaves the completion in ``_followed``: the next leader that leaves wakes them.
+leaves the completion in ``followed``: the next leader that leaves wakes them.
 
 **Why no wake-up is lost.** A thread becomes a follower under the mutex, after it has seen that the completion is not
 done and that there is a leader; that leader looks for followers under the mutex before it leaves. Work that is staged
@@ -152,16 +152,18 @@ class GroupCommit:
         self.background = threading.Thread(target=self._run, name=name, daemon=True)
         self.completed = False
         self.woke = False
-        self._work = work
-        self._leader: threading.Lock | None = None
-        self._followed: dict[Completion, None] = {}
+        self.work = work
+        """What a leader does."""
+        self.leader: threading.Lock | None = None
+        """What the leading thread waits on; None without a leader."""
+        self.followed: dict[Completion, None] = {}
         """Completions whose followers were not woken, by when the first began to wait. Guarded by ``mutex``."""
         self._callbacks: deque[Callable[[], None]] = deque()
         """Callbacks of done completions, in order. Added under ``mutex``."""
-        self._kick = threading.Lock()
+        self.kick_lock = threading.Lock()
         """Locked unless the background thread was kicked and has not woken yet."""
-        self._kick.acquire()
-        self._rests = False
+        self.kick_lock.acquire()
+        self.rests = False
         """Whether there is idle work, and the background thread sleeps until it is kicked. Guarded by ``mutex``."""
         self._stopping = False
 
@@ -178,12 +180,12 @@ class GroupCommit:
             try:
                 self._enter(token, completion)
                 while not completion.done:
-                    self._work.step()
+                    self.work.step()
             finally:
-                self._leave(token)
+                self.leave(token)
         except BaseException:
             # An exception inside the line above must not keep the leadership; leaving twice is harmless.
-            self._leave(token)
+            self.leave(token)
             raise
 
     def lead(self, call: Callable[[], T]) -> T:
@@ -194,9 +196,9 @@ class GroupCommit:
                 self._enter(token, Completion())  # never done, so this returns with the leadership
                 return call()
             finally:
-                self._leave(token)
+                self.leave(token)
         except BaseException:
-            self._leave(token)
+            self.leave(token)
             raise
 
     def _enter(self, token: threading.Lock, completion: Completion) -> None:
@@ -205,46 +207,46 @@ class GroupCommit:
             if completion.done:
                 return
             completion.wanted = True
-            if self._leader is None:
-                self._leader = token
+            if self.leader is None:
+                self.leader = token
                 return
             token.acquire()
             completion.followers.append(token)
-            self._followed[completion] = None
+            self.followed[completion] = None
         if completion.unseen:
-            self._work.interrupt()
+            self.work.interrupt()
             completion.unseen = False
         token.acquire()
 
-    def _leave(self, token: threading.Lock) -> None:
+    def leave(self, token: threading.Lock) -> None:
         """Stop waiting, and hand the leadership over if ``token`` has it; may be repeated."""
         with self.mutex:
             if token.locked():  # the thread stops waiting, so it must not become the leader later
                 token.release()
-            if self._leader is token:
-                if self._followed:
+            if self.leader is token:
+                if self.followed:
                     self._hand_over()
                 else:
-                    self._leader = None
-                if self._leader is None and (self._rests or self._callbacks or self._work.is_pending()):
+                    self.leader = None
+                if self.leader is None and (self.rests or self._callbacks or self.work.is_pending()):
                     self.kick_background()
         if self._stopping and self._callbacks:  # the background thread has ended
             self._run_callbacks()
 
     def _hand_over(self) -> None:
         """Make a follower the leader, or no thread if there is none; the leader calls it with the mutex held."""
-        while self._followed:
-            completion = next(iter(self._followed))
+        while self.followed:
+            completion = next(iter(self.followed))
             if completion.done:
                 self._wake(completion)  # an interrupt kept an earlier leader from waking them
                 continue
             for follower in completion.followers:
                 if follower.locked():
-                    self._leader = follower
+                    self.leader = follower
                     follower.release()
                     return
-            del self._followed[completion]  # all of its followers have left
-        self._leader = None
+            del self.followed[completion]  # all of its followers have left
+        self.leader = None
 
     # ---- completing ----------------------------------------------------------------------------------------------
 
@@ -271,7 +273,7 @@ class GroupCommit:
             if follower.locked():
                 follower.release()
                 self.woke = True
-        self._followed.pop(completion, None)
+        self.followed.pop(completion, None)
 
     def when_done(self, completion: Completion, callback: Callable[[], None]) -> None:
         """Have the background thread call ``callback`` once ``completion`` is done; after ``stop``, call it here.
@@ -290,38 +292,38 @@ class GroupCommit:
 
     def kick(self) -> None:
         """Wake the background thread if no thread leads, because no thread may wait for what was staged."""
-        if self._leader is None and self._kick.locked():
+        if self.leader is None and self.kick_lock.locked():
             with self.mutex:
                 self.kick_background()
 
     def announce(self) -> None:
         """End the pause of the leader, or wake the background thread if none leads, to have staged work seen."""
-        if self._leader is None:
+        if self.leader is None:
             self.kick()
         else:
-            self._work.interrupt()
+            self.work.interrupt()
 
     # ---- the background thread -----------------------------------------------------------------------------------
 
     def kick_background(self) -> None:
         """Wake the background thread; the caller holds the mutex."""
-        if self._kick.locked():
-            self._kick.release()
+        if self.kick_lock.locked():
+            self.kick_lock.release()
 
     def _run(self) -> None:
         """Body of the background thread."""
         try:
             while True:
                 with self.mutex:
-                    seconds = self._work.sleep_seconds()
-                    self._rests = seconds < 0 and self._work.idles
-                kicked = self._kick.acquire(timeout=seconds)
+                    seconds = self.work.sleep_seconds()
+                    self.rests = seconds < 0 and self.work.idles
+                kicked = self.kick_lock.acquire(timeout=seconds)
                 if self._stopping:
                     return
                 try:
                     while self._lead_for_futures():
                         pass
-                    if not kicked and self._work.idles:
+                    if not kicked and self.work.idles:
                         self._lead_idle()
                 except BaseException:  # also of a callback; those after it are called all the same
                     logger.exception("the thread %s continues after an exception", self.background.name)
@@ -329,20 +331,20 @@ class GroupCommit:
                         self.kick_background()
         finally:
             if not self._stopping:
-                self._work.background_ended()
+                self.work.background_ended()
 
     def _lead_for_futures(self) -> bool:
         """Lead for one step if one is pending and no thread leads; return whether it did."""
         self._run_callbacks()
         token = threading.Lock()
         with self.mutex:
-            if self._leader is not None or self._stopping or not self._work.is_pending():
+            if self.leader is not None or self._stopping or not self.work.is_pending():
                 return False
-            self._leader = token
+            self.leader = token
         try:
-            self._work.step()
+            self.work.step()
         finally:
-            self._leave(token)
+            self.leave(token)
         self._run_callbacks()
         return True
 
@@ -350,13 +352,13 @@ class GroupCommit:
         """Call ``Work.idle`` as the leader, unless another thread leads."""
         token = threading.Lock()
         with self.mutex:
-            if self._leader is not None or self._stopping:
+            if self.leader is not None or self._stopping:
                 return
-            self._leader = token
+            self.leader = token
         try:
-            self._work.idle()
+            self.work.idle()
         finally:
-            self._leave(token)
+            self.leave(token)
 
     def _run_callbacks(self) -> None:
         # ``pybk.closing`` finds this function by its name, because a close in a callback must not wait for this thread.
@@ -387,7 +389,7 @@ class GroupCommit:
         Callbacks and followers of the parent are dropped here, because the parent's threads serve them there.
         """
         self.mutex = threading.Lock()
-        self._leader = None
-        self._followed = {}
+        self.leader = None
+        self.followed = {}
         self._callbacks = deque()
         self._stopping = True

@@ -39,9 +39,11 @@ class Workers:
     def __init__(self, most: int, name: str) -> None:
         self._most: Final = most
         self._name: Final = name
-        self._lock = threading.RLock()  # a finaliser may submit a call where it interrupts this thread
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self.lock = threading.RLock()  # a finaliser may submit a call where it interrupts this thread
+        self.calls: SimpleQueue[_Call | None] = SimpleQueue()
+        """What the threads do next."""
+        self.threads: list[threading.Thread] = []
+        """The threads that run."""
         self._unfinished = 0
         """Calls submitted and not finished."""
         self._closed = False
@@ -57,12 +59,12 @@ class Workers:
             call. None if the workers are closed, so that the call was not accepted.
         """
         future: Future[None] = Future()
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return None
             self._unfinished += 1
-            self._calls.put((future, call))
-            if self._unfinished > len(self._threads) < self._most:
+            self.calls.put((future, call))
+            if self._unfinished > len(self.threads) < self._most:
                 self._start_another()
         return future
 
@@ -73,20 +75,20 @@ class Workers:
             self._short = False
         except StorageRefusedError as error:
             if not self._short:
-                logger.warning("%s: continuing with %d threads: %s", self._name, len(self._threads), error)
+                logger.warning("%s: continuing with %d threads: %s", self._name, len(self.threads), error)
             self._short = True
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self.threads)}", daemon=True)
         start_thread(thread)
-        self._threads.append(thread)
+        self.threads.append(thread)
 
     def _run(self) -> None:
         """Make calls until the workers are closed; the body of each thread."""
-        while (found := self._calls.get()) is not None:
+        while (found := self.calls.get()) is not None:
             self._make(*found)
             del found  # otherwise the thread would keep the call's objects alive while it waits for the next call
-        self._calls.put(None)  # for the next thread; an interrupted start may have left it out of ``_threads``
+        self.calls.put(None)  # for the next thread; an interrupted start may have left it out of ``threads``
 
     def _make(self, future: Future[None], call: Callable[[], None]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -103,7 +105,7 @@ class Workers:
 
     def _finish(self) -> None:
         """Count a call as finished, before its future is done: a waiter may submit the next call at once."""
-        with self._lock:
+        with self.lock:
             self._unfinished -= 1
 
     def close(self, *, wait: bool = False) -> None:
@@ -113,14 +115,14 @@ class Workers:
             wait: Also wait until the running calls have ended.
         """
         dropped: list[_Call] = []
-        with self._lock:
+        with self.lock:
             self._closed = True
             with suppress(Empty):
-                while (found := self._calls.get_nowait()) is not None:
+                while (found := self.calls.get_nowait()) is not None:
                     dropped.append(found)
-            self._calls.put(None)
+            self.calls.put(None)
         for future, _ in dropped:
             future.cancel()
         if wait:
-            for thread in self._threads:
+            for thread in self.threads:
                 thread.join()

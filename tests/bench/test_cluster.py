@@ -148,10 +148,10 @@ def test_memory_growth_includes_memory_that_was_freed(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("curve", [False, True])
 def test_the_bare_loop_counts_each_batch_once(curve: bool, tmp_path: Path) -> None:
     with bare_loop(tmp_path, curve=curve) as loop:
-        sent, begin = loop._number, time.perf_counter()
+        sent, begin = loop.number, time.perf_counter()
         reached, latencies = loop.run(4, 2, 0.1)
         took = time.perf_counter() - begin
-        assert len(latencies) == loop._number - sent
+        assert len(latencies) == loop.number - sent
     assert 0.1 <= 4 * len(latencies) / reached <= took
     files = sorted(tmp_path.iterdir())
     assert len(files) == 3

@@ -26,7 +26,7 @@ from pybk.transport.logging_limit import LINES_MAX
 from pybk.transport.server import Server
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of, descriptor_of
+from tests.internals import cluster_backend_of, create_of_type, descriptor_of
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def three(tmp_path: Path) -> Iterator[Inside]:
 def test_a_ledger_of_a_bookies_own_type_is_refused_and_bookies_start_again(three: Inside, kind: LedgerType) -> None:
     client = three.connect()
     ledger_id = fill(client, 20)
-    writer = client._create_ledger(kind, password=PASSWORD)
+    writer = create_of_type(client, kind, password=PASSWORD)
     with pytest.raises(PybkError):
         writer.append(b"poison")
     with pytest.raises(PybkError):
@@ -55,7 +55,7 @@ def test_a_ledger_of_a_bookies_own_type_is_refused_and_bookies_start_again(three
 
 def test_a_ledger_of_the_system_s_metadata_is_taken(three: Inside) -> None:
     client = three.connect()
-    with client._create_ledger(LedgerType.METADATA, password=PASSWORD) as writer:
+    with create_of_type(client, LedgerType.METADATA, password=PASSWORD) as writer:
         assert writer.append(b"manifest") == 0
 
 

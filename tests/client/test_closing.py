@@ -30,7 +30,7 @@ from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running
-from tests.internals import cluster_backend_of, descriptor_of
+from tests.internals import cluster_backend_of, descriptor_of, digest_of, manager_of
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"correct horse"
@@ -168,7 +168,7 @@ def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_pat
         writer = client.create_ledger(password=PASSWORD, ensemble_size=1, write_flags=WriteFlag.DEFERRED_FORCE)
         writer.append(b"entry 0")
         other = client.create_ledger(password=PASSWORD, ensemble_size=1)
-        backend, ledger, digest = cluster_backend_of(client), descriptor_of(other), other._digest
+        backend, ledger, digest = cluster_backend_of(client), descriptor_of(other), digest_of(other)
         assert isinstance(ledger, RemoteLedger)
         client.close()
 
@@ -405,8 +405,7 @@ def close_under(client: LedgerManager, threads: list[threading.Thread], busy: Ca
 
 def writing_of(writer: LedgerWriter) -> Writing:
     assert isinstance(descriptor_of(writer), RemoteLedger)
-    assert isinstance(writer._manager, LedgerManager)
-    return cluster_backend_of(writer._manager).writing(descriptor_of(writer))
+    return cluster_backend_of(manager_of(writer)).writing(descriptor_of(writer))
 
 
 def test_readers_of_a_client_that_is_closed_meanwhile_end(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_closing_says_how_much_is_not_recorded_and_ends_the_thread(
     reporting.close(0.3)
     assert "of 2 ledgers it may not be recorded" in caplog.text
     goes_on.set()
-    (thread,) = reporting.thread._threads
+    (thread,) = reporting.thread.threads
     thread.join(WAIT_S)
     assert not thread.is_alive()
 

@@ -128,26 +128,26 @@ class BookieProcess:
         self.name = name
         self.directory = cluster.directory / name
         self._cluster = cluster
-        self._child: Child | None = None
+        self.process: Child | None = None
         self.proxy = Proxy("tcp://127.0.0.1:9")
 
     @property
     def alive(self) -> bool:
         """Whether its process runs."""
-        return self._child is not None and self._child.alive
+        return self.process is not None and self.process.alive
 
     @property
     def child(self) -> Child:
         """Its process."""
-        assert self._child is not None
-        return self._child
+        assert self.process is not None
+        return self.process
 
     def begin(self, listen: str = "tcp://127.0.0.1:*") -> Child:
         """Start its process."""
         cluster = self._cluster
         arguments = ["bookie", str(self.directory), "--listen", listen, "--metadata", cluster.url, "--id", self.name]
-        self._child = Child([*arguments, "--json"], cluster.secret, cluster.directory / f"{self.name}.log")
-        return self._child
+        self.process = Child([*arguments, "--json"], cluster.secret, cluster.directory / f"{self.name}.log")
+        return self.process
 
     def serving(self) -> str:
         """Wait until it serves, and return its address."""
@@ -242,7 +242,7 @@ class Cluster:
 
     def close(self) -> None:
         """Close the clients and kill all processes."""
-        for child in [*self.writers, *(bookie.child for bookie in self.bookies.values() if bookie._child is not None)]:
+        for child in [*self.writers, *(bookie.child for bookie in self.bookies.values() if bookie.process is not None)]:
             child.kill()
         for client in self._clients:
             client.close()

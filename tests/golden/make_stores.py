@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pybk import DigestType, LedgerManager, StorageHint, StoreConfig, WriteFlag, keys
-from tests.internals import descriptor_of, store_of
+from tests.internals import descriptor_of, digest_of, store_of
 
 PASSWORD = b"golden"
 CONFIG = StoreConfig(
@@ -88,7 +88,7 @@ class Filling:
             given = self.expected["entries"][str(ledger_id)]
             writer = self._writers[ledger_id]
             payloads = [payload(ledger_id, number) for number in range(given, given + count)]
-            entries.append(LedgerEntries(descriptor_of(writer), writer._digest, payloads))
+            entries.append(LedgerEntries(descriptor_of(writer), digest_of(writer), payloads))
             self.expected["entries"][str(ledger_id)] = given + count
         changes = []
         named = self.expected.setdefault("named", {})

@@ -118,7 +118,7 @@ def _judge(name: Name, old: Result | None, seeds: int, *, again: bool) -> Result
     return result
 
 
-def _draw(file: Path | None, seed: int, count: int) -> list[Name]:
+def drawn_names(file: Path | None, seed: int, count: int) -> list[Name]:
     """Draw mutants, or return those that a file says were drawn: what is drawn from a seed changes with the library."""
     if file is None:
         return [each.name for each in draw(seed, count)]
@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants whose names contain this")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}, {arguments.count} mutants", flush=True)
-    drawn = _draw(arguments.resume, arguments.seed, arguments.count)
+    drawn = drawn_names(arguments.resume, arguments.seed, arguments.count)
     names = [name for name in drawn if arguments.only in str(name)]
     results = _load(arguments.resume)
     judged = judged_equivalent(EQUIVALENT.read_text())

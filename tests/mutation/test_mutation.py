@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.__main__ import _draw, is_judged, judged_equivalent
+from tests.mutation.__main__ import drawn_names, is_judged, judged_equivalent
 from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import exists, fingerprint, mutated, mutations, parse, path_of, tree_of
 from tests.mutation.patterns import PatternError, replace_in
@@ -91,14 +91,14 @@ def test_a_mutant_that_is_gone_gives_way_to_another_of_the_same_modules(tmp_path
     file = tmp_path / "results"
     gone = "metadata.authenticated_values:unseal/compare.99"
     file.write_text(json.dumps({"seed": 1, "drawn": [NAME, gone]}) + '\n{"a": "result"}\n')
-    kept, instead = _draw(file, 1, 2)
+    kept, instead = drawn_names(file, 1, 2)
     assert str(kept) == NAME
     assert exists(instead)
     assert instead.module.startswith("metadata.")
     header, result = file.read_text().splitlines()
     assert json.loads(header) == {"seed": 1, "drawn": [NAME, str(instead)]}
     assert result == '{"a": "result"}'
-    assert _draw(file, 1, 2) == [kept, instead]
+    assert drawn_names(file, 1, 2) == [kept, instead]
 
 
 def test_equivalent_mutants_are_recognised_by_the_checksum_of_their_function() -> None:

@@ -371,9 +371,9 @@ def test_polls_that_were_answered_leave_nothing() -> None:
     for lac in range(3000):
         bookie.ask("p", ReadLac(LEDGER, beyond=lac, wait_ns=1000))
         assert len(bookie.ask("a", WriteLac(LEDGER, lac + 1))) == 2
-    polls = bookie.machine._polls
-    assert (polls.count, polls.by_ledger, polls._owned) == (0, {}, {})
-    assert len(polls._deadlines) <= 100
+    polls = bookie.machine.polls
+    assert (polls.count, polls.by_ledger, polls.by_owner) == (0, {}, {})
+    assert len(polls.deadlines) <= 100
 
 
 def test_a_fence_that_failed_is_made_again_until_it_is_durable() -> None:

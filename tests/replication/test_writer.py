@@ -32,6 +32,7 @@ from pybk.replication.messages import (
     WriteMetadata,
 )
 from pybk.replication.writer import METADATA_RETRY_NS, METADATA_TRIES
+from tests.internals import inflight_of
 from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
 
 
@@ -263,8 +264,8 @@ def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
     assert writer.only(ChooseBookies).places == (2,), "it owes 5 entries of 42 bytes"
     writer.tell(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
-    assert not writer.writer._inflight.pending
-    assert all(sent.pending.runs == () for sent in writer.writer._inflight._sent.values())
+    assert not inflight_of(writer.writer).pending
+    assert all(sent.pending.runs == () for sent in inflight_of(writer.writer).sent.values())
 
 
 def test_a_slow_bookie_that_keeps_up_stays() -> None:
@@ -319,7 +320,7 @@ def test_a_corrupted_message_is_sent_once_more() -> None:
 def test_a_refused_change_is_merged_with_what_a_replication_wrote() -> None:
     writer = Writer(metadata((3, 3, 2), (0, (4, 5, 6)), (3, (0, 1, 2))))
     writer.submit(0, 0)
-    writer.writer._inflight.lac = 2
+    inflight_of(writer.writer).lac = 2
     written = writer.replace(1, 3, place=1)
     swapped = replace(
         written.metadata,

@@ -45,7 +45,7 @@ class SimFileSystem:
         self.random = Random(seed)
         self.dead = False
         self._faults = Faults()
-        self._directories = {"/": Directory()}
+        self.directories = {"/": Directory()}
         self._locks: set[str] = set()
 
     # ---- what goes wrong -----------------------------------------------------------------------------------------
@@ -80,13 +80,13 @@ class SimFileSystem:
             self.dead = True
             after = SimFileSystem(self.random.getrandbits(32), capacity_bytes=self.capacity_bytes)
             found: dict[int, Inode] = {}
-            for path, directory in self._directories.items():
+            for path, directory in self.directories.items():
                 names = {}
                 for name, inode in directory.after_power_loss(self.random).items():
                     if id(inode) not in found:
                         found[id(inode)] = inode.after_power_loss(self.random)
                     names[name] = found[id(inode)]
-                after._directories[path] = Directory(dict(names), dict(names))
+                after.directories[path] = Directory(dict(names), dict(names))
             return after
 
     def kill(self) -> SimFileSystem:
@@ -99,8 +99,8 @@ class SimFileSystem:
             def twin(inode: Inode) -> Inode:
                 return twins.setdefault(id(inode), inode.copy())
 
-            for path, old in self._directories.items():
-                after._directories[path] = Directory(
+            for path, old in self.directories.items():
+                after.directories[path] = Directory(
                     {name: twin(inode) for name, inode in old.live.items()},
                     {name: twin(inode) for name, inode in old.durable.items()},
                     [Change(c.put, c.inode and twin(c.inode), c.dropped) for c in old.unsynced],
@@ -148,7 +148,7 @@ class SimFileSystem:
             raise error_of(hit, path)
 
     def _write_back_maps(self) -> None:
-        for directory in self._directories.values():
+        for directory in self.directories.values():
             for inode in directory.live.values():
                 if inode.mapped:
                     inode.write_back()
@@ -158,9 +158,9 @@ class SimFileSystem:
     def directory(self, path: str) -> Directory:
         """Return a directory, or raise FileNotFoundError."""
         path = posixpath.normpath(path)
-        if path not in self._directories:
+        if path not in self.directories:
             raise FileNotFoundError(2, "simulated: no such directory", path)
-        return self._directories[path]
+        return self.directories[path]
 
     def inode(self, path: str) -> Inode:
         """Return the file of a path, or raise FileNotFoundError."""
@@ -172,7 +172,7 @@ class SimFileSystem:
 
     def used_bytes(self) -> int:
         """Return what all files with a name take."""
-        inodes = {id(inode): inode for d in self._directories.values() for inode in d.live.values()}
+        inodes = {id(inode): inode for d in self.directories.values() for inode in d.live.values()}
         return sum(len(inode.blocks) for inode in inodes.values()) * BLOCK_BYTES
 
     def claim(self, blocks: int, path: str) -> None:
@@ -184,7 +184,7 @@ class SimFileSystem:
         """Give a new file a name, not durably."""
         directory, name = posixpath.split(posixpath.normpath(path))
         names = self.directory(directory)
-        if name in names.live or posixpath.normpath(path) in self._directories:
+        if name in names.live or posixpath.normpath(path) in self.directories:
             raise FileExistsError(17, "simulated: file exists", path)
         self.claim(len(inode.blocks), path)
         names.change(Change(name, inode, None))
@@ -241,7 +241,7 @@ class SimFileSystem:
 
     def rename(self, src: str, dst: str) -> None:
         def apply() -> None:
-            if posixpath.normpath(src) in self._directories:
+            if posixpath.normpath(src) in self.directories:
                 self._rename_directory(posixpath.normpath(src), posixpath.normpath(dst))
                 return
             inode = self.inode(src)
@@ -254,10 +254,10 @@ class SimFileSystem:
 
     def _rename_directory(self, src: str, dst: str) -> None:
         """Rename a directory, durably at once, as directories are made here."""
-        if dst in self._directories:
+        if dst in self.directories:
             raise OSError(39, "simulated: directory not empty", dst)
-        for path in [path for path in self._directories if path == src or path.startswith(src + "/")]:
-            self._directories[dst + path[len(src) :]] = self._directories.pop(path)
+        for path in [path for path in self.directories if path == src or path.startswith(src + "/")]:
+            self.directories[dst + path[len(src) :]] = self.directories.pop(path)
 
     def unlink(self, path: str) -> None:
         def apply() -> None:
@@ -273,8 +273,8 @@ class SimFileSystem:
                 raise SimCrash("exists", path)
             path = posixpath.normpath(path)
             directory, name = posixpath.split(path)
-            return path in self._directories or (
-                directory in self._directories and name in self._directories[directory].live
+            return path in self.directories or (
+                directory in self.directories and name in self.directories[directory].live
             )
 
     def file_bytes(self, path: str) -> int:
@@ -288,14 +288,14 @@ class SimFileSystem:
     def list_directory(self, path: str) -> list[str]:
         with self.guard:
             path = posixpath.normpath(path)
-            below = {posixpath.basename(p) for p in self._directories if p != "/" and posixpath.dirname(p) == path}
+            below = {posixpath.basename(p) for p in self.directories if p != "/" and posixpath.dirname(p) == path}
             return sorted(below | self.directory(path).live.keys())
 
     def make_directory(self, path: str) -> None:
         path = posixpath.normpath(path)
         with self.guard:
             missing = []
-            while path not in self._directories:
+            while path not in self.directories:
                 missing.append(path)
                 path = posixpath.dirname(path)
         for directory in reversed(missing):
@@ -304,7 +304,7 @@ class SimFileSystem:
     def _make(self, path: str) -> None:
         if posixpath.basename(path) in self.directory(posixpath.dirname(path)).live:
             raise FileExistsError(17, "simulated: a file has this name", path)
-        self._directories.setdefault(path, Directory())
+        self.directories.setdefault(path, Directory())
 
     def sync_directory(self, path: str) -> None:
         self.operate(

@@ -50,7 +50,7 @@ from pybk.storage.store import Store
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.transaction_group import GROUP_BYTES_MAX, GROUP_LEDGERS_MAX, GroupAppended, LedgerEntries
 from pybk.writer import LedgerWriter
-from tests.internals import descriptor_of, store_of, store_view_of
+from tests.internals import descriptor_of, digest_of, store_of, store_view_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.log import test_interrupts
 from tests.storage.real_store import contents, open_quick, stop_syncing
@@ -71,7 +71,7 @@ def put(
     for name, value in (changes or {}).items():
         row = store.named.get(name)
         given.append(NamedChange(name, row and row.version, value))
-    return store.append_group([LedgerEntries(descriptor_of(w), w._digest, p) for w, p in entries.items()], given)
+    return store.append_group([LedgerEntries(descriptor_of(w), digest_of(w), p) for w, p in entries.items()], given)
 
 
 def value(manager: LedgerManager, name: str = NAME) -> bytes | None:
@@ -175,7 +175,7 @@ def test_limits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(UsageError, match="is empty"):
             put(manager, {})
         monkeypatch.setattr(transaction_group, "GROUP_LEDGERS_MAX", 2)
-        store, mine = store_of(manager), LedgerEntries(descriptor_of(writer), writer._digest, [b""])
+        store, mine = store_of(manager), LedgerEntries(descriptor_of(writer), digest_of(writer), [b""])
         with pytest.raises(UsageError, match="twice"):
             store.append_group([mine, mine])
         with pytest.raises(UsageError, match="twice"):
@@ -212,7 +212,7 @@ def test_a_member_that_takes_nothing_fails_the_group_before_anything_is_staged(t
                 put(manager, {sound: [b"lost"], writer: [b"lost"]}, {NAME: b"lost"})
         with pytest.raises(VersionConflictError):
             store_of(manager).append_group(
-                [LedgerEntries(descriptor_of(sound), sound._digest, [b"lost"])], [NamedChange(NAME, 5, b"lost")]
+                [LedgerEntries(descriptor_of(sound), digest_of(sound), [b"lost"])], [NamedChange(NAME, 5, b"lost")]
             )
         assert sound.append(b"first") == 0
         assert value(manager) is None
@@ -532,7 +532,7 @@ def test_an_interrupt_at_any_line_leaves_a_group_whole_or_not_there(monkeypatch:
         "storage/log/commit.py",
         "storage/log/commit_writer.py",
     )
-    monkeypatch.setattr(test_interrupts, "_PATH", rooms)
+    monkeypatch.setattr(test_interrupts, "APPEND_PATH", rooms)
     manager = open_store(SimFileSystem(1))
     line = whole = 0
     fired = True
@@ -661,7 +661,7 @@ def test_groups_of_many_threads_stay_together(tmp_path: Path) -> None:
                     assert row is not None
                     assert row.value is not None
                     change = NamedChange(NAME, row.version, b"%d" % (int(row.value) + 1))
-                    entries = [LedgerEntries(descriptor_of(w), w._digest, [payload] * 2) for w in order]
+                    entries = [LedgerEntries(descriptor_of(w), digest_of(w), [payload] * 2) for w in order]
                     try:
                         store.append_group(entries, [change])
                     except VersionConflictError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import STRICT, IntFlag
 
 
-class _Flag(IntFlag, boundary=STRICT):
+class Flags(IntFlag, boundary=STRICT):
     """A set of flags that is a number: ``int(flags)`` and back, where unknown bits are refused."""
 
     @classmethod
-    def _missing_(cls, value: object) -> _Flag:
+    def _missing_(cls, value: object) -> Flags:
         if isinstance(value, int):
             known = 0
             for flag in cls:
@@ -18,11 +18,11 @@ class _Flag(IntFlag, boundary=STRICT):
             if value & ~known:
                 what = f"has the unknown bits {value & ~known:#x}" if value > 0 else "is negative"
                 raise ValueError(f"{cls.__name__} {value:#x} {what}; the known bits are {known:#x}")
-        found: _Flag = super()._missing_(value)
+        found: Flags = super()._missing_(value)
         return found
 
 
-class WriteFlag(_Flag):
+class WriteFlag(Flags):
     """How entries are written; recorded in the ledger's metadata.
 
     ``NONE`` acknowledges an append when it is durable. ``DEFERRED_FORCE`` acknowledges it before, and moves last add
@@ -34,7 +34,7 @@ class WriteFlag(_Flag):
     DEFERRED_FORCE = 1
 
 
-class ReadFlag(_Flag):
+class ReadFlag(Flags):
     """How entries are read; belongs to the handle.
 
     ``DONT_CACHE`` leaves no trace in the page cache or in the reader's cache.

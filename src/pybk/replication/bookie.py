@@ -186,48 +186,50 @@ class _Polls:
     Cost: Adding and removing one takes the logarithm of their number.
     """
 
-    __slots__ = ("_deadlines", "_numbers", "_owned", "by_ledger", "count")
+    __slots__ = ("_numbers", "by_ledger", "by_owner", "count", "deadlines")
 
     def __init__(self) -> None:
         self.by_ledger: dict[int, dict[_Poll, None]] = {}
         self.count = 0
-        self._owned: dict[Any, dict[_Poll, None]] = {}
-        self._deadlines: list[tuple[int, int, _Poll]] = []
+        self.by_owner: dict[Any, dict[_Poll, None]] = {}
+        """The polls of each owner."""
+        self.deadlines: list[tuple[int, int, _Poll]] = []
+        """A heap of polls by the time when they are answered anyway; ended polls may be among them."""
         self._numbers = count()
 
     def owned(self, owner: Any) -> int:
         """Return how many an owner has."""
-        return len(self._owned.get(owner, ()))
+        return len(self.by_owner.get(owner, ()))
 
     def add(self, poll: _Poll) -> None:
         """Add one."""
         self.by_ledger.setdefault(poll.ledger_id, {})[poll] = None
-        self._owned.setdefault(poll.owner, {})[poll] = None
+        self.by_owner.setdefault(poll.owner, {})[poll] = None
         self.count += 1
-        if len(self._deadlines) > 2 * self.count + 64:  # most of them were answered before their time
-            self._deadlines = [each for each in self._deadlines if not each[2].ended]
-            heapify(self._deadlines)
-        heappush(self._deadlines, (poll.until_ns, next(self._numbers), poll))
+        if len(self.deadlines) > 2 * self.count + 64:  # most of them were answered before their time
+            self.deadlines = [each for each in self.deadlines if not each[2].ended]
+            heapify(self.deadlines)
+        heappush(self.deadlines, (poll.until_ns, next(self._numbers), poll))
 
     def end(self, poll: _Poll) -> None:
         """Remove one."""
         poll.ended = True
         self.count -= 1
-        for polls, key in ((self.by_ledger, poll.ledger_id), (self._owned, poll.owner)):
+        for polls, key in ((self.by_ledger, poll.ledger_id), (self.by_owner, poll.owner)):
             del polls[key][poll]
             if not polls[key]:
                 del polls[key]
 
     def end_all_of(self, owner: Any) -> None:
         """Remove those of an owner."""
-        for poll in list(self._owned.get(owner, ())):
+        for poll in list(self.by_owner.get(owner, ())):
             self.end(poll)
 
     def due(self, now_ns: int) -> list[_Poll]:
         """Remove those whose time has come, and return them."""
         found = []
-        while self._deadlines and (self._deadlines[0][2].ended or self._deadlines[0][0] <= now_ns):
-            poll = heappop(self._deadlines)[2]
+        while self.deadlines and (self.deadlines[0][2].ended or self.deadlines[0][0] <= now_ns):
+            poll = heappop(self.deadlines)[2]
             if not poll.ended:
                 self.end(poll)
                 found.append(poll)
@@ -235,7 +237,7 @@ class _Polls:
 
     def wake_at(self) -> list[BookieEffect]:
         """Return the effect that has the machine woken when the next one is due; none for none."""
-        return [WakeAt(self._deadlines[0][0])] if self._deadlines else []
+        return [WakeAt(self.deadlines[0][0])] if self.deadlines else []
 
 
 class BookieMachine:
@@ -271,7 +273,8 @@ class BookieMachine:
         """How many polls may wait."""
         self._owner_polls_max = owner_polls_max
         self._owner_of = owner_of
-        self._polls = _Polls()
+        self.polls = _Polls()
+        """The reads of a last add confirmed that wait."""
         self._acks: list[tuple[Sender, int]] = []
         self._dirty: set[int] = set()
         self._doubtful: set[int] = set()
@@ -313,7 +316,7 @@ class BookieMachine:
             reply = Reply(_status_of(error))
             return [Respond(sender, reply) for sender, _ in acks]
         self._dirty.clear()
-        return [Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)) for sender, ledger_id in acks]
+        return [Respond(sender, Reply(Status.OK, ledger_id in self.polls.by_ledger)) for sender, ledger_id in acks]
 
     def ledger_looked_up(
         self,
@@ -363,9 +366,9 @@ class BookieMachine:
         self._replicas.delete(ledger_id)
         if ledger_id in self._parked:
             self._collected.add(ledger_id)
-        polls = list(self._polls.by_ledger.get(ledger_id, ()))
+        polls = list(self.polls.by_ledger.get(ledger_id, ()))
         for poll in polls:
-            self._polls.end(poll)
+            self.polls.end(poll)
         effects: list[BookieEffect] = [Respond(sender, Reply(Status.DELETED)) for sender in waiting]
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
 
@@ -376,17 +379,17 @@ class BookieMachine:
             now_ns: The time.
         """
         due: dict[int, list[_Poll]] = {}
-        for poll in self._polls.due(now_ns):
+        for poll in self.polls.due(now_ns):
             due.setdefault(poll.ledger_id, []).append(poll)
         effects: list[BookieEffect] = []
         for ledger_id, polls in due.items():
             reply = self._lac_reply(ledger_id, self._replicas.state(ledger_id))
             effects += [Respond(poll.sender, reply) for poll in polls]
-        return effects + self._polls.wake_at()
+        return effects + self.polls.wake_at()
 
     def owner_ended(self, owner: Any) -> None:
         """Forget who waits for a last add confirmed and belongs to an owner that is no more."""
-        self._polls.end_all_of(owner)
+        self.polls.end_all_of(owner)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -416,7 +419,7 @@ class BookieMachine:
                 return [Respond(sender, Reply(status))]
         effects = self._note_lac(ledger_id, state.lac, request.lac, b"")
         if request.deferred:
-            effects.append(Respond(sender, Reply(Status.OK, ledger_id in self._polls.by_ledger)))
+            effects.append(Respond(sender, Reply(Status.OK, ledger_id in self.polls.by_ledger)))
         else:
             self._acks.append((sender, ledger_id))
         return effects
@@ -502,12 +505,12 @@ class BookieMachine:
             beyond is None
             or lac > beyond
             or request.wait_ns <= 0
-            or self._polls.count >= self.polls_max
-            or self._polls.owned(owner) >= self._owner_polls_max
+            or self.polls.count >= self.polls_max
+            or self.polls.owned(owner) >= self._owner_polls_max
         ):
             return [*effects, Respond(sender, self._lac_reply(ledger_id, before))]
-        self._polls.add(_Poll(sender, owner, ledger_id, beyond, now_ns + min(request.wait_ns, POLL_NS_MAX)))
-        return effects + self._polls.wake_at()
+        self.polls.add(_Poll(sender, owner, ledger_id, beyond, now_ns + min(request.wait_ns, POLL_NS_MAX)))
+        return effects + self.polls.wake_at()
 
     def _lac_reply(self, ledger_id: int, state: ReplicaStatus | None) -> LacReply:
         """Make the answer to ``ReadLac``, with what proves it."""
@@ -540,7 +543,7 @@ class BookieMachine:
         effects: list[BookieEffect] = []
         if state is not None:
             effects += self._note_lac(request.ledger_id, state.lac, request.lac, request.packet)
-        return [*effects, Respond(sender, Reply(Status.OK, request.ledger_id in self._polls.by_ledger))]
+        return [*effects, Respond(sender, Reply(Status.OK, request.ledger_id in self.polls.by_ledger))]
 
     # ---- last add confirmed ----------------------------------------------------------------------------------------
 
@@ -550,18 +553,18 @@ class BookieMachine:
             self._replicas.note_lac(ledger_id, lac, packet)
         if lac <= before:
             return []
-        return self._wake(ledger_id) if ledger_id in self._polls.by_ledger else []
+        return self._wake(ledger_id) if ledger_id in self.polls.by_ledger else []
 
     def _wake(self, ledger_id: int) -> list[BookieEffect]:
         """Answer those who wait for a ledger's last add confirmed to be what it is now."""
         state = self._replicas.state(ledger_id)
         lac = -1 if state is None else state.lac
-        due = [poll for poll in self._polls.by_ledger[ledger_id] if lac > poll.beyond]
+        due = [poll for poll in self.polls.by_ledger[ledger_id] if lac > poll.beyond]
         if not due:
             return []
         reply = self._lac_reply(ledger_id, state)
         for poll in due:
-            self._polls.end(poll)
+            self.polls.end(poll)
         return [Respond(poll.sender, reply) for poll in due]
 
 

@@ -131,7 +131,7 @@ class Inflight:
         self._lac_sent = lac_sent
         self._straggler_bytes = straggler_bytes
         self._masks = quorum.masks()
-        self._sent: dict[int, Sent] = {}
+        self.sent: dict[int, Sent] = {}
         """Adds without an answer, by token."""
         self._owed = [0] * quorum.ensemble_size
         """Confirmed bytes that the bookie of each place has not acknowledged; only live places are charged."""
@@ -173,7 +173,7 @@ class Inflight:
                 size = sum(len(part) for run in runs for part in run.body)
             token = self._next_token()
             bookie = self.ensemble[place]
-            self._sent[token] = Sent(pending, place, bookie, size, deferred, again)
+            self.sent[token] = Sent(pending, place, bookie, size, deferred, again)
             effects.append(Send(token, bookie, add))
         return effects
 
@@ -187,7 +187,7 @@ class Inflight:
         Returns:
             What to do; None if the token is not that of an add.
         """
-        sent = self._sent.pop(token, None)
+        sent = self.sent.pop(token, None)
         if sent is None:
             return None
         pending, place, bookie, size, deferred, again = sent
@@ -208,7 +208,7 @@ class Inflight:
 
     def unanswered(self, token: int) -> bool:
         """Count a missing answer as a failure of the bookie; return whether the token is that of an add."""
-        sent = self._sent.pop(token, None)
+        sent = self.sent.pop(token, None)
         if sent is None:
             return False
         if self.ensemble[sent.place] == sent.bookie:
@@ -340,7 +340,7 @@ class Inflight:
         bookie = self.ensemble[place]
         firsts = [
             sent.pending.first
-            for sent in self._sent.values()
+            for sent in self.sent.values()
             if sent.place == place and sent.bookie == bookie and sent.pending.confirmed
         ]
         noted = self._missing.get(place, self.lac + 1)

@@ -257,11 +257,11 @@ def test_a_wrong_secret_raises_though_a_bookie_serves(
 ) -> None:
     executor = begin().executor
     monkeypatch.setattr(Executor, "of_task", lambda: executor)
-    found = json.loads(bookies._ensure(str(settings)))
+    found = json.loads(bookies.ensure_from_json(str(settings)))
     assert found == {"bookie": asdict(ensure_bookie(settings, executor))}
     (tmp_path / "secret").write_bytes(b"another secret of the same length")
-    assert "MetadataForgedError" in json.loads(bookies._ensure(str(settings)))["error"]
-    assert "another secret" not in bookies._ensure(str(settings))
+    assert "MetadataForgedError" in json.loads(bookies.ensure_from_json(str(settings)))["error"]
+    assert "another secret" not in bookies.ensure_from_json(str(settings))
 
 
 def test_other_users_cannot_read_a_slot(begin: Begin, settings: BookieSettings) -> None:
@@ -285,12 +285,12 @@ def test_other_users_cannot_read_a_slot(begin: Begin, settings: BookieSettings) 
     ],
 )
 def test_a_bookie_listens_where_others_reach_it(url: str, host: str) -> None:
-    assert bookie_process._own_host(url) == host
+    assert bookie_process.own_host(url) == host
 
 
 def test_a_host_that_only_ipv6_reaches_is_refused() -> None:
     with pytest.raises(UsageError, match="IPv4"):
-        bookie_process._own_host("zk://[2001:db8::1]:2181/x")
+        bookie_process.own_host("zk://[2001:db8::1]:2181/x")
 
 
 def test_settings_are_checked_and_travel_as_text(settings: BookieSettings) -> None:

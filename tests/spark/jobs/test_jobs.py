@@ -260,12 +260,12 @@ def test_bookies_that_were_replaced_meanwhile_are_checked_too(spark: SparkSessio
     client = cluster.connect()
     moved, still, deleted = fill(client, 10), fill(client, 20, ensemble_size=4, write_quorum=4), fill(client, 30)
     where, passwords, left = where_of(cluster.url, SECRET), Passwords(PASSWORD), list[str]()
-    units = verifying._planned(where, passwords, selected_ledgers(where), left)
+    units = verifying.planned(where, passwords, selected_ledgers(where), left)
     leaving = client.ledger_metadata(moved).fragments[0].ensemble[1]
     assert leaving in client.ledger_metadata(still).fragments[0].ensemble
     client.replicate(leaving.bookie_id)
     client.delete_ledger(deleted, password=PASSWORD)
-    found = verifying._checked(spark, where, passwords, units, left, quiet=True)
+    found = verifying.checked(spark, where, passwords, units, left, quiet=True)
     entries = dict.fromkeys((each.ledger_id for each in found), 0)
     for each in found:
         entries[each.ledger_id] += each.entries

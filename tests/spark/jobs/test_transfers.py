@@ -186,7 +186,7 @@ def test_a_copy_killed_before_it_deleted_the_shorter_one_is_mended_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TransferTarget, "_delete", stop)
+        patch.setattr(TransferTarget, "delete_ledger", stop)
         with pytest.raises(KeyboardInterrupt):
             copy(spark, source.url, target.url, **BOTH)
     assert len(shown(target)) == 2
@@ -229,7 +229,7 @@ def test_an_interrupted_copy_resumes(
 ) -> None:
     here, there = source.connect(), target.connect()
     payloads = {write(here, [b"%d" % number]): [b"%d" % number] for number in range(4)}
-    monkeypatch.setattr(copying, "_ROUND_LEDGERS", 1)
+    monkeypatch.setattr(copying, "ROUND_LEDGERS", 1)
     commit, calls = TransferTarget.commit, []
 
     def stop(self: TransferTarget, number: int, written: Any) -> None:
@@ -341,15 +341,15 @@ def made(to: TransferTarget, name: int) -> WrittenLedger:
 
 def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     to = TransferTarget(where_of(target.url, OTHER_SECRET), secret_of(PASSWORD), COPY_OF, "a")
-    swap = Sink._swap
+    swap = Sink.swap
 
     def lose(self: Sink, record: SinkRecord, version: int | None) -> bool:
-        monkeypatch.setattr(Sink, "_swap", swap)
+        monkeypatch.setattr(Sink, "swap", swap)
         assert swap(self, record, version)
         return False
 
     first, second = made(to, 1), made(to, 2)
-    monkeypatch.setattr(Sink, "_swap", lose)
+    monkeypatch.setattr(Sink, "swap", lose)
     to.commit(0, [first])
     assert shown(target) == [first.ledger_id]
     with pytest.raises(IllegalOperationError, match="another job"):

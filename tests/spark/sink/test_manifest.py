@@ -242,7 +242,7 @@ def test_readers_see_all_commits_while_manifests_are_folded(place: Connection, m
 
     def look() -> None:
         while not done.is_set():
-            manifest._MANIFESTS_READ.clear()
+            manifest.MANIFESTS_READ.clear()
             seen.append(sink_of(place, "fold").committed())
 
     reader = threading.Thread(target=look)
@@ -261,7 +261,7 @@ def test_a_manifest_that_is_gone_or_open_is_damage(place: Connection) -> None:
     sink = sink_of(place, "damage")
     assert commit(sink, 0, write(place, "damage"))
     [(named, _)] = sink.record().chain
-    manifest._MANIFESTS_READ.clear()
+    manifest.MANIFESTS_READ.clear()
     place.manager.delete_ledger(named)
     with pytest.raises(CorruptError, match=r"sink 'damage' names a manifest ledger that is gone.*restore"):
         sink.committed()

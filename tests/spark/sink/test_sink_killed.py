@@ -132,7 +132,7 @@ def rows(options: SinkOptions, app: str) -> list[bytes]:
 def check_nothing_else_is_left(options: SinkOptions, app: str) -> int:
     """Collect orphans, check that only what counts is there, and return how many orphans there were."""
     sink = sink_of(options, app)
-    metadata = sink._metadata
+    metadata = sink.metadata
     orphans = sink.collect(sink_ledgers(metadata, app), time.time_ns())
     left = list(sink_ledgers(metadata, app))
     data = {each.ledger_id for each in left if each.ledger_type != LedgerType.METADATA}

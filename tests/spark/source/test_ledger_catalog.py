@@ -84,7 +84,7 @@ def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
     first, second = fill(found.manager, "halves"), fill(other, "halves")
     assert first < second
     catalog = LedgerCatalog(options(cluster, ledgerType="halves"))
-    there, both = catalog._there, list[int]()
+    there, both = catalog.there, list[int]()
 
     def late(found: Connection) -> Iterator[LedgerMetadata]:
         for metadata in there(found):
@@ -93,7 +93,7 @@ def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
                 commit(found, "halves", 0, *both)
             yield metadata
 
-    monkeypatch.setattr(catalog, "_there", late)
+    monkeypatch.setattr(catalog, "there", late)
     seen = set(catalog.look())
     assert len(both) == 2
     assert first < both[0] < second < both[1]
@@ -108,7 +108,7 @@ def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
         lists += 1
         return there(found)
 
-    monkeypatch.setattr(catalog, "_there", counted)
+    monkeypatch.setattr(catalog, "there", counted)
     fill(other, "halves", "halves")
     for _ in range(3):
         assert [*catalog.look()] == [first, second]
@@ -187,7 +187,7 @@ def test_listings_that_cost_are_put_off(cluster: Inside) -> None:
     fill(manager, "put off")
     catalog = LedgerCatalog(options(cluster, ledgerType="put off"))
     assert len(catalog.look()) == 1
-    catalog._list_at += 1000
+    catalog.list_at += 1000
     fill(manager, "put off")
     assert len(catalog.look(now=False)) == 1
     assert len(catalog.look()) == 2

@@ -72,10 +72,10 @@ def test_sizes_wait_for_what_another_process_knew_to_be_confirmed(options: Sourc
 def test_an_entry_that_is_never_confirmed_raises(
     options: SourceOptions, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_LATE_SECONDS", 0.2)
+    monkeypatch.setattr(reading, "LATE_SECONDS", 0.2)
     with pytest.raises(EntryUnknownError, match="confirmed up to entry 99 when this was planned"):
         read(options, EntryRange(writer.ledger_id, 0, 99))
     writer.close()
-    monkeypatch.setattr(reading, "_LATE_SECONDS", 60.0)
+    monkeypatch.setattr(reading, "LATE_SECONDS", 60.0)
     with pytest.raises(EntryUnknownError, match="the bookies that answer know of 19"):
         read(options, EntryRange(writer.ledger_id, 0, 99))

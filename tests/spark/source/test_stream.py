@@ -126,8 +126,8 @@ class Query:
 
     def latest(self, limit: ReadLimit | None = None) -> dict[str, Any]:
         """Ask how far there is to read; listings are not put off."""
-        if self.reader._catalog is not None:
-            self.reader._catalog._list_at = 0.0
+        if self.reader.catalog is not None:
+            self.reader.catalog.list_at = 0.0
         return self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit())
 
     def batch(self, limit: ReadLimit | None = None) -> int:

@@ -20,7 +20,7 @@ from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
 
 _FILES = ("writer", "group_commit", "storage/log/log", "storage/log/commit_writer", "storage/log/commit")
-_PATH = tuple(
+APPEND_PATH = tuple(
     f"pybk/{name}.py" for name in (*_FILES, "storage/descriptor", "storage/store", "storage/log/preallocation")
 )
 _BIG = bytes(100_000)
@@ -28,7 +28,7 @@ _BIG = bytes(100_000)
 
 def interrupted(line: int, call: Any) -> bool:
     """Call with an interrupt at one line of the commit path; return whether it came to that."""
-    return interrupted_at(line, _PATH, call)
+    return interrupted_at(line, APPEND_PATH, call)
 
 
 def append_some(writer: LedgerWriter, name: bytes, done: dict[bytes, int]) -> None:
@@ -102,7 +102,7 @@ def test_an_interrupt_after_any_call_into_c_leaves_no_ledger_locked(what: str) -
         descriptor = descriptor_of(writer)
         calls = 0
         while True:
-            interrupter = CallInterrupter(calls, _PATH)
+            interrupter = CallInterrupter(calls, APPEND_PATH)
             coroutine = writer.append_coro(b"x")
             sys.setprofile(interrupter)
             try:

@@ -14,7 +14,7 @@ from pybk.errors import UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerState
 from pybk.storage.repair.verify import VerifyReport, verify_store
-from tests.internals import descriptor_of, store_of
+from tests.internals import descriptor_of, digest_of, store_of
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make, written_over
 
@@ -69,7 +69,7 @@ def test_lengths_that_do_not_add_up_are_found(tmp_path: Path) -> None:
         writer.append(b"one")
         store, prefix = store_of(manager), b""
         for entry_id, length, payload in ((1, 7, b"two"), (2, 12, b"three")):  # the first adds one too many
-            prefix = writer._digest.prefix(entry_id, 0, length, payload)
+            prefix = digest_of(writer).prefix(entry_id, 0, length, payload)
             store.log.stage_entry(descriptor_of(writer), entry_id, prefix, payload, length - len(payload), 64, True)
         store.log.flush()
         descriptor_of(writer).last_pushed, descriptor_of(writer).length_pushed = 2, 12

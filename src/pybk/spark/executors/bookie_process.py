@@ -55,7 +55,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         stack.callback(metadata.close)
         bookie = BookieServer.open(
             place,
-            [f"tcp://{_own_host(settings.metadata)}:*"],
+            [f"tcp://{own_host(settings.metadata)}:*"],
             metadata=metadata,
             keys=keys,
             config=StoreConfig(),
@@ -160,7 +160,7 @@ def _name(executor: Executor, place: str) -> str:
     return f"{executor.host}-{os.path.basename(place)}-{secrets.token_hex(_NAME_BYTES)}"
 
 
-def _own_host(metadata: str) -> str:
+def own_host(metadata: str) -> str:
     """Return the address of this host at which other hosts can reach it.
 
     Raises:

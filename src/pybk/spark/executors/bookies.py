@@ -243,7 +243,7 @@ def start_bookies(
     until = time.monotonic() + timeout_s
     while True:
         there = executor_locations(spark)
-        found = _started(ask_executors(spark, there, partial(_ensure, str(settings))))
+        found = _started(ask_executors(spark, there, partial(ensure_from_json, str(settings))))
         wanted = max(executors, len(there or ()))
         if len(found) >= wanted:
             if hold_slot:
@@ -257,7 +257,7 @@ def start_bookies(
         time.sleep(_LOOK_SECONDS)
 
 
-def _ensure(settings: str) -> str:
+def ensure_from_json(settings: str) -> str:
     """Start the bookie of this task's executor unless it serves; return its description as JSON."""
     try:
         wanted = BookieSettings.of(settings)

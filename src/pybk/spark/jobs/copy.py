@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pybk.spark.sink.manifest import WrittenLedger
 
 _ROUND_BYTES: Final = 4 << 30
-_ROUND_LEDGERS: Final = 1000
+ROUND_LEDGERS: Final = 1000
 """The most that is copied before a commit; an interrupted copy repeats the round that was not committed."""
 
 _BATCH_BYTES: Final = 4 << 20
@@ -137,7 +137,7 @@ def _copy_all(
     before = to.there()
     wanted = [header for header in plan.headers if not is_there(before.get(header.ledger_id), header)]
     copied: list[TransferHeader] = []
-    for group in rounds(wanted, _ROUND_BYTES, _ROUND_LEDGERS):
+    for group in rounds(wanted, _ROUND_BYTES, ROUND_LEDGERS):
         done = _copy_round(spark, place, to, group, plan, number, quiet)
         number += bool(done)
         copied += done

@@ -158,7 +158,7 @@ class TransferTarget:
         for found in self._counting().values():
             for metadata in found[1:]:
                 with suppress(NoSuchLedgerError):
-                    self._delete(metadata.ledger_id)
+                    self.delete_ledger(metadata.ledger_id)
 
     def _counting(self) -> dict[int, list[LedgerMetadata]]:
         """Return the committed ledgers of the target by the id of their original, the longest copy first."""
@@ -198,9 +198,10 @@ class TransferTarget:
     def delete(self, ledger_id: int) -> None:
         """Delete a ledger that is not committed; if that fails, the ledger remains an orphan of the sink."""
         with suppress(PybkError):
-            self._delete(ledger_id)
+            self.delete_ledger(ledger_id)
 
-    def _delete(self, ledger_id: int) -> None:
+    def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger of the target."""
         connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
 
     def commit(self, number: int, written: Sequence[WrittenLedger]) -> None:

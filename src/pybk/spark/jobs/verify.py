@@ -1,7 +1,7 @@
 """Check of every entry of every replica on executors, and repair of the replicas that are damaged or incomplete.
 
 Theory of operation: the driver lists the ledgers and cuts each fragment on each bookie into units of about 64 MiB
-(``_planned``). Executors check units independently (``_check``), and the driver merges the results of the units of each
+(``planned``). Executors check units independently (``_check``), and the driver merges the results of the units of each
 replica. Three things can change meanwhile. A deleted ledger is left out. A ledger whose ensemble changed is planned and
 checked once more, and reported in ``left`` if its ensemble changed again. The last fragment of an open ledger grows:
 entries that a bookie does not have yet are ``late``, and are a problem only if more bookies lack an entry than the ack
@@ -223,8 +223,8 @@ def verify(
     left: list[str] = []
     unread: list[int] = []
     wanted = selected_ledgers(place, ledgers, ledger_type, system=ledger_type is None)
-    units = _planned(place, known, wanted, left, unread)
-    found = _checked(spark, place, known, units, left, quiet)
+    units = planned(place, known, wanted, left, unread)
+    found = checked(spark, place, known, units, left, quiet)
     bad = [each for each in found if not each.sound]
     repaired = 0
     if repair and bad:
@@ -307,7 +307,7 @@ def _contradictions(wanted: Iterable[LedgerMetadata], found: Iterable[CheckedRep
 # ---- planning ----------------------------------------------------------------------------------------------------
 
 
-def _planned(
+def planned(
     where: StoreOrCluster,
     passwords: Passwords,
     wanted: Sequence[LedgerMetadata],
@@ -384,7 +384,7 @@ def _entry_bytes(last: int, length: int) -> int:
 # ---- checking ----------------------------------------------------------------------------------------------------
 
 
-def _checked(
+def checked(
     spark: SparkSession,
     where: StoreOrCluster,
     passwords: Passwords,
@@ -396,7 +396,7 @@ def _checked(
     parts, moved = _parts(spark, where, passwords, units, quiet)
     if moved:  # ensembles changed meanwhile, so bookies of units were replaced
         wanted = existing(connection(where), moved)
-        again, still = _parts(spark, where, passwords, _planned(where, passwords, wanted, left), quiet)
+        again, still = _parts(spark, where, passwords, planned(where, passwords, wanted, left), quiet)
         parts = {name: pieces for name, pieces in parts.items() if name[0] not in moved} | again
         changing = existing(connection(where), still)
         left += [f"ledger {each.ledger_id}: its bookies changed during the check: check it again" for each in changing]
@@ -600,7 +600,7 @@ def _repaired(
     done = spread(spark, partial(_replicate, where), ledgers, sizes=sizes, what=f"pybk: repair {where}", quiet=quiet)
     left = [reason for replicated in filter(None, done) for reason in replicated.left]
     wanted = existing(here, ledgers)
-    return _checked(spark, where, passwords, _planned(where, passwords, wanted, left), left, quiet), left
+    return checked(spark, where, passwords, planned(where, passwords, wanted, left), left, quiet), left
 
 
 def _replicate(where: StoreOrCluster, ledger_id: int) -> Replicated | None:

@@ -43,7 +43,7 @@ Two rules make it exact without clocks that agree:
   a ledger that was old enough to be deleted is never committed afterwards. Deletion and refusal compare the same
   creation time, from the ledger's metadata, with the same floor, so it does not matter which clocks were right.
 
-Threads: nothing here is shared but ``_MANIFESTS_READ``, whose values are replaced whole.
+Threads: nothing here is shared but ``MANIFESTS_READ``, whose values are replaced whole.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class WrittenLedger(NamedTuple):
     created_ns: int
 
 
-_MANIFESTS_READ: dict[tuple[bytes, str], dict[int, ManifestRows]] = {}
+MANIFESTS_READ: dict[tuple[bytes, str], dict[int, ManifestRows]] = {}
 """Manifests that this process has read, by cluster and app id.
 
 They are never read again, because manifests never change and ledger ids are not reused.
@@ -144,7 +144,8 @@ class Sink:
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
     ) -> None:
         self._manager = manager
-        self._metadata = metadata
+        self.metadata = metadata
+        """The metadata of the cluster."""
         self._app_id = app_id
         self._password = password
         self._quorums = quorums
@@ -157,15 +158,15 @@ class Sink:
 
     def _read(self) -> tuple[SinkRecord, int | None]:
         """Return the record and its version; None for a record that was never written."""
-        found = self._metadata.read_pointer(SINKS, self._app_id)
+        found = self.metadata.read_pointer(SINKS, self._app_id)
         if found is None:
             return SinkRecord(), None
         return SinkRecord.decode(found.value, where=f"the record of sink {self._app_id!r}"), found.version
 
-    def _swap(self, record: SinkRecord, version: int | None) -> bool:
+    def swap(self, record: SinkRecord, version: int | None) -> bool:
         """Write a record if its version is still ``version``; return False if it was changed meanwhile."""
         try:
-            self._metadata.write_pointer(SINKS, self._app_id, record.encode(), version)
+            self.metadata.write_pointer(SINKS, self._app_id, record.encode(), version)
         except MetadataVersionError:
             return False
         return True
@@ -198,7 +199,7 @@ class Sink:
             if isinstance(action, Refuse):
                 raise IllegalOperationError(f"sink {self._app_id!r} refuses the commit: {action.reason}")
             if isinstance(action, Skip):
-                if action.record == record or self._swap(action.record, version):
+                if action.record == record or self.swap(action.record, version):
                     unnamed = {each.ledger_id for each in written}.difference(self.committed())
                     self._delete(sorted(unnamed), self._password)
                     return False
@@ -208,7 +209,7 @@ class Sink:
             except NoSuchLedgerError as error:
                 self._check_changed(version, error)
                 continue
-            if self._swap(replace(action.record, chain=chain), version):
+            if self.swap(replace(action.record, chain=chain), version):
                 self._delete(folded, b"")
                 self._collect_sometimes(action.record)
                 return True
@@ -260,7 +261,7 @@ class Sink:
             record, version, named = self._read_committed()
             unnamed = set(ledger_ids).difference(named)
             # A compare-and-set whose answer was lost may still be under way. Writing the record makes it fail.
-            if not unnamed or self._swap(record, version):
+            if not unnamed or self.swap(record, version):
                 self._delete(sorted(unnamed), self._password)
                 return
 
@@ -294,12 +295,12 @@ class Sink:
             ) from error
 
     def _named_by(self, record: SinkRecord) -> list[int]:
-        sink = (self._metadata.cluster_id, self._app_id)
-        read = _MANIFESTS_READ.get(sink, {})
+        sink = (self.metadata.cluster_id, self._app_id)
+        read = MANIFESTS_READ.get(sink, {})
         manifests = {
             ledger_id: read[ledger_id] if ledger_id in read else self._rows(ledger_id) for ledger_id, _ in record.chain
         }
-        _MANIFESTS_READ[sink] = manifests
+        MANIFESTS_READ[sink] = manifests
         return [ledger_id for rows in manifests.values() for ledger_id, _, _ in rows]
 
     # ---- deleting ------------------------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ class Sink:
         before_ns = time.time_ns() - age_ns
         if before_ns - record.floor_ns > age_ns:
             try:
-                self.collect(sink_ledgers(self._metadata, self._app_id), before_ns)
+                self.collect(sink_ledgers(self.metadata, self._app_id), before_ns)
             except PybkError as error:
                 logger.warning("sink %r: orphans were not collected: %s", self._app_id, error)
 
@@ -342,7 +343,7 @@ class Sink:
             record, version, named = self._read_committed()
             # Once this compare-and-set has succeeded, no commit publishes a data ledger of ``old``, because of the
             # floor, and no commit under way publishes a manifest of ``old``, because its compare-and-set fails.
-            if self._swap(replace(record, floor_ns=max(record.floor_ns, before_ns)), version):
+            if self.swap(replace(record, floor_ns=max(record.floor_ns, before_ns)), version):
                 unnamed = sorted(old.keys() - {*named, *(ledger_id for ledger_id, _ in record.chain)})
                 manifests = [each for each in unnamed if old[each] == LedgerType.METADATA]
                 data = [each for each in unnamed if old[each] != LedgerType.METADATA]

@@ -54,7 +54,8 @@ class LedgerCatalog:
         self._unlocked = False
         self._require_seal: Final = options.require_seal
         self._checked: dict[int, LedgerMetadata] = {}
-        self._list_at = 0.0
+        self.list_at = 0.0
+        """When the ledgers are listed next, by the monotonic clock."""
         self._elsewhere: set[int] = set()
         self.hidden: dict[int, int] = {}
 
@@ -127,10 +128,10 @@ class LedgerCatalog:
             PybkError: The metadata store or bookies cannot be read.
         """
         began = time.monotonic()
-        if now or began >= self._list_at:
+        if now or began >= self.list_at:
             self._list(connection(self._where))
             ended = time.monotonic()
-            self._list_at = ended + _LIST_SHARE * (ended - began)
+            self.list_at = ended + _LIST_SHARE * (ended - began)
         found = {**self._closed, **dict(self._advanced())}
         return dict(sorted(found.items()))
 
@@ -166,7 +167,7 @@ class LedgerCatalog:
 
     def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
         """Yield the metadata of the ledgers that the options select, without those of system types."""
-        for metadata in self._there(found):
+        for metadata in self.there(found):
             if found.metadata is None and _of_bookie(metadata):
                 raise UsageError(
                     f"{self._where} is the directory of a bookie, which has parts of ledgers; give the metadata URL of "
@@ -180,7 +181,8 @@ class LedgerCatalog:
         wanted = not kind.is_system if self._type is None else kind == self._type
         return wanted and within(metadata.ledger_id, self._ids)
 
-    def _there(self, found: Connection) -> Iterator[LedgerMetadata]:
+    def there(self, found: Connection) -> Iterator[LedgerMetadata]:
+        """Yield the metadata of the ledgers that exist and may be asked for."""
         left = set(self._named)
         if not self._all_named:
             found.backend.catch_up()

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from pybk.reader import LedgerReader
     from pybk.spark.options import SourceOptions
 
-_LATE_SECONDS: Final = 10.0
+LATE_SECONDS: Final = 10.0
+"""How long entries may be late that bookies have confirmed."""
+
 _LOOK_SECONDS: Final = 0.05
 
 logger = logging.getLogger(__name__)
@@ -96,14 +98,14 @@ def _wait_for(reader: LedgerReader, last: int) -> None:
     Bookies learn the last add confirmed one after the other, and a store's readers see it when they poll, so the
     planner may have seen a later one than this process.
     """
-    deadline = time.monotonic() + _LATE_SECONDS
+    deadline = time.monotonic() + LATE_SECONDS
     while reader.last_add_confirmed < last and not reader.is_closed and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         reader.read_last_add_confirmed()
     if reader.last_add_confirmed < last:
         raise EntryUnknownError(
             f"ledger {reader.ledger_id} was confirmed up to entry {last} when this was planned, and "
-            f"{_LATE_SECONDS:.0f} s later the bookies that answer know of {reader.last_add_confirmed}; start the "
+            f"{LATE_SECONDS:.0f} s later the bookies that answer know of {reader.last_add_confirmed}; start the "
             f"missing bookies, or call open_ledger({reader.ledger_id}, recover=True) if its writer is gone"
         )
 

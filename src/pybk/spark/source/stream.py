@@ -69,7 +69,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_schema(schema)
         self._options = options
         self._schema = schema
-        self._catalog: LedgerCatalog | None = None
+        self.catalog: LedgerCatalog | None = None
+        """What the stream knows of the ledgers; None before the first batch."""
         self._target: _Snapshot | None = None
         self._deleted: set[int] = set()
         self._seen: tuple[Offset, _Snapshot] | None = None
@@ -133,17 +134,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close connections and drop caches."""
-        if self._catalog is not None:
-            self._catalog = None
+        if self.catalog is not None:
+            self.catalog = None
             close_connections()
 
     def _on_driver(self) -> LedgerCatalog:
         """Return the ledger catalog; also have ``stop`` called when Spark ends the process by a signal."""
-        if self._catalog is None:
-            self._catalog = LedgerCatalog(self._options)
+        if self.catalog is None:
+            self.catalog = LedgerCatalog(self._options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        return self._catalog
+        return self.catalog
 
     def _look(self, *, now: bool) -> _Snapshot:
         catalog = self._on_driver()
