@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from pybk.admin.dump import dump_store
 from pybk.config import StoreConfig
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.flags import StorageHint
@@ -223,6 +224,41 @@ def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int]:
         read_all(manager, writer.ledger_id)
     assert len(BUCKET) > 10
     return root, writer.ledger_id
+
+
+def test_dump_prints_the_records_of_a_further_tier(moved: tuple[Path, int]) -> None:
+    root, ledger_id = moved
+    rows = list(dump_store(str(root)))
+    assert [row for row in rows if row["what"] == "problem"] == []
+    assert {row["path"] for row in rows if row["what"] == "file" and row["kind"] == ObjectTier.kind} == set(BUCKET)
+    at = next(number for number, row in enumerate(rows) if row.get("kind") == ObjectTier.kind)
+    record = rows[at + 1]
+    assert (record["what"], record["kind"], record["ledger"]) == ("record", "entries", ledger_id)
+    dumped = [row for row in rows if row["what"] == "record" and row["kind"] == "entries"]
+    assert sum(row["count"] for row in dumped) >= len(PAYLOADS)
+
+
+def test_dump_prints_all_tiers_and_goes_on_after_damage(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path, config=StoreConfig(background=False)) as manager:
+        for hint in StorageHint:
+            with manager.create_ledger(insecure=True, storage_hints={hint}) as writer:
+                writer.append_many(PAYLOADS[:10])
+        manager.checkpoint()
+        manager.create_ledger(insecure=True).close()
+    rows = list(dump_store(str(tmp_path)))
+    kinds = [row["kind"] for row in rows if row["what"] == "file"]
+    assert set(kinds) == {"log", "cold", "entries"}
+    assert [row["what"] for row in rows].count("entries mark") == 1
+    records = [row for row in rows if row["what"] == "record" and row["kind"] == "entries"]
+    found = {(row["ledger"], row["first"], row["count"]) for row in records}
+    assert {(ledger_id, 0, 10) for ledger_id in range(3)} <= found
+    (cold,) = (tmp_path / "hdd").glob("*.cold")
+    data = bytearray(cold.read_bytes())
+    data[-20] ^= 1
+    cold.write_bytes(data)
+    damaged = list(dump_store(str(tmp_path)))
+    assert [row["what"] for row in damaged if row not in rows] == ["problem"]
+    assert [row for row in damaged if row["what"] != "problem"] == rows, "the records are found without the footer"
 
 
 def read_all(manager: LedgerManager, ledger_id: int) -> None:

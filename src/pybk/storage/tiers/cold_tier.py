@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, PybkError
 from pybk.flags import StorageHint
 from pybk.storage.format.cold_segment import ColdSegment, ColdSegmentWriter, salvage_rows
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations, decode_header
 from pybk.storage.tiers.file_tier import FileTier
-from pybk.storage.tiers.tier import COLD, FileDamage, Run, TierFiles, TierStore, TierWriter
+from pybk.storage.tiers.tier import COLD, DumpRow, FileDamage, Run, TierFiles, TierStore, TierWriter, dumped_record
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
@@ -48,6 +48,19 @@ class ColdTier(FileTier):
         path = files.volumes.path_of(row)
         for error in ColdSegment(files.fs, path, files.store_id, row.file_id).verify():
             yield FileDamage(str(error), path, error.offset)
+
+    def dump(self, files: TierFiles, row: FileRow) -> Iterator[DumpRow]:
+        """Yield what is wrong with the footer, and the records; of each record only the header is read."""
+        path = files.volumes.path_of(row)
+        try:
+            rows: RunLocations = ColdSegment(files.fs, path, files.store_id, row.file_id).rows
+        except PybkError as error:
+            yield {"what": "problem", "message": str(error)}
+            rows = salvage_rows(files.fs, path, files.store_id, row.file_id)
+        data = files.fs.view(path)
+        for offset in rows["offset"].tolist():
+            files.volumes.populate(data, offset, offset + RECORD_HEADER_BYTES)
+            yield dumped_record(decode_header(data, offset, where=path), offset)
 
     def all_record_bytes(self, store: TierStore, row: FileRow) -> int | None:
         """Return the bytes of all records, by the footer: headers and padding leave much of a segment of short ones."""

@@ -32,6 +32,7 @@ from pybk.storage.format.record import (
 from pybk.storage.io.lmdb_file import LMDB_FILE
 from pybk.storage.tiers.tier import (
     ENTRIES,
+    DumpRow,
     FileDamage,
     Loaded,
     LocationWords,
@@ -42,6 +43,7 @@ from pybk.storage.tiers.tier import (
     TierStore,
     TierWriter,
     checked_record,
+    dumped_record,
 )
 
 if TYPE_CHECKING:
@@ -179,6 +181,15 @@ class LmdbTier(Tier):
             with environment.read() as transaction:
                 read_entries_mark(transaction)
         yield from ()
+
+    def dump(self, files: TierFiles, row: FileRow) -> Iterator[DumpRow]:
+        """Yield the mark and the records, in the order of their keys."""
+        with files.entries[row.file_id].read() as transaction:
+            for key, value in transaction.items(b"\0", _KEY_END):
+                if key == ENTRIES_MARK_KEY:
+                    yield {"what": "entries mark", **read_entries_mark(transaction)._asdict()}
+                    continue
+                yield dumped_record(decode_header(memoryview(value), 0, where=files.volumes.path_of(row)), 0)
 
     # ---- writing and freeing -------------------------------------------------------------------------------------
 

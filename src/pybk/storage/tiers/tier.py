@@ -14,6 +14,7 @@ A further tier is one module, and one line in ``registry.TIERS``. The module pro
   ``docs/format.md``, that lie at ``RunLocation.offset`` in a file that can be mapped.
 - ``rows``: all records of a file, from the file alone, because ``rebuild-index`` has no index.
 - ``check``: the damage of a file that reading its entries does not find, for ``verify``.
+- ``dump``: what ``pybk dump`` prints of a file. The default prints the headers of the records that ``rows`` returns.
 - For records that do not lie in files of a directory, as in an object store: ``file_name`` and ``file_ids``,
   ``exists``, ``file_bytes``, ``disk_bytes``, ``unlink``, ``replace_missing`` and ``is_placeholder``.
 
@@ -27,7 +28,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,9 @@ ENTRIES: Final = "entries"
 
 Run = tuple[int, ...]
 """A row of ``LOCATION_DTYPE``: where a record lies."""
+
+DumpRow = dict[str, Any]
+"""What ``pybk dump`` prints of one thing, by name; ``what`` names its kind."""
 
 LocationWords = tuple[int, int, int, int]
 """A row of ``LOCATION_DTYPE`` as four words: first entry, count and stride, offset and file, body and flags."""
@@ -216,6 +220,28 @@ def checked_record(
     body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
     check_body(header, body, where=where)
     return header, body
+
+
+def dumped_record(header: RecordHeader, offset: int, *, sound: bool | None = None) -> DumpRow:
+    """Return how ``pybk dump`` has a record.
+
+    Args:
+        header: The record's header.
+        offset: Where it begins in its file.
+        sound: Whether the body has its checksum; None if the body was not looked at.
+    """
+    return {
+        "what": "record",
+        "offset": offset,
+        "kind": RecordKind(header.kind).name.lower() if header.kind in list(RecordKind) else header.kind,
+        "ledger": header.ledger_id,
+        "first": header.first_entry_id,
+        "count": header.entry_count,
+        "lsn": header.lsn,
+        "codec": header.codec,
+        "bytes": header.body_bytes,
+        "sound": sound,
+    }
 
 
 class TierWriter(ABC):
@@ -404,6 +430,17 @@ class Tier(ABC):
         if self.file_bytes(files.fs, files.volumes.path_of(row)) < row.bytes:
             path = files.volumes.path_of(row)
             yield FileDamage(f"{path} is shorter than the {row.bytes} bytes that the index names", path)
+
+    def dump(self, files: TierFiles, row: FileRow) -> Iterator[DumpRow]:
+        """Yield what a file holds, in order, for ``pybk dump``, which prints a file without checking it.
+
+        Raises:
+            PybkError: The rest of the file cannot be read.
+            FileNotFoundError: It is not there.
+        """
+        for ledger_id, *run in self.rows(files, row).tolist():
+            buffer, start = self.stored_record(files, ledger_id, tuple(run))
+            yield dumped_record(decode_header(buffer, start, where=files.volumes.path_of(row)), start)
 
     # ---- writing and freeing -------------------------------------------------------------------------------------
 
