@@ -237,7 +237,7 @@ def test_a_force_outlives_the_checkpoints_after_it(tmp_path: Path) -> None:
         assert [entry.payload for entry in reader.read(0, 4)] == numbered(5)
 
 
-@pytest.mark.parametrize(("owner", "step"), [(Checkpoint, "_take_over"), (Store, "clean")])
+@pytest.mark.parametrize(("owner", "step"), [(Checkpoint, "take_over"), (Store, "clean")])
 def test_a_force_during_a_checkpoint_outlives_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, step: str
 ) -> None:

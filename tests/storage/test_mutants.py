@@ -516,7 +516,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "compaction.checkpoint:Checkpoint._take_over",
+                "compaction.checkpoint:Checkpoint.take_over",
                 TAKE_OVER,
                 (
                     "for row in taken.log_files:\n"
@@ -549,7 +549,7 @@ MUTANTS = [
         [
             Piece("tiers.lmdb_tier:_RowsWriter.finish", "self._flush()", "self._store.late = self._flush"),
             Piece(
-                "compaction.checkpoint:Checkpoint._take_over",
+                "compaction.checkpoint:Checkpoint.take_over",
                 "self._taken_over(taken, {row.file_id for row in placed.files})",
                 ("getattr(store, 'late', int)()\nself._taken_over(taken, {row.file_id for row in placed.files})"),
             ),

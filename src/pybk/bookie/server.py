@@ -111,6 +111,10 @@ class BookieServer:
         bookie: Its name and instance.
         addresses: The addresses that it registered, at which clients connect.
         replicas: Its replicas of ledgers.
+        machine: The protocol's state machine. Used by the serving thread alone.
+        server: The sockets.
+        stopping: Set once the serving is to end.
+        position: Records the log's durable position in the metadata store.
 
     Threads: any thread may call. Its own threads are in the theory of operation above.
     """
@@ -185,12 +189,10 @@ class BookieServer:
         self._metadata = metadata
         self._rack = rack
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
-        """The protocol's state machine. Used by the serving thread alone."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
         """Cache by ledger: up to which entry it is final, and its header. A final end never moves back."""
         self._described = lru_cache(DESCRIPTIONS)(self._description)
         self.server = Server(listen, bookie.instance, keys, authorize=self._authorize)
-        """The sockets."""
         self.wake_ns: int | None = None
         """The earliest time that the machine asked to be woken at; None for none. Used by the serving thread alone."""
         self.registered: RegisteredBookie | None = None
@@ -198,7 +200,6 @@ class BookieServer:
         self.posted: deque[Callable[[], list[BookieEffect]]] = deque()
         """Calls for the serving thread. Any thread appends; the serving thread alone removes."""
         self.stopping = threading.Event()
-        """Set once the bookie is to end."""
         self._keeper_rests = False
         """The keeper skips its next records until a request arrives. The keeper sets it, the serving thread resets."""
         self._keeper_wakes = threading.Event()
@@ -234,7 +235,6 @@ class BookieServer:
             identity = replicas.identity
             assert identity is not None, "the start recorded whose directory it is"
             self.position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
-            """Records the log's durable position in the metadata store."""
             self.position.record()
             self._keeper = threading.Thread(
                 target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True

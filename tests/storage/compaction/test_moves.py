@@ -302,7 +302,7 @@ def test_one_record_is_copied_as_it_would_be_packed(tmp_path: Path, monkeypatch:
                         patch.setattr(Mover, "may_copy", lambda self, run: False)
                     mover = Mover(store, target)
                     runs = [mover.move(number, *store.index.pages(number)) for number in (0, many.ledger_id)]
-                    puts = list(getattr(mover.writer, "_puts", ()))
+                    puts = list(getattr(mover.writer, "puts", ()))
                     (row,) = mover.finish()
                     data = b"" if target is StorageHint.SSD else Path(store.volumes.path_of(row)).read_bytes()[4096:-72]
                 footers = np.concatenate(runs)

@@ -113,12 +113,13 @@ class Checkpoint:
         taken = window[0]
         store.supply.tidy()
         if taken.descriptors or taken.dropped or taken.log_files:
-            self._take_over(taken)
+            self.take_over(taken)
             self._garbage.purge()
         if not store.tail_bytes:
             store.supply.rest(store.volumes.disk_bytes)
 
-    def _take_over(self, taken: _Window) -> None:
+    def take_over(self, taken: _Window) -> None:
+        """Move what a window holds to its tiers, and record that in the catalog and the index."""
         store = self._store
         check_index_space(
             self._store, sum(map(len, taken.tails)) * LOCATION_DTYPE.itemsize + len(taken.rows) * INDEX_ROW_BYTES

@@ -228,7 +228,8 @@ class _RowsWriter(TierWriter):
     def __init__(self, store: TierStore) -> None:
         self._store = store
         self._environments = sorted(store.entries)
-        self._puts: list[tuple[bytes, bytes]] = []
+        self.puts: list[tuple[bytes, bytes]] = []
+        """Keys and values that no transaction has written yet."""
         self._put_bytes = 0
         self._changed: dict[int, FileRow] = {}
 
@@ -243,7 +244,7 @@ class _RowsWriter(TierWriter):
 
     def _put(self, ledger_id: int, first: int, count: int, header: bytes, body: bytes) -> Run:
         file_id = self._environments[ledger_id % len(self._environments)]
-        self._puts.append((entries_key(ledger_id, first), header + body))
+        self.puts.append((entries_key(ledger_id, first), header + body))
         self._put_bytes += len(body)
         if self._put_bytes >= _TRANSACTION_BYTES:
             self._flush()
@@ -251,14 +252,14 @@ class _RowsWriter(TierWriter):
 
     def _flush(self) -> None:
         for number, file_id in enumerate(self._environments):
-            mine = [(key, value) for key, value in self._puts if _ledger_of(key) % len(self._environments) == number]
+            mine = [(key, value) for key, value in self.puts if _ledger_of(key) % len(self._environments) == number]
             if mine:
                 with self._store.entries[file_id].write() as transaction:
                     for key, value in mine:
                         transaction.put(key, value)
                     if self._store.feature_level > FeatureLevel.BASE:
                         self._count_puts(file_id, transaction)
-        self._puts = []
+        self.puts = []
         self._put_bytes = 0
 
     def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
@@ -270,7 +271,7 @@ class _RowsWriter(TierWriter):
 
     def finish(self) -> list[FileRow]:
         """Commit what is left; return the rows of the environments that count it."""
-        if self._puts:
+        if self.puts:
             self._flush()
         return list(self._changed.values())
 
