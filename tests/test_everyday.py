@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -155,7 +154,7 @@ def test_futures_show_their_entries_and_state(manager: LedgerManager, monkeypatc
     assert repr(early) == "<AdvancedFuture entry 4, failed: LedgerClosedError>"
 
 
-@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickle.dumps, ForkingPickler.dumps])
+@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, ForkingPickler.dumps])
 def test_handles_are_not_copied_and_say_what_to_do_instead(manager: LedgerManager, call: Callable[[Any], Any]) -> None:
     writer = manager.create_ledger(insecure=True)
     reader = manager.open_ledger(writer.ledger_id, recover=False)
