@@ -11,7 +11,7 @@ from pybk.digest import DigestType, entry_digest
 from pybk.entry import EntryBatch
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import End, LengthCheck, contradictions
+from pybk.ledger_check import LastEntry, LengthCheck, contradictions
 
 LEDGER = 3
 
@@ -102,7 +102,7 @@ def test_copies_and_fragments_that_say_different_lengths_contradict_each_other()
         marks += lengths.marks()
     (said,) = contradictions(metadata, marks)
     assert "up to entry 1 is 20 or 21" in said
-    assert isinstance(lengths.last, End)
+    assert isinstance(lengths.last, LastEntry)
     assert list(contradictions(replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0), marks[:4])) == []
     (said,) = contradictions(metadata, [(-1, 1)])
     assert "up to entry -1 is 0 or 1" in said

@@ -14,7 +14,7 @@ from pybk.loop_calls import LoopCalls
 from pybk.storage.io.failures import start_thread
 
 
-class _Waiting(NamedTuple):
+class _WaitingAppend(NamedTuple):
     """One append that waits: the call that makes it, and the loop's future that gets the result."""
 
     append: Callable[[], AppendFuture[int]]
@@ -33,7 +33,7 @@ class CoroutineBacklog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingAppend] = deque()
         """In order; an append is removed after it was made. Guarded by ``_lock``."""
         self._running = False
         """Whether the thread runs. Guarded by ``_lock``."""
@@ -58,7 +58,7 @@ class CoroutineBacklog:
             if not self._running:
                 start_thread(threading.Thread(target=self._run, name="pybk-backlog", daemon=True))
                 self._running = True
-            self._waiting.append(_Waiting(append, loop, delivered))
+            self._waiting.append(_WaitingAppend(append, loop, delivered))
         return delivered
 
     def _run(self) -> None:

@@ -23,8 +23,8 @@ from pybk.seal import LedgerSeal, Verifier, end_is_sealed, seal_of
 _RESTORE: Final = "restore the file from a backup"
 
 
-class End(NamedTuple):
-    """Facts from one entry: the ledger's length up to and including it, and its digest."""
+class LastEntry(NamedTuple):
+    """What the last entry read so far says: the ledger's length up to and including it, and its digest."""
 
     length: int
     digest: bytes
@@ -109,7 +109,7 @@ def check_seal(metadata: LedgerMetadata, seal: LedgerSeal | None) -> SealState:
     return SealState.RIGHT
 
 
-def check_last(metadata: LedgerMetadata, end: End) -> None:
+def check_last(metadata: LedgerMetadata, end: LastEntry) -> None:
     """Check that the last entry of a sealed ledger is the one that was sealed.
 
     Raises:
@@ -129,7 +129,7 @@ def length_before(batch: EntryBatch, digest_type: DigestType) -> int:
     return length - int(batch.sizes[0]) + ENTRY_HEADER_BYTES + digest_bytes(digest_type)
 
 
-def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, dense: bool) -> End:
+def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, dense: bool) -> LastEntry:
     """Check that the cumulative lengths in entries add up, and return the length and digest of the last entry.
 
     Args:
@@ -157,7 +157,7 @@ def end_of(batch: EntryBatch, digest_type: DigestType, before: int | None, *, de
             f"{payloads[number]} of its own after {lengths[number] - grown[number]}"
         )
     at = int(starts[-1]) + ENTRY_HEADER_BYTES
-    return End(int(lengths[-1]), bytes(batch.buffer[at : at + size]))
+    return LastEntry(int(lengths[-1]), bytes(batch.buffer[at : at + size]))
 
 
 class LengthCheck:
@@ -179,7 +179,7 @@ class LengthCheck:
         self._metadata = metadata
         self._runs: list[tuple[int, int, int, int, int]] = []
         self.problems: list[str] = []
-        self.last: End | None = None
+        self.last: LastEntry | None = None
 
     def add(self, batch: EntryBatch, stride: int) -> None:
         """Add entries whose digests were verified.

@@ -17,7 +17,9 @@ NOT_FROZEN = Piece(
     "lac_sent=None",
 )
 COUNTED_BEFORE_CAS = Piece(
-    WRITER + "_advance", "(_Phase.STEADY, _Phase.CHOOSING)", "(_Phase.STEADY, _Phase.CHOOSING, _Phase.CHANGING)"
+    WRITER + "_advance",
+    "(_WriterPhase.STEADY, _WriterPhase.CHOOSING)",
+    "(_WriterPhase.STEADY, _WriterPhase.CHOOSING, _WriterPhase.CHANGING)",
 )
 SAME_REPLY = "found == self._wanted"
 
@@ -38,7 +40,7 @@ CLIENT_MUTANTS = (
                 (
                     "early = [WriteMetadata(replace(self._metadata, fragments=self._fragments), self._version)]\n"
                     "effects += self._advance(now_ns)\n"
-                    "return effects + (early if replacements and self._phase is _Phase.READING else [])"
+                    "return effects + (early if replacements and self._phase is _RecoveryPhase.READING else [])"
                 ),
             ),
         ),
@@ -100,8 +102,8 @@ CLIENT_MUTANTS = (
                 WRITER + "_metadata_unreachable",
                 ("self._tries += 1\n"),
                 (
-                    "if self._phase is _Phase.CHANGING:\n"
-                    "    self._phase = _Phase.STEADY\n"
+                    "if self._phase is _WriterPhase.CHANGING:\n"
+                    "    self._phase = _WriterPhase.STEADY\n"
                     "    return []\n"
                     "self._tries += 1\n"
                 ),
@@ -134,7 +136,7 @@ CLIENT_MUTANTS = (
             Piece(
                 WRITER + "_resolve",
                 "found.state is LedgerState.OPEN",
-                "found.state is LedgerState.OPEN or (self._phase is _Phase.CLOSING and found.state != 'closed')",
+                "found.state is LedgerState.OPEN or (self._phase is _WriterPhase.CLOSING and found.state != 'closed')",
             ),
             NOT_FROZEN,
         ),
@@ -146,7 +148,7 @@ CLIENT_MUTANTS = (
             Piece(
                 WRITER + "_bookies_chosen",
                 (
-                    "self._phase = _Phase.CHANGING\n"
+                    "self._phase = _WriterPhase.CHANGING\n"
                     "effects += inflight.leaving(self._replacements)\n"
                     "effects += self._write(self._changed(self.metadata))"
                 ),
@@ -350,8 +352,8 @@ CLIENT_MUTANTS = (
                     "    return self._write(self._changed(found))"
                 ),
                 (
-                    "if found.state is LedgerState.IN_RECOVERY and self._phase is _Phase.CHANGING:\n"
-                    "    self._phase = _Phase.STEADY\n"
+                    "if found.state is LedgerState.IN_RECOVERY and self._phase is _WriterPhase.CHANGING:\n"
+                    "    self._phase = _WriterPhase.STEADY\n"
                     "    return self._inflight.exchange(self._replacements)\n"
                     "if found.state is LedgerState.OPEN:\n"
                     "    self.metadata, self._version = (found, version)\n"
@@ -458,7 +460,7 @@ SURVIVORS = (
         (
             Piece(
                 WRITER + "_answered",
-                "reason is not Reason.FENCED or self._phase is not _Phase.CLOSING",
+                "reason is not Reason.FENCED or self._phase is not _WriterPhase.CLOSING",
                 "reason is not Reason.FENCED",
             ),
         ),
@@ -473,7 +475,7 @@ SURVIVORS = (
             Piece(
                 WRITER + "_resolve",
                 "found.state is LedgerState.OPEN",
-                "found.state is LedgerState.OPEN or (self._phase is _Phase.CLOSING and found.state != 'closed')",
+                "found.state is LedgerState.OPEN or (self._phase is _WriterPhase.CLOSING and found.state != 'closed')",
             ),
         ),
     ),

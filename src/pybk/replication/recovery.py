@@ -80,7 +80,7 @@ for at most this time, the pause and two timeouts.
 _STRAGGLER_BYTES: Final = 64 << 20
 
 
-class _Phase(Enum):
+class _RecoveryPhase(Enum):
     """What the recovery is about."""
 
     MARKING = 0
@@ -119,7 +119,7 @@ class RecoveryMachine:
         self._masks = self._quorum.masks()
         self._stride = len(self._masks)
         self._tokens = count(1)
-        self._phase = _Phase.MARKING
+        self._phase = _RecoveryPhase.MARKING
         self._stuck_since_ns: int | None = None
         """When a round first ended without progress; None after progress."""
         self._waiting = False
@@ -148,7 +148,7 @@ class RecoveryMachine:
             now_ns: The time.
         """
         kind = type(event)
-        if self._phase is _Phase.ENDED:
+        if self._phase is _RecoveryPhase.ENDED:
             return self._late(event)
         if kind is Answered or kind is Unanswered:
             return self._request_ended(event, now_ns)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ class RecoveryMachine:
         if isinstance(event, Woken):
             return self._woken(now_ns)
         assert isinstance(event, MetadataUnreachable)
-        self._closed = self._phase is _Phase.CLOSING  # or it may have
+        self._closed = self._phase is _RecoveryPhase.CLOSING  # or it may have
         return self._end(Reason.METADATA_UNREACHABLE, "the metadata store cannot be reached; recover it again later")
 
     # ---- metadata --------------------------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ class RecoveryMachine:
     def _metadata_written(self, version: int, now_ns: int) -> list[Effect]:
         """The ledger is marked, or closed."""
         self._version = version
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _RecoveryPhase.CLOSING:
             return self._done(self._wanted, version)
-        if self._phase is not _Phase.MARKING:
+        if self._phase is not _RecoveryPhase.MARKING:
             return []
         self._metadata = self._wanted
-        self._phase = _Phase.FENCING
+        self._phase = _RecoveryPhase.FENCING
         fragment = self._metadata.fragments[-1]
         self._ensemble = fragment.ensemble
         self._lac = fragment.first_entry_id - 1  # D2: an empty last ensemble knows nothing of what came before
@@ -195,9 +195,9 @@ class RecoveryMachine:
         """Somebody else wrote: another recovery, the writer, or a replication."""
         if found is not None and found == self._wanted:
             return self._metadata_written(version, now_ns)
-        if self._phase is _Phase.MARKING:
+        if self._phase is _RecoveryPhase.MARKING:
             return self._mark(found, version)
-        if self._phase is not _Phase.CLOSING:
+        if self._phase is not _RecoveryPhase.CLOSING:
             return []
         if found is None:
             return self._end(Reason.DELETED, "the ledger was deleted")
@@ -209,7 +209,7 @@ class RecoveryMachine:
 
     def _close(self, found: LedgerMetadata, version: int) -> list[Effect]:
         """Write the end and this recovery's ensembles by one compare-and-set (AR9, D3)."""
-        self._phase = _Phase.CLOSING
+        self._phase = _RecoveryPhase.CLOSING
         self._version = version
         own = self._fragments[len(self._metadata.fragments) - 1 :]
         closed = found.closed_at(self._inflight.lac, self._inflight.length)
@@ -233,7 +233,7 @@ class RecoveryMachine:
     def _fenced(self, place: int, reply: object, now_ns: int) -> list[Effect]:
         """A bookie was fenced, or gave no answer that counts (AR2)."""
         self._note_stored(place, reply)
-        if self._phase is not _Phase.FENCING:
+        if self._phase is not _RecoveryPhase.FENCING:
             return self._lagging(place)
         if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
             self._known |= 1 << place
@@ -288,7 +288,7 @@ class RecoveryMachine:
 
     def _begin_reading(self, now_ns: int) -> list[Effect]:
         """Read on from the last add confirmed, which moves no more (AR3, D4)."""
-        self._phase = _Phase.READING
+        self._phase = _RecoveryPhase.READING
         self._stuck_since_ns = None
         self._fragments = self._metadata.fragments
         self._inflight = Inflight(
@@ -415,10 +415,10 @@ class RecoveryMachine:
         reply = event.reply if isinstance(event, Answered) else None
         if token in self._fences:
             return self._fenced(self._fences.pop(token), reply, now_ns)
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _RecoveryPhase.CLOSING:
             self._note_add(token, reply)
             return self._give_up_failed()
-        if self._phase is not _Phase.READING:
+        if self._phase is not _RecoveryPhase.READING:
             return []
         effects: list[Effect] = []
         if token in self._reads:
@@ -467,9 +467,9 @@ class RecoveryMachine:
     def _woken(self, now_ns: int) -> list[Effect]:
         """Ask those again who gave no answer that counts."""
         self._waiting = False
-        if self._phase is _Phase.FENCING:
+        if self._phase is _RecoveryPhase.FENCING:
             return [] if self._fences else self._fence(self._quorum.everyone & ~self._known)
-        if self._phase is not _Phase.READING:
+        if self._phase is not _RecoveryPhase.READING:
             return []
         self._unknown.clear()
         length = [] if self._length_asked or self._end_at is None else self._ask_length()
@@ -477,7 +477,7 @@ class RecoveryMachine:
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
         """Change the ensemble, in memory only: what is read stays the ensemble that was fenced (AR7, D3)."""
-        if self._phase is not _Phase.READING or not self._choosing:
+        if self._phase is not _RecoveryPhase.READING or not self._choosing:
             return []
         inflight = self._inflight
         replacements = usable(event.bookies, self._choosing, inflight.ensemble)
@@ -497,8 +497,8 @@ class RecoveryMachine:
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         """End: the ledger is closed, by this recovery or by somebody else."""
-        self._closed = self._phase is _Phase.CLOSING and metadata == self._wanted
-        self._phase = _Phase.ENDED
+        self._closed = self._phase is _RecoveryPhase.CLOSING and metadata == self._wanted
+        self._phase = _RecoveryPhase.ENDED
         return [Done(metadata, version)]
 
     def _late(self, event: Event) -> list[Effect]:
@@ -530,7 +530,7 @@ class RecoveryMachine:
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success."""
-        self._phase = _Phase.ENDED
+        self._phase = _RecoveryPhase.ENDED
         if reason is Reason.DELETED:
             self._fences.clear()  # nobody misses anything any more
         return [Failed(reason, f"ledger {self._metadata.ledger_id}: {detail}")]

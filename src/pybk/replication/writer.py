@@ -72,7 +72,7 @@ _ENDS: Final = {
 """Answers after which nothing more can be written to the ledger."""
 
 
-class _Phase(Enum):
+class _WriterPhase(Enum):
     """The states of the writer; see the theory of operation."""
 
     STEADY = 0
@@ -129,7 +129,7 @@ class WriterMachine:
             next_token=self._tokens.__next__,
             straggler_bytes=straggler_bytes,
         )
-        self._phase = _Phase.STEADY
+        self._phase = _WriterPhase.STEADY
         self._places: tuple[int, ...] = ()
         """The places that ``ChooseBookies`` named; only meant in CHOOSING."""
         self._replacements: dict[int, Bookie] = {}
@@ -168,7 +168,7 @@ class WriterMachine:
     @property
     def ended(self) -> bool:
         """Whether the ledger was closed, or the writer failed."""
-        return self._phase is _Phase.ENDED
+        return self._phase is _WriterPhase.ENDED
 
     @property
     def outstanding(self) -> int:
@@ -182,7 +182,7 @@ class WriterMachine:
             batch: The entries, which follow those submitted before.
             now_ns: The time.
         """
-        if self._phase is _Phase.ENDED or self._close_asked:
+        if self._phase is _WriterPhase.ENDED or self._close_asked:
             return []
         self.last_submitted = batch.last
         self._lac_sent = self._inflight.lac
@@ -195,7 +195,7 @@ class WriterMachine:
             event: What happened.
             now_ns: The time.
         """
-        if self._phase is _Phase.ENDED:
+        if self._phase is _WriterPhase.ENDED:
             return self._late(event)
         return self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
 
@@ -205,7 +205,7 @@ class WriterMachine:
         Args:
             now_ns: The time.
         """
-        if self._phase is _Phase.ENDED:
+        if self._phase is _WriterPhase.ENDED:
             return []
         self._close_asked = True
         return self._advance([])
@@ -216,7 +216,7 @@ class WriterMachine:
         Args:
             now_ns: The time.
         """
-        if self._phase is _Phase.ENDED:
+        if self._phase is _WriterPhase.ENDED:
             return []
         self._force_target = self.last_submitted
         return self._advance([])
@@ -224,7 +224,7 @@ class WriterMachine:
     def send_lac(self) -> list[Effect]:
         """Send the bookies the last add confirmed, unless they know it or a pending batch will cause another add."""
         inflight = self._inflight
-        if self._phase is not _Phase.STEADY or inflight.pending or inflight.lac == self._lac_sent:
+        if self._phase is not _WriterPhase.STEADY or inflight.pending or inflight.lac == self._lac_sent:
             return []
         self._lac_sent = inflight.lac
         self._watched = False
@@ -237,7 +237,7 @@ class WriterMachine:
         Args:
             now_ns: The time.
         """
-        if self._phase is not _Phase.STEADY or not self._inflight.dead or self._close_asked:
+        if self._phase is not _WriterPhase.STEADY or not self._inflight.dead or self._close_asked:
             return []
         self._inflight.avoided.clear()
         return self._choose()
@@ -260,7 +260,7 @@ class WriterMachine:
             return []
         reason = _ENDS.get(reply.status)
         # While the end is written, a bookie may learn of it first and answer FENCED; the metadata decide whose it is.
-        if reason is not None and (reason is not Reason.FENCED or self._phase is not _Phase.CLOSING):
+        if reason is not None and (reason is not Reason.FENCED or self._phase is not _WriterPhase.CLOSING):
             return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
         self._watched |= reply.watched
         return self._counted(event.token, reply)
@@ -293,9 +293,9 @@ class WriterMachine:
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
         """Begin the ensemble change with the bookies that were found, and give up the other places."""
-        if self._phase is not _Phase.CHOOSING:
+        if self._phase is not _WriterPhase.CHOOSING:
             return []
-        self._phase, self._tries = _Phase.STEADY, 0
+        self._phase, self._tries = _WriterPhase.STEADY, 0
         if self._close_asked:
             return []
         inflight = self._inflight
@@ -313,14 +313,14 @@ class WriterMachine:
             inflight.avoided.clear()
             return effects + self._choose()
         if self._replacements:
-            self._phase = _Phase.CHANGING
+            self._phase = _WriterPhase.CHANGING
             effects += inflight.leaving(self._replacements)
             effects += self._write(self._changed(self.metadata))
         return effects
 
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return metadata with the change to write: closed at the LAC, or a new ensemble from LAC + 1 on (AW5)."""
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _WriterPhase.CLOSING:
             closed = metadata.closed_at(self._inflight.lac, self._inflight.length)
             return closed if self._seal is None else self._seal(closed)
         ensemble = list(self._inflight.ensemble)
@@ -336,23 +336,23 @@ class WriterMachine:
 
     def _metadata_written(self, event: MetadataWritten, now_ns: int) -> list[Effect]:
         """Make the change effective, which it is only once the metadata have it (C1)."""
-        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+        if self._phase not in (_WriterPhase.CHANGING, _WriterPhase.CLOSING):
             return []
         self.metadata, self._version, self._tries = self._wanted, event.version, 0
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _WriterPhase.CLOSING:
             return self._done(self.metadata, event.version)
-        self._phase = _Phase.STEADY
+        self._phase = _WriterPhase.STEADY
         return self._inflight.exchange(self._replacements)
 
     def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
         """Resolve a refusal: re-replication changed old fragments, or a recovery took the ledger (AW8)."""
-        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+        if self._phase not in (_WriterPhase.CHANGING, _WriterPhase.CLOSING):
             return []
         return self._resolve(event.metadata, event.version, now_ns)
 
     def _metadata_found(self, event: MetadataRead, now_ns: int) -> list[Effect]:
         """Resolve a compare-and-set whose outcome was not known, from the metadata that were read back (C10)."""
-        if self._phase not in (_Phase.CHANGING, _Phase.CLOSING):
+        if self._phase not in (_WriterPhase.CHANGING, _WriterPhase.CLOSING):
             return []
         return self._resolve(event.metadata, event.version, now_ns)
 
@@ -367,43 +367,47 @@ class WriterMachine:
             self.metadata, self._version = found, version
             return self._write(self._changed(found))
         end = (found.state, found.last_entry_id, found.length)
-        if self._phase is _Phase.CLOSING and end == (LedgerState.CLOSED, self._inflight.lac, self._inflight.length):
+        if self._phase is _WriterPhase.CLOSING and end == (
+            LedgerState.CLOSED,
+            self._inflight.lac,
+            self._inflight.length,
+        ):
             return self._done(found, version)
         return self._end(Reason.FENCED, f"another client recovers or closed the ledger; it is {found.state.value}")
 
     def _metadata_unreachable(self, event: MetadataUnreachable, now_ns: int) -> list[Effect]:
         """Retry later, with a growing pause: the outcome of the change, or the available bookies, are not known."""
-        if self._phase is _Phase.STEADY:
+        if self._phase is _WriterPhase.STEADY:
             return []
         self._tries += 1
         if self._tries > METADATA_TRIES:
-            if self._phase is _Phase.CHOOSING:
+            if self._phase is _WriterPhase.CHOOSING:
                 return self._bookies_chosen(BookiesChosen({}), now_ns)
             return self._end(Reason.METADATA_UNREACHABLE, f"the metadata store did not answer {self._tries} times")
         return [WakeAt(now_ns + (METADATA_RETRY_NS << (self._tries - 1)))]
 
     def _woken(self, event: Woken, now_ns: int) -> list[Effect]:
         """Ask the metadata store again."""
-        if self._phase is _Phase.CHOOSING:
+        if self._phase is _WriterPhase.CHOOSING:
             return self._choose()
-        return [ReadMetadata()] if self._phase in (_Phase.CHANGING, _Phase.CLOSING) else []
+        return [ReadMetadata()] if self._phase in (_WriterPhase.CHANGING, _WriterPhase.CLOSING) else []
 
     # ---- next step -------------------------------------------------------------------------------------------------
 
     def _advance(self, effects: list[Effect]) -> list[Effect]:
         """Confirm batches, then start what is due; nothing is confirmed while metadata are being written (C3)."""
         inflight = self._inflight
-        if self._phase in (_Phase.STEADY, _Phase.CHOOSING):
+        if self._phase in (_WriterPhase.STEADY, _WriterPhase.CHOOSING):
             if inflight.confirm():
                 effects.append(Confirmed(inflight.lac))
             if self._deferred:
                 effects += self._advance_deferred()
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _WriterPhase.CLOSING:
             return effects + self._give_up_failed()
-        if self._phase is not _Phase.STEADY:
+        if self._phase is not _WriterPhase.STEADY:
             return effects
         if self._close_asked:
-            self._phase = _Phase.CLOSING
+            self._phase = _WriterPhase.CLOSING
             return effects + self._give_up_failed() + self._write(self._changed(self.metadata))
         if inflight.failed:
             return effects + self._choose()
@@ -415,7 +419,12 @@ class WriterMachine:
         """Report acknowledged entries, and send forces once all entries up to the target are acknowledged."""
         inflight = self._inflight
         effects: list[Effect] = [Acknowledged(inflight.acked_last)] if inflight.acknowledge() else []
-        if self._forces or inflight.lac >= self._force_target or inflight.failed or self._phase is not _Phase.STEADY:
+        if (
+            self._forces
+            or inflight.lac >= self._force_target
+            or inflight.failed
+            or self._phase is not _WriterPhase.STEADY
+        ):
             return effects
         batches: list[Pending] = [batch for batch in inflight.pending if batch.first <= self._force_target]
         if all(inflight.quorum.acked(batch.acked & inflight.live, batch.masks) for batch in batches):
@@ -431,13 +440,13 @@ class WriterMachine:
     def _choose(self) -> list[Effect]:
         """Ask for bookies for the places of those that failed or were given up."""
         inflight = self._inflight
-        self._phase = _Phase.CHOOSING
+        self._phase = _WriterPhase.CHOOSING
         self._places = tuple(places(inflight.failed | inflight.dead))
         return [ChooseBookies(self._places, tuple(inflight.ensemble), frozenset(inflight.avoided))]
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         """End with the ledger closed, and drop pending batches, which are not part of it."""
-        self._phase = _Phase.ENDED
+        self._phase = _WriterPhase.ENDED
         self.metadata = metadata
         self._inflight.pending.clear()
         return [Done(metadata, version)]
@@ -450,6 +459,6 @@ class WriterMachine:
 
     def _end(self, reason: Reason, detail: str) -> list[Effect]:
         """End without success."""
-        self._phase = _Phase.ENDED
+        self._phase = _WriterPhase.ENDED
         self._inflight.pending.clear()
         return [Failed(reason, f"ledger {self.metadata.ledger_id}: {detail}")]

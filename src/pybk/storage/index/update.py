@@ -48,7 +48,7 @@ _ENTRIES_OF_A_RUN: Final = ("first", "count", "stride")
 """The fields of a run that say which entries it has."""
 
 
-class _Waiting(NamedTuple):
+class _UnwrittenLedger(NamedTuple):
     """A new ledger's row that is not written yet: the next insert is likely to come right behind it."""
 
     ledger_id: int
@@ -81,7 +81,7 @@ class IndexUpdate:
             self._mark = stored[0]
         totals = Totals(0, 0, 0) if stored is None else stored[1]
         self._ledgers, self._metadata_bytes, self._files, self._named = totals
-        self._waiting: _Waiting | None = None
+        self._waiting: _UnwrittenLedger | None = None
         self._uses: dict[int, tuple[int, int]] = {}
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class IndexUpdate:
         return freed
 
     def _insert(self, ledger_id: int, link: ChainRow) -> None:
-        self._waiting = _Waiting(ledger_id, link)
+        self._waiting = _UnwrittenLedger(ledger_id, link)
         self._ledgers += 1
         self._metadata_bytes += state_metadata_bytes(link.state)
 

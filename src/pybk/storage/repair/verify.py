@@ -45,7 +45,7 @@ from pybk.errors import (
 from pybk.flags import StorageHint
 from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import End, SealState, check_last, check_seal, digest_with, end_of, find_seal
+from pybk.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.seal import LedgerSeal
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.format.catalog import CatalogState, read_catalog
@@ -460,7 +460,7 @@ class _Check:
             return
         digest = self._digest(row.metadata, extent.ledger_id, seal)
         after = NOTHING
-        end: End | None = End(0, b"") if extent.first == 0 else None
+        end: LastEntry | None = LastEntry(0, b"") if extent.first == 0 else None
         pages = self._index.pages(ledger_id) if row.last_entry_id >= 0 and self._index.ledger(ledger_id) else ()
         count = 0
         for runs in (*pages, tail):
@@ -516,7 +516,7 @@ class _Check:
             )
 
     def _check_seal(
-        self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: End | None
+        self, metadata: LedgerMetadata, seal: LedgerSeal | None, end: LastEntry | None
     ) -> Iterable[VerifyProblem]:
         """Check a closed ledger's seal, and its last entry against the seal; ``end`` is None if that is damaged."""
         try:
@@ -540,8 +540,8 @@ class _Check:
         run: tuple[int, int, int, int, int, int, int],
         digest: EntryDigest,
         extent: Extent,
-        before: End | None,
-    ) -> tuple[VerifyProblem | None, End | None]:
+        before: LastEntry | None,
+    ) -> tuple[VerifyProblem | None, LastEntry | None]:
         """Check a record.
 
         Args:
