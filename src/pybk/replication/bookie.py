@@ -1,4 +1,4 @@
-"""The bookie's side of the protocol: which requests it accepts, which it refuses, and when it answers.
+"""The bookie's side of the protocol: it decides which requests to accept or refuse, and when to answer.
 
 Theory of operation. The thread of ``BookieServer`` calls ``receive`` for each request that has arrived, then ``commit``
 once, which syncs once and acknowledges all adds and forces of that round (AB1, K11). Deferred adds are acknowledged at
@@ -48,19 +48,19 @@ OpaqueHeader = Any
 
 
 class ReplicaStatus(Protocol):
-    """What a bookie knows of a ledger that it holds, or may have held, something of."""
+    """The state of a ledger of which a bookie holds, or may have held, entries or a fence."""
 
     @property
     def fenced(self) -> bool:
-        """Whether it takes recovery's adds only."""
+        """Whether only recoveries may add entries."""
 
     @property
     def limbo(self) -> bool:
-        """Whether entries may have been lost that were acknowledged: what is missing is unknown, and not absent."""
+        """Whether acknowledged entries may have been lost, so that a missing entry is unknown, and not absent."""
 
     @property
     def gap(self) -> bool:
-        """Whether, in limbo, also what was durable may have been lost: entries that were forced, or a fence."""
+        """Whether, in limbo, durable entries or a fence may have been lost as well."""
 
     @property
     def lac(self) -> int:
@@ -68,16 +68,16 @@ class ReplicaStatus(Protocol):
 
 
 class BookieStorage(Protocol):
-    """The ledgers that a bookie keeps. All calls take effect at once; what they make durable is said."""
+    """The ledgers of a bookie. All calls take effect at once; each says what it makes durable."""
 
     def state(self, ledger_id: int) -> ReplicaStatus | None:
-        """Return what is known of a ledger; None is proof that nothing of it was ever acknowledged."""
+        """Return the state of a ledger; None proves that this bookie never acknowledged anything of it."""
 
     def create(self, ledger_id: int, header: OpaqueHeader) -> None:
-        """Make a ledger known; durable with what is staged."""
+        """Make a ledger known; durable together with its staged entries."""
 
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:
-        """Take entries, durable with the next commit.
+        """Stage entries; they are durable after the next commit.
 
         Returns:
             ``OK`` if they are staged, or were there with the same bytes; ``CONFLICT`` if one was there with others;
@@ -88,7 +88,7 @@ class BookieStorage(Protocol):
         """
 
     def commit(self) -> None:
-        """Make everything durable that was staged.
+        """Make all staged entries durable.
 
         Raises:
             StorageError: Nothing that was staged may be acknowledged.
@@ -112,27 +112,27 @@ class BookieStorage(Protocol):
         checked: bool = False,
         recovery: bool = False,
     ) -> tuple[Status, EntryRun | None]:
-        """Read entries ``first``, ``first + stride``, … without a gap, as ``ReadReply`` says it.
+        """Read entries ``first``, ``first + stride``, … without a gap; ``ReadReply`` has the rules.
 
         What is staged and not durable is unknown. A ``recovery`` has fenced the ledger.
         """
 
     def lac_proof(self, ledger_id: int) -> tuple[int, bytes | memoryview] | None:
-        """Return the last entry, id and encoded, whose header proves a last add confirmed; None if there is none."""
+        """Return id and bytes of the last entry, whose header proves a last add confirmed; None without entries."""
 
     def lac_packet(self, ledger_id: int) -> tuple[int, bytes] | None:
-        """Return the highest last add confirmed that was noted, and what proves it; None if there is none."""
+        """Return the highest last add confirmed that was noted, and its proof; None if none was noted."""
 
     def note_lac(self, ledger_id: int, lac: int, packet: bytes) -> None:
-        """Remember a higher last add confirmed; not durable by itself."""
+        """Note a higher last add confirmed, in memory alone."""
 
     def delete(self, ledger_id: int) -> None:
-        """Forget a ledger, its fence included."""
+        """Delete everything of a ledger, its fence included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """Send a reply; everything that it promises is durable.
+    """Send a reply; everything that it acknowledges is durable.
 
     Attributes:
         sender: To whom.
@@ -167,7 +167,7 @@ POLL_NS_MAX: Final = 120_000_000_000
 
 
 class _Poll:
-    """One client that waits for a ledger's last add confirmed to move."""
+    """A long poll: a client waits until a ledger's last add confirmed moves."""
 
     __slots__ = ("beyond", "ended", "ledger_id", "owner", "sender", "until_ns")
 
@@ -181,7 +181,7 @@ class _Poll:
 
 
 class _Polls:
-    """Those who wait for last adds confirmed: found by ledger, by owner, and by the time when they are answered anyway.
+    """The long polls, by ledger, by owner and by deadline.
 
     Cost: Adding and removing one takes the logarithm of their number.
     """
@@ -198,21 +198,21 @@ class _Polls:
         self._numbers = count()
 
     def owned(self, owner: Any) -> int:
-        """Return how many an owner has."""
+        """Return the number of long polls of an owner."""
         return len(self.by_owner.get(owner, ()))
 
     def add(self, poll: _Poll) -> None:
-        """Add one."""
+        """Add a long poll."""
         self.by_ledger.setdefault(poll.ledger_id, {})[poll] = None
         self.by_owner.setdefault(poll.owner, {})[poll] = None
         self.count += 1
-        if len(self.deadlines) > 2 * self.count + 64:  # most of them were answered before their time
+        if len(self.deadlines) > 2 * self.count + 64:  # most are answered before their deadline
             self.deadlines = [each for each in self.deadlines if not each[2].ended]
             heapify(self.deadlines)
         heappush(self.deadlines, (poll.until_ns, next(self._numbers), poll))
 
     def end(self, poll: _Poll) -> None:
-        """Remove one."""
+        """Remove a long poll."""
         poll.ended = True
         self.count -= 1
         for polls, key in ((self.by_ledger, poll.ledger_id), (self.by_owner, poll.owner)):
@@ -221,12 +221,12 @@ class _Polls:
                 del polls[key]
 
     def end_all_of(self, owner: Any) -> None:
-        """Remove those of an owner."""
+        """Remove the long polls of an owner."""
         for poll in list(self.by_owner.get(owner, ())):
             self.end(poll)
 
     def due(self, now_ns: int) -> list[_Poll]:
-        """Remove those whose time has come, and return them."""
+        """Remove and return the long polls whose deadline has passed."""
         found = []
         while self.deadlines and (self.deadlines[0][2].ended or self.deadlines[0][0] <= now_ns):
             poll = heappop(self.deadlines)[2]
@@ -236,12 +236,12 @@ class _Polls:
         return found
 
     def wake_at(self) -> list[BookieEffect]:
-        """Return the effect that has the machine woken when the next one is due; none for none."""
+        """Return the effect that wakes the machine at the next deadline; none without long polls."""
         return [WakeAt(self.deadlines[0][0])] if self.deadlines else []
 
 
 class BookieMachine:
-    """Decides what one bookie answers.
+    """Decides the answers of one bookie.
 
     Requests are taken by ``receive``; those that need a sync are answered by the next ``commit``, which syncs once for
     all of them. The caller has checked that requests name this bookie's instance, that their bytes are sound, and that
@@ -283,7 +283,7 @@ class BookieMachine:
         self._parked: dict[int, list[tuple[Sender, Add, OpaqueHeader]]] = {}
 
     def receive(self, sender: Sender, request: Request, header: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
-        """Take a request.
+        """Handle a request.
 
         Args:
             sender: The client that waits for the reply.
@@ -303,16 +303,16 @@ class BookieMachine:
         return self._force(sender, request)
 
     def commit(self) -> list[BookieEffect]:
-        """Make durable what was taken, if anybody waits for it, and acknowledge it (durable before reply)."""
+        """Make staged entries durable if a request waits for that, and then acknowledge them (AB1)."""
         return self._sync() if self._acks else []
 
     def _sync(self) -> list[BookieEffect]:
-        """Make everything durable that was taken."""
+        """Make all staged entries durable."""
         acks, self._acks = self._acks, []
         try:
             self._replicas.commit()
         except StorageError as error:
-            # The ledgers stay dirty: some entries may still be staged, and read as unknown until a sync succeeds.
+            # The ledgers stay dirty: some entries may still be staged, and are unknown to reads until a sync succeeds.
             reply = Reply(_status_of(error))
             return [Respond(sender, reply) for sender, _ in acks]
         self._dirty.clear()
@@ -327,7 +327,7 @@ class BookieMachine:
         receive: Receive | None = None,
         is_right: Callable[[OpaqueHeader], bool] | None = None,
     ) -> list[BookieEffect]:
-        """Take the adds that wait for the answer whether their ledger exists.
+        """Handle the requests that waited for the look-up of their ledger.
 
         Args:
             ledger_id: The ledger.
@@ -340,7 +340,7 @@ class BookieMachine:
         self._parked_bytes -= sum(_size_of(request) for _, request, _ in parked)
         if ledger_id in self._collected:
             self._collected.discard(ledger_id)
-            exists = False  # what was found out is older than the deletion
+            exists = False  # the look-up is older than the deletion
         if not exists:
             reply = Reply(Status.UNKNOWN if exists is None else Status.DELETED)
             return [Respond(sender, reply) for sender, _, _ in parked]
@@ -355,7 +355,7 @@ class BookieMachine:
         return effects
 
     def ledger_deleted(self, ledger_id: int) -> list[BookieEffect]:
-        """Forget a ledger of which the metadata store says that it was deleted.
+        """Delete a ledger, because the metadata store says that it was deleted.
 
         Args:
             ledger_id: The ledger.
@@ -373,7 +373,7 @@ class BookieMachine:
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
 
     def woken(self, now_ns: int) -> list[BookieEffect]:
-        """Answer those who waited long enough.
+        """Answer the long polls whose deadline has passed.
 
         Args:
             now_ns: The time.
@@ -388,13 +388,13 @@ class BookieMachine:
         return effects + self.polls.wake_at()
 
     def owner_ended(self, owner: Any) -> None:
-        """Forget who waits for a last add confirmed and belongs to an owner that is no more."""
+        """Drop the long polls of an owner that has disconnected."""
         self.polls.end_all_of(owner)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def _add(self, sender: Sender, request: Add, header: OpaqueHeader) -> list[BookieEffect]:
-        """Take entries, or refuse them (AB1, AB2)."""
+        """Stage entries, or refuse them (AB1, AB2)."""
         ledger_id = request.ledger_id
         state = self._replicas.state(ledger_id)
         refused = self._refused(request, state)
@@ -409,7 +409,7 @@ class BookieMachine:
             parked = self._parked.setdefault(ledger_id, [])
             parked.append((sender, request, header))
             return [LookUp(ledger_id)] if len(parked) == 1 else []
-        self._dirty.add(ledger_id)  # also if an error follows: some of the runs may be staged by then
+        self._dirty.add(ledger_id)  # even if an error follows, because some of the runs may have been staged
         for run in request.runs:
             try:
                 status = self._replicas.stage(ledger_id, run, not request.deferred, recovery=request.recovery)
@@ -425,7 +425,7 @@ class BookieMachine:
         return effects
 
     def _refused(self, request: Add, state: ReplicaStatus | None) -> Status | None:
-        """Say why an add cannot be taken, None if it can."""
+        """Return the status by which an add is refused, None if it is accepted."""
         if request.recovery:
             return None
         if state is not None and state.fenced:
@@ -435,7 +435,7 @@ class BookieMachine:
         return Status.READ_ONLY if self.read_only else None
 
     def _fence(self, ledger_id: int, header: OpaqueHeader) -> tuple[bool, list[BookieEffect]]:
-        """Fence durably, also if read-only (K8) and also a ledger never seen (AB3), after what came before it.
+        """Fence durably after all earlier requests, also if read-only (K8), and also an unknown ledger (AB3).
 
         Returns:
             Whether it is fenced, and what to do.
@@ -453,7 +453,7 @@ class BookieMachine:
         return True, effects
 
     def _read(self, sender: Sender, request: Read, header: OpaqueHeader) -> list[BookieEffect]:
-        """Read, after fencing if that was asked (AB4)."""
+        """Read entries, after a fence if the request has the fence flag (AB4)."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
         before = self._replicas.state(ledger_id)
@@ -465,14 +465,14 @@ class BookieMachine:
             return [*effects, Respond(sender, ReadReply(Status.NO_SUCH_LEDGER))]
         status, run = self._read_entries(request)
         if status is not Status.OK and ledger_id in self._dirty:
-            effects += self._sync()  # what is missing may be among what was taken and is not durable yet
+            effects += self._sync()  # the missing entry may be staged and not durable yet
             status, run = self._read_entries(request)
         if before.limbo and status in NEGATIVE and (before.gap or not request.fence):
-            status = Status.UNKNOWN  # D6; what was only deferred, and is fenced, will never be confirmed
+            status = Status.UNKNOWN  # D6: an entry that was never forced will never be confirmed after the fence
         return [*effects, Respond(sender, ReadReply(status, run, before.lac))]
 
     def _read_entries(self, request: Read) -> tuple[Status, EntryRun | None]:
-        """Read from the storage; what cannot be read is unknown, and not absent (I17)."""
+        """Read from the storage; an entry that cannot be read is unknown, and not absent (I17)."""
         try:
             return self._replicas.read(
                 request.ledger_id,
@@ -487,7 +487,7 @@ class BookieMachine:
             return Status.UNKNOWN, None
 
     def _read_lac(self, sender: Sender, request: ReadLac, header: OpaqueHeader, now_ns: int) -> list[BookieEffect]:
-        """Reply with the last add confirmed, after fencing if that was asked, or once it has moved."""
+        """Reply with the last add confirmed, after a fence if requested; or keep a long poll until the LAC moves."""
         effects: list[BookieEffect] = []
         ledger_id = request.ledger_id
         before = self._replicas.state(ledger_id)
@@ -513,7 +513,7 @@ class BookieMachine:
         return effects + self.polls.wake_at()
 
     def _lac_reply(self, ledger_id: int, state: ReplicaStatus | None) -> LacReply:
-        """Make the answer to ``ReadLac``, with what proves it."""
+        """Return the answer to ``ReadLac``, with its proof."""
         if state is None:
             return LacReply(Status.NO_SUCH_LEDGER)
         noted = self._replicas.lac_packet(ledger_id)
@@ -525,7 +525,7 @@ class BookieMachine:
         return reply if proof is None else replace(reply, entry_id=proof[0], entry=proof[1])
 
     def _force(self, sender: Sender, request: Force) -> list[BookieEffect]:
-        """Make durable what was acknowledged before it was; in limbo, some of that may be lost.
+        """Make acknowledged deferred entries durable; refused in limbo, where some of them may be lost (D6).
 
         Not if fenced: a recovery may have been denied a lost entry, and the limbo may have ended since.
         """
@@ -538,7 +538,7 @@ class BookieMachine:
         return []
 
     def _write_lac(self, sender: Sender, request: WriteLac) -> list[BookieEffect]:
-        """Learn the last add confirmed of a ledger that is kept here."""
+        """Note the last add confirmed of a ledger that this bookie holds."""
         state = self._replicas.state(request.ledger_id)
         effects: list[BookieEffect] = []
         if state is not None:
@@ -548,15 +548,15 @@ class BookieMachine:
     # ---- last add confirmed ----------------------------------------------------------------------------------------
 
     def _note_lac(self, ledger_id: int, before: int, lac: int, packet: bytes) -> list[BookieEffect]:
-        """Raise the last add confirmed, never lower it (I13), and answer who waited for that."""
-        if lac > before or (packet and lac == before):  # a packet may prove what was only said before
+        """Raise the last add confirmed, never lower it (I13), and answer the long polls that waited for that."""
+        if lac > before or (packet and lac == before):  # a packet may prove a LAC that was noted before without proof
             self._replicas.note_lac(ledger_id, lac, packet)
         if lac <= before:
             return []
         return self._wake(ledger_id) if ledger_id in self.polls.by_ledger else []
 
     def _wake(self, ledger_id: int) -> list[BookieEffect]:
-        """Answer those who wait for a ledger's last add confirmed to be what it is now."""
+        """Answer the long polls that wait for the ledger's present last add confirmed."""
         state = self._replicas.state(ledger_id)
         lac = -1 if state is None else state.lac
         due = [poll for poll in self.polls.by_ledger[ledger_id] if lac > poll.beyond]
@@ -573,5 +573,5 @@ def _size_of(request: Add) -> int:
 
 
 def _status_of(error: StorageError) -> Status:
-    """Return what to answer when entries cannot be stored."""
+    """Return the status of the reply for an error of the storage."""
     return Status.READ_ONLY if isinstance(error, StorageRefusedError) else Status.UNKNOWN

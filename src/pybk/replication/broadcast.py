@@ -34,7 +34,7 @@ class BroadcastMachine:
         return [Send(token, bookie, request) for token, (bookie, request) in self._asked.items()]
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.

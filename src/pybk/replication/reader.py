@@ -149,7 +149,7 @@ class ReadMachine:
         return effects + self._end_if_done()
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.
@@ -409,7 +409,7 @@ class LacMachine:
         return [effect for _ in range(missing) for effect in self._ask()]
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.

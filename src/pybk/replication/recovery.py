@@ -81,7 +81,7 @@ _STRAGGLER_BYTES: Final = 64 << 20
 
 
 class _RecoveryPhase(Enum):
-    """What the recovery is about."""
+    """The states of the recovery; see the theory of operation."""
 
     MARKING = 0
     FENCING = 1
@@ -91,7 +91,7 @@ class _RecoveryPhase(Enum):
 
 
 class RecoveryMachine:
-    """Establishes the end of a ledger and closes it there.
+    """Finds the end of a ledger, and closes the ledger there.
 
     Everything acknowledged is kept. Ends with ``Done`` and the metadata, also if somebody else closed the ledger
     meanwhile, or with ``Failed``; then the ledger is as it was or in recovery, and another recovery may begin.
@@ -141,7 +141,7 @@ class RecoveryMachine:
         return self._mark(self._metadata, self._version)
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.
@@ -167,7 +167,7 @@ class RecoveryMachine:
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def _mark(self, found: LedgerMetadata | None, version: int) -> list[Effect]:
-        """Say in the metadata that the ledger is being recovered, which ends ensemble changes of its writer (AR1)."""
+        """Set the state IN_RECOVERY in the metadata, so that ensemble changes of the writer are refused (AR1)."""
         self._version = version
         if found is None:
             return self._end(Reason.DELETED, "the ledger was deleted")
@@ -178,7 +178,7 @@ class RecoveryMachine:
         return [WriteMetadata(self._wanted, version)]
 
     def _metadata_written(self, version: int, now_ns: int) -> list[Effect]:
-        """The ledger is marked, or closed."""
+        """Handle the success of a compare-and-set: the ledger is marked, or closed."""
         self._version = version
         if self._phase is _RecoveryPhase.CLOSING:
             return self._done(self._wanted, version)
@@ -188,11 +188,11 @@ class RecoveryMachine:
         self._phase = _RecoveryPhase.FENCING
         fragment = self._metadata.fragments[-1]
         self._ensemble = fragment.ensemble
-        self._lac = fragment.first_entry_id - 1  # D2: an empty last ensemble knows nothing of what came before
+        self._lac = fragment.first_entry_id - 1  # D2: the bookies of an empty last fragment know no earlier entries
         return self._fence(self._quorum.everyone)
 
     def _metadata_refused(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
-        """Somebody else wrote: another recovery, the writer, or a replication."""
+        """Handle a refused compare-and-set: another recovery, the writer or a re-replication changed the metadata."""
         if found is not None and found == self._wanted:
             return self._metadata_written(version, now_ns)
         if self._phase is _RecoveryPhase.MARKING:
@@ -221,7 +221,7 @@ class RecoveryMachine:
     # ---- fencing ---------------------------------------------------------------------------------------------------
 
     def _fence(self, bits: int) -> list[Effect]:
-        """Fence the places, all of the last fragment's to begin with."""
+        """Send fences to places; at first to all places of the last fragment."""
         request = ReadLac(self._metadata.ledger_id, fence=True)
         effects: list[Effect] = []
         for place in places(bits):
@@ -231,7 +231,7 @@ class RecoveryMachine:
         return effects
 
     def _fenced(self, place: int, reply: object, now_ns: int) -> list[Effect]:
-        """A bookie was fenced, or gave no answer that counts (AR2)."""
+        """Handle the reply to a fence: the bookie was fenced, or its reply does not count (AR2)."""
         self._note_stored(place, reply)
         if self._phase is not _RecoveryPhase.FENCING:
             return self._lagging(place)
@@ -245,15 +245,16 @@ class RecoveryMachine:
         return [] if self._fences else self._retry(now_ns, "fenced")
 
     def _note_stored(self, place: int, reply: object) -> None:
-        """Remember the last entry that a bookie had when it was fenced: of the writer it gets no more."""
-        if isinstance(reply, LacReply) and reply.status is Status.OK:  # else it has none, or it is not known
+        """Note the last entry of a fenced bookie, which accepts no further entries of the writer."""
+        if isinstance(reply, LacReply) and reply.status is Status.OK:  # else its last entry is not known
             self._stored_last[place] = reply.entry_id
 
     def _lagging(self, place: int) -> list[Effect]:
-        """Record what a bookie lacks of what was confirmed before it was fenced, and so is not written back (C13).
+        """Report the entries up to the LAC that a bookie lacks, because recovery does not write them back (C13).
 
-        One that gave no answer that counts may lack all of the last fragments that it is in. It is reported when it is
-        known: another recovery finds what this one wrote back on the bookie, and no longer the gap before it.
+        A bookie without a reply that counts may lack all entries of the last consecutive fragments that name it. It is
+        reported at once, because a later recovery would find the entries that this one wrote back to the bookie, but
+        not the gap before them.
         """
         bookie, first = self._ensemble[place], self._lac + 1
         for fragment in reversed(self._metadata.fragments):
@@ -280,14 +281,14 @@ class RecoveryMachine:
         return [WakeAt(now_ns + RETRY_NS)]
 
     def _note(self, place: int, reply: object) -> None:
-        """Remember for people why a bookie does not count."""
+        """Note for the error message why a bookie's reply does not count."""
         status = getattr(reply, "status", None)
         self._refusals[place] = "no answer" if status is None else status.name
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def _begin_reading(self, now_ns: int) -> list[Effect]:
-        """Read on from the last add confirmed, which moves no more (AR3, D4)."""
+        """Begin reading after the last add confirmed, which is final now (AR3, D4)."""
         self._phase = _RecoveryPhase.READING
         self._stuck_since_ns = None
         self._fragments = self._metadata.fragments
@@ -335,7 +336,7 @@ class RecoveryMachine:
         return effects
 
     def _ask(self) -> list[Effect]:
-        """Ask all who may have an entry for the next one of each residue, and what follows it, with the fence flag."""
+        """Send reads with the fence flag to all bookies that may have the next entry of each residue."""
         effects: list[Effect] = []
         stride = self._stride
         for residue, entry in self._heads.items():
@@ -358,7 +359,7 @@ class RecoveryMachine:
         return effects
 
     def _note_entries(self, place: int, residue: int, first: int, reply: object) -> None:
-        """Take the entries that a bookie has, and what it says of the one after them (AR4)."""
+        """Note the entries that a bookie returned, and its denial of the entry after them (AR4)."""
         bit = 1 << place
         self._asking[residue] &= ~bit
         after, status = first, Status.UNKNOWN
@@ -399,7 +400,7 @@ class RecoveryMachine:
         return effects + (self._write_back(entries) if entries else [])
 
     def _write_back(self, entries: list[memoryview]) -> list[Effect]:
-        """Write entries, as they were read, to all who take them (AR5)."""
+        """Write entries back unchanged to the bookies of their write sets (AR5)."""
         self._stuck_since_ns = None
         self._length_known = True
         self._last_entry = entries[-1]
@@ -410,7 +411,7 @@ class RecoveryMachine:
     # ---- what happened ---------------------------------------------------------------------------------------------
 
     def _request_ended(self, event: Answered | Unanswered, now_ns: int) -> list[Effect]:
-        """A request was answered, or was not."""
+        """Handle a reply, or a missing reply."""
         token = event.token
         reply = event.reply if isinstance(event, Answered) else None
         if token in self._fences:
@@ -444,7 +445,7 @@ class RecoveryMachine:
             self._note(place, reply)
 
     def _advance(self, now_ns: int) -> list[Effect]:
-        """Decide, write back, confirm, change the ensemble, close: whatever is due."""
+        """Take the steps that are due: decide, write back, confirm, change the ensemble, close."""
         inflight = self._inflight
         effects = self._decide()
         inflight.confirm()
@@ -459,13 +460,13 @@ class RecoveryMachine:
         return effects
 
     def _is_stuck(self) -> bool:
-        """Return whether only bookies that did not answer could help: no read is out, and an entry is undecided."""
+        """Return whether an entry is undecided and no read is under way, so that silent bookies must be asked again."""
         if self._inflight.pending or self._choosing:
             return False
         return self._end_at is None or not self._length_known
 
     def _woken(self, now_ns: int) -> list[Effect]:
-        """Ask those again who gave no answer that counts."""
+        """Ask the bookies again whose replies did not count."""
         self._waiting = False
         if self._phase is _RecoveryPhase.FENCING:
             return [] if self._fences else self._fence(self._quorum.everyone & ~self._known)
@@ -476,7 +477,7 @@ class RecoveryMachine:
         return length + self._advance(now_ns)
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
-        """Change the ensemble, in memory only: what is read stays the ensemble that was fenced (AR7, D3)."""
+        """Change the ensemble in memory; reads still use the ensemble that was fenced (AR7, D3)."""
         if self._phase is not _RecoveryPhase.READING or not self._choosing:
             return []
         inflight = self._inflight
@@ -496,13 +497,13 @@ class RecoveryMachine:
         return effects + self._advance(now_ns)
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
-        """End: the ledger is closed, by this recovery or by somebody else."""
+        """End with success: the ledger is closed, by this recovery or by another client."""
         self._closed = self._phase is _RecoveryPhase.CLOSING and metadata == self._wanted
         self._phase = _RecoveryPhase.ENDED
         return [Done(metadata, version)]
 
     def _late(self, event: Event) -> list[Effect]:
-        """After the end, take an answer to a fence, or to an add if this recovery closed the ledger (C13)."""
+        """After the end, handle a late reply to a fence, or to an add if this recovery closed the ledger (C13)."""
         if not isinstance(event, Answered | Unanswered):
             return []
         reply = event.reply if isinstance(event, Answered) else None
@@ -516,14 +517,14 @@ class RecoveryMachine:
         return self._give_up_failed()
 
     def _note_add(self, token: int, reply: object) -> None:
-        """Take note of whether a bookie has what was written back to it, when nothing depends on it any more."""
+        """After the end, report the entries of a write-back that a bookie did not store."""
         if isinstance(reply, Reply):
             self._inflight.answered(token, reply)
         else:
             self._inflight.unanswered(token)
 
     def _give_up_failed(self) -> list[Effect]:
-        """Record what bookies failed to take of what was written back."""
+        """Report the entries of write-backs that failed bookies did not store."""
         return [
             effect for place in places(self._inflight.failed) for effect in self._inflight.give_up(place, closing=True)
         ]
@@ -532,5 +533,5 @@ class RecoveryMachine:
         """End without success."""
         self._phase = _RecoveryPhase.ENDED
         if reason is Reason.DELETED:
-            self._fences.clear()  # nobody misses anything any more
+            self._fences.clear()  # a deleted ledger has no missing entries
         return [Failed(reason, f"ledger {self._metadata.ledger_id}: {detail}")]

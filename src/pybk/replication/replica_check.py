@@ -133,7 +133,7 @@ class ReplicaCheckMachine:
         return self._advance()
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.

@@ -54,7 +54,7 @@ _SPECULATIVE_NS: Final = 1_000_000_000
 
 
 class RereplicationMachine:
-    """Copies the entries that some bookies of a fragment should hold to others, and swaps these into the fragment.
+    """Copies the entries that some bookies of a fragment should hold to other bookies, which then replace the former.
 
     The fragment must have an end: it is not the last one, or the ledger is closed. A live bookie that only misses
     entries keeps its place and gets them if it is in ``stay``. Ends with ``Done`` and the metadata, also if no bookie
@@ -101,7 +101,7 @@ class RereplicationMachine:
         return [ReadMetadata()]
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.
@@ -126,7 +126,7 @@ class RereplicationMachine:
     # ---- metadata --------------------------------------------------------------------------------------------------
 
     def _metadata_found(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
-        """Act on current metadata: to plan the copy, to let the reader retry, or to resolve a refused swap."""
+        """Act on current metadata: plan the copy, let the reader retry, or resolve a refused compare-and-set."""
         if found is None:
             return self._fail(Reason.DELETED, "it was deleted")
         if self._reader is not None and not self._writing:
@@ -171,7 +171,7 @@ class RereplicationMachine:
         ensemble = list(self._fragment.ensemble)
         for place, bookie in self._targets.items():
             if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
-                return self._fail(Reason.UNDECIDED, "its ensemble was changed meanwhile; look at it again")
+                return self._fail(Reason.UNDECIDED, "its ensemble was changed meanwhile; try it again")
             ensemble[place] = bookie
         if tuple(ensemble) == self._fragment.ensemble:
             return self._end(Done(self._metadata, self._version))
@@ -192,7 +192,7 @@ class RereplicationMachine:
         return self._window(now_ns)
 
     def _window(self, now_ns: int) -> list[Effect]:
-        """Read the next window, or swap once the fragment's end, and not the LAC, is reached (C15)."""
+        """Read the next window; replace the bookies once the fragment's end, and not the LAC, is reached (C15)."""
         self._reader = None
         if self._next > self._last:
             return self._swap()

@@ -189,7 +189,7 @@ class WriterMachine:
         return self._inflight.submit(batch, deferred=self._deferred)
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:
-        """Take what happened and return what to do.
+        """Handle an event; return the effects to perform.
 
         Args:
             event: What happened.
@@ -243,7 +243,7 @@ class WriterMachine:
         return self._choose()
 
     def _late(self, event: Event) -> list[Effect]:
-        """Take an answer that came after the ledger was closed (C13)."""
+        """Handle an answer that came after the ledger was closed (C13)."""
         if self.metadata.state is LedgerState.CLOSED:
             if isinstance(event, Answered) and isinstance(event.reply, Reply):
                 self._counted(event.token, event.reply)
@@ -254,7 +254,7 @@ class WriterMachine:
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def _answered(self, event: Answered, now_ns: int) -> list[Effect]:
-        """A bookie answered an add, a force or a WriteLac."""
+        """Handle an answer to an add, a force or a WriteLac."""
         reply = event.reply
         if type(reply) is not Reply:
             return []
@@ -279,7 +279,7 @@ class WriterMachine:
         return []
 
     def _forced(self, token: int, *, done: bool) -> None:
-        """Count a force: what the bookie had acknowledged when it was sent is durable there, or the bookie failed."""
+        """Count a force: entries that the bookie had acknowledged when it was sent are durable there, or it failed."""
         place, bookie, first = self._forces.pop(token)
         if self._inflight.ensemble[place] != bookie:
             return
@@ -452,7 +452,7 @@ class WriterMachine:
         return [Done(metadata, version)]
 
     def _give_up_failed(self) -> list[Effect]:
-        """Report what failed bookies miss of the ledger; what is known before the end is written, before that (C13)."""
+        """Report the entries that failed bookies miss; known failures are reported before the end is written (C13)."""
         return [
             effect for place in places(self._inflight.failed) for effect in self._inflight.give_up(place, closing=True)
         ]

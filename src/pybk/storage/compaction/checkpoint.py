@@ -1,4 +1,4 @@
-"""The checkpoint: what the log has made durable goes to the index, and entries go to their tiers.
+"""The checkpoint: writes the state of changed ledgers to the index, and moves entries from the log to their tiers.
 
 Theory of operation
 ===================
@@ -16,8 +16,8 @@ files. Its steps, each durable before the next begins:
 4. *Forget*: descriptors drop the part of the tail that the index now has, log files that were emptied are unlinked, and
    records of deleted ledgers are deleted from the SSD tier.
 
-A stop before step 3 leaves files that no index names; the next open removes them and replays the log from the old mark.
-A stop after it leaves files that nothing lives in; the next open or compaction drops those. So an old location is never
+After a crash before step 3, the next open removes files that no index names, and replays the log from the old mark.
+A crash after it leaves files without live entries; the next open or compaction drops those. So an old location is never
 dropped before the index that names the new one is durable.
 
 ``next_lsn`` of the mark is the LSN after the cut, so replay starts with entries that the index does not have. A ledger
@@ -60,10 +60,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Window(NamedTuple):
-    """The ledgers that a checkpoint takes over, as they were while the log stood still.
+    """The snapshot of the changed ledgers, taken while the log stood still.
 
     Attributes:
-        next_lsn: The LSN of the first commit that is not part of it.
+        next_lsn: The LSN of the first commit after the snapshot.
         descriptors: The changed ledgers, in order of their ids.
         rows: Their rows for the index.
         dropped: Deleted ledgers.
@@ -84,7 +84,7 @@ class _Window(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """Where the entries of a window lie after it: an array for each ledger, and the files to add to the index."""
+    """The new locations of a window's entries, an array for each ledger, and the files to add to the index."""
 
     runs: list[RunLocations]
     files: list[FileRow]
@@ -93,10 +93,10 @@ class _Placed(NamedTuple):
 class Checkpoint:
     """The checkpoints of one store.
 
-    Every method raises StorageFullError, or OSError for want of space, if it could not do everything, and all that it
-    did is whole; any other OSError, and StorageFailedError, if the store must be closed.
+    Every method raises StorageFullError, or OSError for lack of space, if it could not finish; its completed steps are
+    consistent. Any other OSError, and StorageFailedError, mean that the store must be closed.
 
-    Threads: one at a time; the scheduler sees to that.
+    Threads: one at a time, which the scheduler ensures.
     """
 
     def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, garbage: Garbage) -> None:
@@ -105,7 +105,7 @@ class Checkpoint:
         self._garbage = garbage
 
     def run(self) -> None:
-        """Bring everything that is durable in the log so far into the index, and entries to their tiers."""
+        """Write all state that is durable in the log to the index, and all durable entries to their tiers."""
         self._garbage.purge()
         store = self._store
         window: list[_Window] = []
@@ -147,7 +147,7 @@ class Checkpoint:
         self._taken_over(taken, {row.file_id for row in placed.files})
 
     def _taken_over(self, taken: _Window, kept: set[int]) -> None:
-        """Forget what the index knows now."""
+        """Drop the state that the index has now."""
         store = self._store
         for descriptor, row in zip(taken.descriptors, taken.rows, strict=True):
             descriptor.checkpointed(row.last_entry_id)
@@ -165,7 +165,7 @@ class Checkpoint:
         store.metrics.add("checkpoints", 1)
 
     def _snapshot(self) -> _Window:
-        """See what the log holds; called while it stands still."""
+        """Return the snapshot of the changed ledgers; called while the log stands still."""
         store = self._store
         descriptors, rows, tails, dropped = [], [], [], []
         for _, descriptor in sorted(store.take_dirty().items()):
@@ -204,9 +204,9 @@ class Checkpoint:
         )
 
     def _place(self, taken: _Window) -> _Placed:
-        """Bring the entries of a window to their tiers; where there is no space for them, leave them in the log files.
+        """Write the entries of a window to their tiers; without space, leave them in the log files.
 
-        Then the files in which nothing lives are dropped all the same, and ``collect`` continues file by file.
+        In the latter case files without live entries are dropped all the same, and ``collect`` continues file by file.
         """
         sizes = [len(runs) for runs in taken.tails]
         if not sum(sizes):
@@ -231,7 +231,7 @@ class Checkpoint:
         return _Placed(taken.tails, [row for row in taken.log_files if row.file_id in live])
 
     def _write_to_tiers(self, taken: _Window, stays: set[int]) -> _Placed:
-        """Write the entries of a window to their tiers, but for those of NVMe in the log files that stay."""
+        """Write the entries of a window to their tiers, except those of NVMe ledgers in log files that stay."""
         placed: dict[int, list[RunLocations]] = defaultdict(list)
         movers: dict[StorageHint, Mover] = {}
         try:
@@ -252,14 +252,14 @@ class Checkpoint:
                     mover.abort()
             raise
         result = [np.concatenate(placed[n]) if n in placed else tail[:0] for n, tail in enumerate(taken.tails)]
-        # A file with a damaged record stays, too: reading it must still fail instead of finding nothing.
+        # A file with a damaged record stays as well: reading the record must raise CorruptError, not NoSuchEntryError.
         held = {int(file_id) for part in result for file_id in np.unique(part["file"])} | stays
         return _Placed(result, [*(row for row in taken.log_files if row.file_id in held), *made])
 
     def _staying(
         self, runs: RunLocations, nvme: np.ndarray[tuple[int], np.dtype[np.bool_]], log_files: list[FileRow]
     ) -> set[int]:
-        """Return the log files that are filled well enough by NVMe ledgers to stay as they are."""
+        """Return the log files that NVMe ledgers fill well enough for the files to stay."""
         stays = set()
         for row in log_files:
             mine = nvme & (runs["file"] == row.file_id)
@@ -271,8 +271,7 @@ class Checkpoint:
     def raise_level(self, level: FeatureLevel) -> None:
         """Write the store in the formats of a higher level; durable on return.
 
-        After a stop at any point the store has its old level or the new one, and the next open or checkpoint completes
-        what is left.
+        After a crash the store has its old level or the new one, and the next open or checkpoint completes the change.
         """
         store = self._store
         if level <= store.feature_level:

@@ -5,12 +5,12 @@ Theory of operation
 
 A move and a compaction are the same operation (``relocate``) for different reasons: a ``Mover`` reads the records,
 checks them and writes them packed at the target; the new files are synced; catalog and index are committed with the new
-locations; only then is the old location freed. A stop in between leaves either unused new files, which the next open
+locations; only then is the old location freed. A crash in between leaves either unused new files, which the next open
 removes, or old files that nothing names any longer, which are dropped by the next collection.
 
 Which files are freed:
 
-- A file in which nothing lives is unlinked (``_drop_dead``).
+- A file without live entries is unlinked (``_drop_dead``).
 - A *sparse* file, of which less than ``fill_ratio`` is live, is packed: its live records are moved, then it is dropped.
   A log file that holds entries of other tiers (*mixed*, because those tiers had no space at the checkpoint) is packed
   whatever its fill.
@@ -61,10 +61,10 @@ _MERGED_BITS: Final = 3
 class Compaction:
     """The moves and compactions of one store.
 
-    Every method raises StorageFullError, or OSError for want of space, if it could not do everything, and all that it
-    did is whole; any other OSError, and StorageFailedError, if the store must be closed.
+    Every method raises StorageFullError, or OSError for lack of space, if it could not finish; its completed steps are
+    consistent. Any other OSError, and StorageFailedError, mean that the store must be closed.
 
-    Threads: one at a time; the scheduler sees to that.
+    Threads: one at a time, which the scheduler ensures.
     """
 
     def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, garbage: Garbage) -> None:
@@ -79,10 +79,10 @@ class Compaction:
     # ---- moves ---------------------------------------------------------------------------------------------------
 
     def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
-        """Bring the entries of ledgers, given in order of their ids, that the index has to a tier.
+        """Move the checkpointed entries of ledgers, given in order of their ids, to a tier.
 
         Raises:
-            UnmovedError: Damaged records stay where they are. Everything else was moved, durably.
+            UnmovedError: Damaged records stay in their files. All others were moved durably.
         """
         self._garbage.purge()
         store = self._store
@@ -124,7 +124,7 @@ class Compaction:
         """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
 
         Returns:
-            The damaged records that stay where they are.
+            The damaged records, which stay in their files.
         """
         store = self._store
         mover = Mover(store, tier)
@@ -167,8 +167,8 @@ class Compaction:
     def collect(self, *, packs: bool = True) -> None:
         """Free the space of deleted ledgers: drop files without live entries, pack those that are mostly dead.
 
-        Files with little to keep come first: what they free is space for the others. Where there is no space to pack
-        one, it stays for another time.
+        Files with few live bytes come first, because they free space for the others. A file that cannot be packed for
+        lack of space is tried again later.
 
         Args:
             packs: False only drops files, and merges small ones; ``freed`` stays set.
@@ -201,7 +201,7 @@ class Compaction:
             raise refused
 
     def _is_sparse(self, row: FileRow) -> bool:
-        """Return whether packing a file anew would make it much smaller."""
+        """Return whether packing a file would make it much smaller."""
         limit = self._store.config.fill_ratio
         live = self._catalog_and_index.live[row.file_id]
         if live >= limit * (row.bytes - BLOCK_BYTES):
@@ -219,9 +219,9 @@ class Compaction:
         return live < limit * whole
 
     def _merge_small(self) -> None:
-        """Pack small cold segments of about one size into one, once there are many, so that there are never many.
+        """Merge small cold segments of about one size once there are many, so that their number stays bounded.
 
-        Each entry is written again some five times at most, as a merged segment is of another size.
+        Each entry is written again about five times at most, because a merged segment belongs to a larger size class.
         """
         groups: dict[tuple[str, int], list[FileRow]] = defaultdict(list)
         for row in self._catalog_and_index.files.values():
@@ -241,7 +241,7 @@ class Compaction:
                     logger.warning("%d small cold segments are merged later: %s", len(rows), error)
 
     def _merge(self, tier: StorageHint, file_ids: set[int]) -> None:
-        """Pack what lives in some cold segments of a tier together."""
+        """Merge some cold segments of a tier into one."""
         index = self._store.index
         wanted = sorted(file_ids)
         work = []
@@ -257,12 +257,12 @@ class Compaction:
         check_index_space(self._store, index_bytes)
         check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in work for part in parts))
         self.relocate(work, tier)
-        # What is damaged stays where it is, and would be tried again for ever.
+        # Damaged records stay in their file, which would be tried again for ever.
         self._unmerged |= file_ids & self._catalog_and_index.files.keys()
         self._store.metrics.add("compactions", 1)
 
     def compact_file(self, row: FileRow) -> None:
-        """Pack what lives in a file anew, each ledger's entries in their own tier if it is a log file."""
+        """Move the live entries of a file to new files; those of a log file to the tiers of their ledgers."""
         store = self._store
         work: dict[StorageHint, list[tuple[int, list[RunLocations]]]] = defaultdict(list)
         index_bytes = 0
@@ -283,7 +283,7 @@ class Compaction:
         store.metrics.add("compactions", 1)
 
     def _drop_dead(self) -> None:
-        """Forget and unlink files in which nothing lives."""
+        """Remove files without live entries from the index, and unlink them."""
         store = self._store
         live = self._catalog_and_index.live
         files = self._catalog_and_index.files.items()
@@ -299,7 +299,7 @@ class Compaction:
 
 
 def _final_row(descriptor: LedgerDescriptor) -> LedgerRow | None:
-    """Return the row of a closed ledger whose metadata changed since the index took them; None for any other ledger.
+    """Return the row of a closed ledger whose metadata changed since they were indexed; None for any other ledger.
 
     The row may be newer than the mark: replay applies only metadata of a higher version, and a closed ledger gets no
     entries. The row of an open ledger has to wait for a checkpoint.

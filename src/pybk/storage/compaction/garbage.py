@@ -1,8 +1,8 @@
-"""Space that checkpoints and moves leave behind, and that compaction gives back.
+"""Records that checkpoints and moves have made obsolete, and whose space compaction frees.
 
-Most tiers free whole files: a file is dropped once nothing lives in it, and packed anew when little does. The SSD tier
-frees single records (``Tier.files_are_freed_whole`` is False): they are remembered when the index has ceased to name
-them, and deleted afterwards.
+Most tiers free whole files: a file is dropped once it has no live entries, and packed when it has few. The SSD tier
+frees single records (``Tier.files_are_freed_whole`` is False): they are remembered once the index no longer names them,
+and deleted afterwards.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RecordKey(NamedTuple):
 
 
 class Garbage:
-    """What can be freed in one store.
+    """The space that can be freed in one store.
 
     Threads: one at a time, under the scheduler's lock for jobs.
 
     Attributes:
-        freed: Whether compaction may find something to free: something died in files that live on, or a tier had no
-            space for entries, which are still in the log files.
+        freed: Whether compaction may find space to free: entries died in files that also have live ones, or a tier had
+            no space for entries, which are still in the log files.
         mixed: Log files that hold entries of other tiers, because those tiers had no space for them.
     """
 
@@ -46,7 +46,7 @@ class Garbage:
         self.mixed: set[int] = set()
 
     def keys_of_ledgers(self, ledger_ids: Iterable[int]) -> list[RecordKey]:
-        """Return the records of ledgers that are freed one by one."""
+        """Return those records of ledgers that are freed one by one."""
         return [
             key
             for ledger_id in ledger_ids
@@ -55,7 +55,7 @@ class Garbage:
         ]
 
     def keys_of(self, ledger_id: int, old: RunLocations, new: RunLocations) -> list[RecordKey]:
-        """Return the records that ``old`` has, ``new`` does not use, and that are freed one by one."""
+        """Return the records that ``old`` uses and ``new`` does not, of tiers that free records one by one."""
         rows = self._store.volumes.rows
         files = old["file"].tolist()
         single = {file_id for file_id in set(files) if not tier_of_kind(rows[file_id].kind).files_are_freed_whole}
@@ -76,8 +76,8 @@ class Garbage:
     def purge(self) -> None:
         """Free the remembered records.
 
-        A purge that fails for want of space is tried again before anything is put in the tier, so no record of it is in
-        use again by then.
+        A purge that fails for lack of space is retried before anything else is written to the tier, so none of its
+        records can be in use again by then.
         """
         for file_id, records in list(self._unpurged.items()):
             tier = tier_of_kind(self._store.volumes.rows[file_id].kind)

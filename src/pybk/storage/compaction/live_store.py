@@ -58,10 +58,10 @@ class LiveStore(Protocol):
         """Return the plain bodies of some records of one file."""
 
     def sound_locations(self, ledger_id: int, loaded: Loaded) -> tuple[npt.NDArray[np.bool_], PybkError | None]:
-        """Return which loaded records are sound, and what is wrong with the first that is not."""
+        """Return which loaded records are sound, and the problem of the first that is not."""
 
     def descriptor(self, ledger_id: int) -> LedgerDescriptor:
-        """Return a ledger's descriptor; NoSuchLedgerError if there is no such ledger."""
+        """Return a ledger's descriptor; raise NoSuchLedgerError if the ledger does not exist."""
 
     def take_dirty(self) -> dict[int, LedgerDescriptor]:
         """Return the ledgers that changed since the last checkpoint, by id."""
@@ -70,7 +70,7 @@ class LiveStore(Protocol):
         """Forget that ledgers changed, unless they changed again since their rows were made for the index."""
 
     def moved(self, ledger_id: int) -> None:
-        """Forget where a ledger's entries lay."""
+        """Drop the cached locations of a ledger's entries."""
 
     def tail_checked(self, tail_bytes: int) -> None:
         """Subtract log that a checkpoint has taken over from ``tail_bytes``."""
@@ -79,13 +79,13 @@ class LiveStore(Protocol):
         """Return whether a checkpoint is due."""
 
     def check_space(self) -> None:
-        """Raise StorageFullError while the store takes no entries for want of space."""
+        """Raise StorageFullError while the store refuses entries because space is short."""
 
     def space_checked(self) -> None:
-        """Refuse or take appends as the scheduler's ``full`` says."""
+        """Refuse or accept appends according to the scheduler's ``full``."""
 
     def release_dead_readers(self) -> None:
-        """Free what killed readers hold in LMDB."""
+        """Free the slots of killed readers in LMDB."""
 
     def move_all(self, descriptors: Iterable[LedgerDescriptor], tier: StorageHint) -> None:
         """Move ledgers to another tier."""

@@ -1,7 +1,7 @@
-"""One way to move entries: read records, check them, write them packed at the target, sync.
+"""The mover: reads records, checks them, writes them packed to the target tier, and syncs.
 
-Checkpoint, compaction and tier moves differ in what they move and why; this file moves it. Nothing here changes the
-index: the caller commits the new runs, and only then drops the old ones.
+Checkpoint, compaction and tier moves select the entries, and this module moves them. It does not change the index: the
+caller commits the new runs, and only then drops the old ones.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _NAMED_MAX: Final = 10
 
 
 class Unmoved(NamedTuple):
-    """Records of one ledger in one file that a mover left where they are, because they cannot be read.
+    """Records of one ledger in one file that a mover did not move, because they cannot be read.
 
     Attributes:
         ledger_id: The ledger.
         path: The file, or the LMDB environment of the SSD tier.
-        records: How many records.
-        problem: What is wrong with the first of them.
+        records: The number of records.
+        problem: The problem of the first of them.
     """
 
     ledger_id: int
@@ -63,7 +63,7 @@ class Unmoved(NamedTuple):
 
 
 class UnmovedError(CorruptError):
-    """A move left damaged records where they are; it moved everything else.
+    """A move did not move damaged records; it moved all others.
 
     Attributes:
         unmoved: Each ledger and file that has such records.
@@ -91,8 +91,8 @@ class Mover:
     Threads: one.
 
     Attributes:
-        unmoved: The records that ``move`` left where they are because they cannot be read, one for each ledger and
-            file; by ledger id and path.
+        unmoved: The records that ``move`` did not move because they cannot be read, summed up for each ledger and file;
+            by ledger id and path.
     """
 
     def __init__(self, store: LiveStore, hint: StorageHint) -> None:
@@ -107,14 +107,13 @@ class Mover:
         """Write the entries of some runs, all in one file, to the target.
 
         Returns:
-            The runs that take their place, same entries in the same order. Records that are damaged or cannot be read
-            are not moved: their runs come back as they were, so that reading them still fails instead of finding
-            nothing, and ``unmoved`` names them.
+            The new runs of the same entries, in order. Records that are damaged or cannot be read are not moved:
+            their old runs are returned, so that reading them still raises CorruptError, and ``unmoved`` names them.
 
         Raises:
-            StorageFullError, OSError: The target takes no more; call ``abort``.
+            StorageFullError, OSError: The target has no space or failed; call ``abort``.
 
-        Cost: memory for some 16 MiB of the entries; more where compressed records are of entries longer than a block.
+        Cost: Memory for about 16 MiB of entries, and more if compressed records have entries longer than a block.
         """
         if len(runs) == 1 and self.may_copy(runs[0].item()):
             return self._copy(ledger_id, runs)
@@ -122,15 +121,14 @@ class Mover:
         return moved[0] if len(moved) == 1 else np.concatenate(moved)
 
     def may_copy(self, run: tuple[int, ...]) -> bool:
-        """Return whether a record becomes one record of the target as it is: plain, dense, of a block at most."""
+        """Return whether a record can be copied unchanged to the target: plain, dense, and a block at most."""
         _, count, stride, _, _, body_bytes, flags = run
         return not flags & LOCATION_COMPRESSED and (stride == 1 or count == 1) and body_bytes <= self._block_bytes
 
     def _copy(self, ledger_id: int, runs: RunLocations) -> RunLocations:
-        """Write one record to the target without taking it apart; as ``move`` otherwise.
+        """Copy one record unchanged to the target; otherwise as ``move``.
 
-        Small ledgers are one record each, and what ``move`` does for many entries at once would cost them ten times as
-        much.
+        A small ledger is one record, for which ``move`` would cost ten times as much.
         """
         loaded = self._load(ledger_id, runs)
         if not isinstance(loaded, Loaded):
@@ -162,9 +160,10 @@ class Mover:
             low = high
 
     def _move(self, ledger_id: int, runs: RunLocations) -> Iterator[RunLocations]:
-        """Move a portion and yield the runs that take its place.
+        """Move a portion and yield its new runs.
 
-        Records are loaded together, so one that is damaged can prevent loading the others: then a portion is halved.
+        The records of a portion are loaded together. A damaged one can prevent loading the others, so the portion is
+        halved then.
         """
         waiting = [runs]
         while waiting:
@@ -196,7 +195,7 @@ class Mover:
         return np.array(moved, LOCATION_DTYPE)
 
     def _load(self, ledger_id: int, runs: RunLocations) -> Loaded | StorageError:
-        """Return the plain bodies of some records, or why they cannot be read."""
+        """Return the plain bodies of some records, or the reason why they cannot be read."""
         try:
             return self._store.load(ledger_id, runs)
         except StorageRefusedError:
@@ -205,7 +204,7 @@ class Mover:
             return error
 
     def _keep(self, ledger_id: int, runs: RunLocations, problem: PybkError) -> None:
-        """Note records that cannot be read and stay where they are; logged once for each ledger and file.
+        """Note records that cannot be read and are not moved; logged once for each ledger and file.
 
         A record that the store knows to be lost is not noted, because the loss was recorded when it was accepted.
         """
@@ -241,19 +240,19 @@ class Mover:
             low = high
 
     def finish(self) -> list[FileRow]:
-        """Sync what was written; return the files made or changed, whose rows the caller's index update puts."""
+        """Sync the written files; return the rows of new and changed files, which the caller puts in the index."""
         return self.writer.finish()
 
     def abort(self) -> None:
-        """Remove what was written; records put in LMDB stay there unused until they are put again."""
+        """Remove the written files; records that were put in LMDB stay there unused until they are put again."""
         self.writer.abort()
 
 
 def _known_lost(runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return which records of a file the store knows to be lost, ``(r,)`` bool.
 
-    A rebuild puts a compressed record without a body in the place of entries that are lost; a salvage has the index say
-    how long a cut file is, so that a record beyond that end is lost.
+    A rebuild writes a compressed record without a body for lost entries; a salvage records the length of a cut file in
+    the index, so that a record beyond that end is lost.
     """
     lost: np.ndarray[tuple[int], np.dtype[np.bool_]] = (runs["body"] == 0) & (
         (runs["flags"] & LOCATION_COMPRESSED) != 0

@@ -1,7 +1,7 @@
-"""What a store does in the background: checkpoints, preallocation, collection, moves by policy, watching free space.
+"""The background jobs of a store: checkpoints, preallocation, compaction, moves by policy, checks of free space.
 
-This file decides when a job runs, and what its failure means; ``checkpoint.py``, ``compaction.py`` and ``mover.py`` do
-the work. One job runs at a time.
+This module decides when a job runs, and how its failure is handled; ``checkpoint.py``, ``compaction.py`` and
+``mover.py`` do the work. One job runs at a time.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ _READERS_SECONDS: Final = 10.0
 class Scheduler:
     """Runs a store's background jobs.
 
-    Threads: its own, and any thread that asks for a job; jobs exclude each other.
+    Threads: its own, and any thread that requests a job; jobs exclude each other.
 
     Attributes:
-        error: Why there are no more jobs, or None.
-        full: Why the store takes no appends, for want of space, or None.
-        rests: Whether the thread sleeps for long, as nothing was committed; the next commit wakes it.
+        error: The error after which no more jobs run; None if there was none.
+        full: The reason why the store refuses appends because space is short; None if it does not.
+        rests: Whether the thread sleeps for long, because nothing was committed; the next commit wakes it.
     """
 
     def __init__(self, store: LiveStore, catalog_and_index: CatalogAndIndex, tier_queue: TierQueue | None) -> None:
@@ -86,7 +86,7 @@ class Scheduler:
         self._tier_queue = tier_queue
         self._troubles = store.troubles
         self._job = threading.Lock()
-        self.wakeup = threading.Lock()  # an Event is Python code: an interrupt inside it would leave it locked for ever
+        self.wakeup = threading.Lock()  # an interrupt inside an Event could leave it locked
         """Released to wake the thread."""
         self.wakeup.acquire()
         self._progress = threading.Condition()
@@ -118,9 +118,9 @@ class Scheduler:
             self.thread = thread
 
     def wake(self) -> None:
-        """Have the thread look for work now."""
+        """Wake the thread, so that it checks for due work now."""
         if self.wakeup.locked():
-            with suppress(RuntimeError):  # somebody else woke it meanwhile
+            with suppress(RuntimeError):  # another thread woke it meanwhile
                 self.wakeup.release()
 
     def stop(self) -> None:
@@ -131,12 +131,12 @@ class Scheduler:
             self.thread.join()
 
     def close(self) -> None:
-        """Wait for a job that is running, and close what the jobs keep open; the log takes nothing more by now."""
+        """Wait for the running job, and close the catalog; called when the log accepts no more entries."""
         with self._job:
             self._catalog_and_index.close()
 
     def run(self) -> None:
-        """Run the thread: look for something to do, and sleep."""
+        """Run due jobs and sleep, until the thread is stopped; the body of the thread."""
         while not self.stopping:
             try:
                 self.tick()
@@ -147,9 +147,9 @@ class Scheduler:
             self.rests = False
 
     def pause(self) -> float:
-        """Return how long to sleep: longer while nothing is committed, and nothing is to be tried again."""
+        """Return how long to sleep: longer while nothing is committed and nothing has to be retried."""
         log = self._store.log
-        self.rests = True  # before the log is looked at, so that a commit that is not seen here ends the rest
+        self.rests = True  # set before the log is examined, so that a commit that is missed here ends the rest
         lsn = log.durable_lsn
         queue = self._tier_queue
         looking = queue is not None and queue.looking
@@ -160,7 +160,7 @@ class Scheduler:
         return TICK_SECONDS
 
     def _fail(self, error: BaseException) -> None:
-        """Take no more jobs and no more appends."""
+        """Refuse further jobs and appends."""
         root = self._store.volumes.root
         if self.error is None:
             logger.error("maintenance of %s failed, the store takes no more appends: %s", root, error, exc_info=error)
@@ -175,10 +175,10 @@ class Scheduler:
             self._progress.notify_all()
 
     def tick(self) -> None:
-        """Do what is due: space, preallocation, checkpoint, collection, policy.
+        """Run the due jobs: check of space, preallocation, checkpoint, compaction, policy.
 
         Raises:
-            PybkError, OSError: Not for want of space, which turns the store read-only until it has passed.
+            PybkError, OSError: A job failed. Lack of space does not raise, but makes the store read-only.
         """
         with self._attempting(_SPACE):
             self.check_space()
@@ -192,7 +192,7 @@ class Scheduler:
             self.check_space()
 
     def _look_after_process(self) -> None:
-        """Make up for spare descriptors, and free what killed readers hold."""
+        """Reopen spare descriptors, and free the LMDB slots of killed readers."""
         lacking = self._store.fs.fill_spares()
         if lacking is None:
             self._troubles.clear(_SPARES)
@@ -205,11 +205,11 @@ class Scheduler:
 
     @contextmanager
     def _attempting(self, doing: str) -> Iterator[None]:
-        """Note a failure that leaves no doubt about durable bytes as a trouble; what was tried is tried again.
+        """Report a failure as a trouble if it leaves no doubt about durable bytes; the job is retried later.
 
         Raises:
             StorageFullError: There is no space.
-            StorageFailedError, CorruptError, UnsupportedFormatError: What is durable is in doubt.
+            StorageFailedError, CorruptError, UnsupportedFormatError: It is in doubt which bytes are durable.
         """
         try:
             yield
@@ -234,7 +234,7 @@ class Scheduler:
                 store.supply.preallocate(pause=True)
                 if small and store.log.error is None and store.supply.has_better():
                     store.log.cut(lambda: None)
-                    store.supply.prefer_zeros()  # the file that was left had large commits
+                    store.supply.prefer_zeros()  # the last log file had large commits
         full = self.full is not None
         if full or store.wants_checkpoint():
             with self._attempting(_CHECKPOINT):
@@ -253,14 +253,14 @@ class Scheduler:
             self._show_damaged(queue)
 
     def _show_damaged(self, queue: TierQueue) -> None:
-        """Have ``health()`` show which ledgers the policy did not move whole, because of damaged records."""
+        """Report in ``health()`` the ledgers that the policy could not move completely because of damaged records."""
         if queue.damaged:
             self._troubles.note(_DAMAGED, "; ".join(queue.damaged.values()))
         else:
             self._troubles.clear(_DAMAGED)
 
     def _commits_are_small(self) -> bool:
-        """Return whether the log made many commits since the last look, in one file, and small ones."""
+        """Return whether the log has made many commits since the last call, all small and in one file."""
         file_id, offset, lsn = self._store.log.position()
         seen_id, seen_offset, seen_lsn = self._position
         self._position = file_id, offset, lsn
@@ -282,7 +282,7 @@ class Scheduler:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Put off the packing of sparse files while ledgers are moved: it would pack what is moved next."""
+        """Postpone packing while ledgers are moved, because it would pack entries that are moved next."""
         mover = object()
         self._movers.add(mover)
         try:
@@ -292,7 +292,7 @@ class Scheduler:
             self._movers.discard(mover)
 
     def _packs(self) -> bool:
-        """Return whether sparse files are packed now: not while ledgers are moved out of them, unless that lasts."""
+        """Return whether sparse files are packed now: not while ledgers are moved, unless that takes long."""
         now = time.monotonic()
         moving = bool(self._movers) or now < self._moved_at + TICK_SECONDS
         if moving and now < self._packed_at + _PACKING_SECONDS:
@@ -301,7 +301,7 @@ class Scheduler:
         return True
 
     def _shortage(self) -> str | None:
-        """Say which device has too little free space; None if each has enough."""
+        """Return a text that names a device with too little free space; None if each has enough."""
         store = self._store
         limit = store.config.free_bytes_low if self.full is None else store.config.free_bytes_ok
         for directory in store.volumes.directories:
@@ -314,12 +314,12 @@ class Scheduler:
         return None
 
     def wait_for_admission(self) -> None:
-        """Return when the unchecked tail is within its bound again; called by appends that found it full.
+        """Wait until the log that is not checkpointed is within its limit again; called by appends that found it full.
 
         Raises:
-            StorageFullError: There is no space to bring it there.
+            StorageFullError: There is no space for the checkpoint.
             StorageRefusedError: The checkpoint was refused for now.
-            PybkError: The checkpoint failed, and with it the store.
+            PybkError: The checkpoint failed, so the store has failed.
         """
         store = self._store
         if not store.config.background:
@@ -339,7 +339,7 @@ class Scheduler:
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
     def _run_job(self, job: Callable[[], None]) -> None:
-        """Do a job where no interrupt comes: not in the main thread. Raises what the job raises.
+        """Run a job in a thread other than the main thread, so that no interrupt hits it. Raises as the job.
 
         An interrupt while the main thread waits is raised there at once, and the job continues.
         """
@@ -364,11 +364,11 @@ class Scheduler:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """Exclude other jobs; a failure ends the store, for what it knows may be half the truth.
+        """Exclude other jobs; a failure of the job fails the store, because its state in memory may be inconsistent.
 
         Raises:
             StorageRefusedError: The job found no space, descriptor, memory or thread; it changed nothing.
-            StorageFailedError: The job failed, or something before it did.
+            StorageFailedError: The job failed, or the store had failed before.
         """
         with self._job:
             if self._store.log.error is not None:
@@ -396,21 +396,21 @@ class Scheduler:
             self._progress.notify_all()
 
     def checkpoint(self) -> None:
-        """Bring everything that is durable in the log so far into the index, and entries to their tiers.
+        """Write all state that is durable in the log to the index, and all durable entries to their tiers.
 
-        Where a tier has no space, they stay in the log files, and ``collect`` brings them there when it has.
+        If a tier has no space, its entries stay in the log files, and ``collect`` moves them once there is space.
 
         Raises:
             StorageFullError: The index has no space; nothing was changed.
-            StorageFailedError: Something else failed; the store should be closed.
+            StorageFailedError: The checkpoint failed in another way; the store should be closed.
         """
         self._run_job(self._checkpoint.run)
 
     def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
-        """Bring all entries of ledgers, up to those durable now, to a tier; raises as ``checkpoint`` does.
+        """Move all durable entries of ledgers to a tier; raises as ``checkpoint`` does.
 
         Raises:
-            UnmovedError: Damaged records stay where they are; everything else was moved.
+            UnmovedError: Damaged records stay in their files; all others were moved.
         """
 
         def move() -> None:
@@ -422,7 +422,7 @@ class Scheduler:
         self._run_job(move)
 
     def collect(self) -> None:
-        """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and where a tier has no space."""
+        """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and if a tier has no space."""
         self._run_job(self.compaction.collect)
 
     def raise_level(self, level: FeatureLevel) -> None:
@@ -430,11 +430,11 @@ class Scheduler:
         self._run_job(lambda: self._checkpoint.raise_level(level))
 
     def look_for_space(self) -> None:
-        """Turn the store read-only, or back, as it is now; raises as ``checkpoint`` does."""
+        """Check the free space, and make the store read-only or writable accordingly; raises as ``checkpoint`` does."""
         self._run_job(self.check_space)
 
     def apply_policy(self) -> None:
-        """Move the closed ledgers that the policy says are due; those that find no space stay until the next time."""
+        """Move the closed ledgers that are due by the policy; those without space are retried the next time."""
         queue = self._tier_queue
         if queue is None:
             return

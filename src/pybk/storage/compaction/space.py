@@ -1,4 +1,4 @@
-"""Looking at free space before a job writes, because a job that runs out of it midway has written for nothing."""
+"""Checks of free space before a job writes, because a job that runs out of space midway has written without result."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ INDEX_ROW_BYTES: Final = 1 << 10
 def check_tier_space(store: LiveStore, tier: StorageHint, nbytes: int) -> None:
     """Raise StorageFullError if a tier's devices have too little space for records of ``nbytes``.
 
-    Does nothing where only writing shows how much space records take: where they are compressed, and where LMDB has
-    pages to use again.
+    Does nothing if the space that records take is not known before they are written: if they are compressed, or LMDB
+    can reuse pages.
     """
     if not tier_for(tier).size_is_known(tier, store.config):
         return
@@ -51,5 +51,5 @@ def check_index_space(store: LiveStore, nbytes: int) -> None:
 
 
 def record_bytes(runs: RunLocations) -> int:
-    """Return the bytes of the records that runs stand for, headers included."""
+    """Return the bytes of the records of some runs, headers included."""
     return int(runs["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(runs)

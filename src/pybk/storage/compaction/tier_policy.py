@@ -1,8 +1,8 @@
-"""Which closed ledgers a tier policy moves, found by what changed and when it is due, and moved many at a time.
+"""Moves of closed ledgers by a tier policy, many at a time.
 
-The queue looks at all ledgers once after the store was opened: at once at those that the log's tail changed, and a few
-in each second at those of the index. From then on it takes those that were closed or changed. A ledger that waits for
-its time costs nothing.
+The queue examines all ledgers once after the store was opened: those that the log's tail changed at once, and those of
+the index a few in each second. From then on it examines ledgers that were closed or changed. A ledger that waits until
+it is due costs nothing.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _DAMAGED_NS: Final = 600 * 10**9
 
 
 class TierQueue:
-    """Closed ledgers in the order in which a policy will want them moved.
+    """Closed ledgers in the order in which they become due by a policy.
 
     Threads: ``changed`` from any; all else from one at a time.
 
     Attributes:
-        looking: Whether there are ledgers that it has not looked at since the open.
-        damaged: Why a ledger was not moved whole, by ledger id: the target has its sound records, and the damaged ones
-            are where they were. Each is tried again every 10 minutes, until its move succeeds or it is deleted. A
-            store that is opened again does not know them: its index says that these ledgers were moved.
+        looking: Whether some ledgers were not examined since the open.
+        damaged: By ledger id, the reason why a ledger was not moved completely: the target has its sound records, and
+            the damaged ones stay in their files. Each is retried every 10 minutes, until its move succeeds or it is
+            deleted. After another open they are not known, because the index says that these ledgers were moved.
 
     Args:
         store: The store.
@@ -60,20 +60,20 @@ class TierQueue:
         self._looked_at = -1
         self.looking = True
         self.damaged: dict[int, str] = {}
-        self._again: dict[int, int] = {}  # when damaged ledgers are tried again that are not in the queue
+        self._again: dict[int, int] = {}  # when damaged ledgers, which are not in the queue, are retried
         for descriptor in store.take_dirty().values():
             self._take_recovered(descriptor)
 
     def changed(self, metadata: LedgerMetadata) -> None:
-        """Take note of a ledger whose metadata changed; costs an append to a queue."""
+        """Note a ledger whose metadata changed; costs an append to a queue."""
         if metadata.state is LedgerState.CLOSED:
             self._changed.append(metadata)
 
     def look(self, *, at_all: bool = False) -> None:
-        """Take what changed, and look at some of the ledgers that the index knew when the store was opened.
+        """Examine the changed ledgers, and some of those that the index had when the store was opened.
 
         Args:
-            at_all: Look at all the rest of those at once, and at damaged ones, whenever they were tried last.
+            at_all: Examine all the remaining ledgers of the index at once, and retry damaged ones.
         """
         for ledger_id in list(self.damaged):
             if not self._is_there(ledger_id):
@@ -99,10 +99,10 @@ class TierQueue:
             return False
 
     def _take_recovered(self, descriptor: LedgerDescriptor) -> None:
-        """Take a ledger that the log's tail speaks of: the index knows it as it was before, or not at all.
+        """Examine a ledger that the log's tail changed: the index has its earlier state, or none.
 
-        The index learns of a move when the entries have moved, so a ledger whose move was interrupted has another tier
-        there.
+        The index records a move after the entries have moved, so it has another tier for a ledger whose move was
+        interrupted.
         """
         metadata = descriptor.metadata
         if metadata.state is not LedgerState.CLOSED or descriptor.deleted:
@@ -127,10 +127,10 @@ class TierQueue:
         )
 
     def move_due(self, stopping: Callable[[], bool]) -> None:
-        """Move the ledgers that are due; ``damaged`` has those of which damaged records stay where they are.
+        """Move the ledgers that are due; ``damaged`` then has those whose damaged records were not moved.
 
         Raises:
-            StorageRefusedError: Some were not moved for now; they are moved the next time.
+            StorageRefusedError: Some were not moved for now; they are retried the next time.
         """
         while not stopping():
             taken = self._take_due()
@@ -150,7 +150,7 @@ class TierQueue:
             self._moved([descriptor.ledger_id for _, descriptor in taken], unmoved)
 
     def _moved(self, ledger_ids: Sequence[int], unmoved: Mapping[int, str]) -> None:
-        """Note which ledgers were moved, and have those with damaged records tried again later."""
+        """Note which ledgers were moved, and have those with damaged records retried later."""
         self._unfinished.difference_update(ledger_ids)
         for ledger_id in ledger_ids:
             self.damaged.pop(ledger_id, None)
@@ -160,7 +160,7 @@ class TierQueue:
         self._again.update(dict.fromkeys(unmoved, due))
 
     def _take_due(self) -> list[tuple[int, LedgerDescriptor]]:
-        """Return the ledgers that are moved together next, with their times, no longer in the queue."""
+        """Remove and return the ledgers that are moved together next, with their times."""
         taken: dict[int, tuple[int, LedgerDescriptor]] = {}
         nbytes = 0
         now_ns = time.time_ns()

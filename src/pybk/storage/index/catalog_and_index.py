@@ -1,7 +1,7 @@
-"""Catalog and index, changed together: the catalog first, then the index, whose mark says how far the catalog counts.
+"""Commits to catalog and index: first the catalog, then the index, whose mark names the valid end of the catalog.
 
-Whatever says where entries lie goes through here, so the order holds everywhere: data are synced before ``commit`` is
-called, and old places are dropped after it has returned.
+All changes of entries' locations pass through this module, so one order holds for all of them: data are synced before
+``commit`` is called, and old locations are freed after it has returned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Change = Callable[["IndexUpdate"], Counter[int]]
 
 
 class _Changed(NamedTuple):
-    """What a commit changes besides the places of entries; see ``Registry.commit``."""
+    """The changes of a commit besides the locations of entries; see ``CatalogAndIndex.commit``."""
 
     rows: Iterable[LedgerRow]
     dropped: Iterable[int]
@@ -41,7 +41,7 @@ class _Changed(NamedTuple):
 
 
 class CatalogAndIndex:
-    """What a store knows durably of its ledgers and files, besides the log.
+    """The durable state of a store's ledgers and files, besides the log.
 
     Threads: one at a time.
 
@@ -49,7 +49,7 @@ class CatalogAndIndex:
         volumes: The store's directories.
         index: The index.
         mark: The index's mark.
-        catalog: The catalog that the mark names; None if it is lost or of no use, and ``begin`` makes another.
+        catalog: The catalog that the mark names; None if it is lost or unusable, so that ``begin`` makes another.
         cookie: The store's main cookie.
 
     Attributes:
@@ -73,9 +73,9 @@ class CatalogAndIndex:
 
     @classmethod
     def open(cls, volumes: Volumes, index: Index, mark: CheckpointMark, cookie: Cookie) -> CatalogAndIndex:
-        """Open the catalog where the mark says that it ends, and change nothing.
+        """Open the catalog at the end that the mark names, without changing anything.
 
-        Call ``begin`` once the store is proven.
+        Call ``begin`` once the store was checked.
 
         Raises:
             CorruptError: The catalog does not fit the mark, or the index is damaged.
@@ -90,9 +90,9 @@ class CatalogAndIndex:
             raise
 
     def begin(self) -> None:
-        """Remove durably what an interrupted change left in the catalog after the mark, or make a lost catalog again.
+        """Truncate the catalog durably at the mark, after an interrupted commit, or make a lost catalog again.
 
-        Call it once the store is proven, and before anything is removed that such a change might name.
+        Call it once the store was checked, and before any file is removed that the interrupted commit may name.
         """
         if self._catalog is not None:
             self._catalog.clear()
@@ -119,18 +119,18 @@ class CatalogAndIndex:
         """Make a change durable, in the catalog and then in the index.
 
         Args:
-            mark: The mark from then on; what it says of the catalog is filled in here.
+            mark: The new mark; this call sets its fields about the catalog.
             change: Changes the index.
             rows: Ledgers that are new or changed.
-            dropped: Ledgers that are no more.
-            added: Files that are part of the store from now on; cold segments among them were made for this change.
-            gone: Files that are part of it no more.
-            named: Named records that are new, changed or, without a value, gone.
-            renew: Begin a new catalog, whatever the length of this one.
+            dropped: Deleted ledgers.
+            added: New files; cold segments among them were made for this change.
+            gone: Files that are removed from the store.
+            named: Named records that are new, changed or, if they have no value, deleted.
+            renew: Begin a new catalog, regardless of the length of the present one.
 
         Raises:
-            StorageFullError, CorruptError: Nothing was changed, and the cold segments that were added are gone.
-            StorageFailedError, OSError: It may have happened; the store must be closed.
+            StorageFullError, CorruptError: Nothing was changed, and the added cold segments were removed.
+            StorageFailedError, OSError: The change may have been made; the store must be closed.
         """
         changed = _Changed(rows, dropped, list(added), list(gone), list(named))
         before = self._catalog
@@ -163,7 +163,7 @@ class CatalogAndIndex:
             except OSError as error:
                 if not is_refused(error):
                     raise
-                # The index names the new one already, so this change must not be taken for refused.
+                # The index already names the new catalog: the change was made, so this error is not a refusal.
                 logger.warning("%s is not needed any more, and removed by the next open: %s", before.path, error)
 
     def _change_index(self, mark: CheckpointMark, change: Change, changed: _Changed) -> Counter[int]:
@@ -181,7 +181,7 @@ class CatalogAndIndex:
     def _write_catalog(
         self, changed: _Changed, mark: CheckpointMark, *, renew: bool
     ) -> tuple[CatalogWriter, CheckpointMark]:
-        """Append to the catalog, or begin a new one when most of it is history; return it, and the mark naming it."""
+        """Append to the catalog, or begin a new one if most of it is outdated; return it and its mark."""
         catalog = self._catalog
         if (
             renew
@@ -230,7 +230,7 @@ class CatalogAndIndex:
         return catalog, mark._replace(catalog_bytes=length)
 
     def _files(self, changed: _Changed) -> Iterator[FileRow]:
-        """Yield all files as they will be, by ascending id."""
+        """Yield the rows of all files after the change, by ascending id."""
         files = dict(self.files)
         files.update((row.file_id, row) for row in changed.added)
         for file_id in changed.gone:
@@ -238,7 +238,7 @@ class CatalogAndIndex:
         yield from (files[file_id] for file_id in sorted(files))
 
     def _ledgers(self, rows: Iterable[LedgerRow], dropped: Iterable[int]) -> Iterator[LedgerRow | EncodedLedger]:
-        """Yield all ledgers as they will be; those that do not change, as they are stored."""
+        """Yield all ledgers after the change; unchanged ones in their stored encoding."""
         changed = {row.metadata.ledger_id: row for row in rows}
         gone = set(dropped)
         for row in self._index.encoded_ledgers():
@@ -247,7 +247,7 @@ class CatalogAndIndex:
         yield from changed.values()
 
     def _take_back(self, catalog: CatalogWriter) -> None:
-        """Unsay in the catalog what the index did not take."""
+        """Revert in the catalog a change that the index has refused."""
         if catalog is self._catalog:
             catalog.take_back()
         else:

@@ -1,4 +1,4 @@
-"""Where a store's catalogs lie: one file a catalog, in the store's own directory, named by its file id."""
+"""The catalog files of a store: one file per catalog, in the store's main directory, named by its file id."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def catalog_ids(fs: FileSystem, root: str) -> list[int]:
 
 
 def newest_catalog(fs: FileSystem, root: str, store_id: bytes) -> CatalogState:
-    """Return what the newest whole catalog in a store's directory says; others may be unfinished or damaged.
+    """Return the contents of the newest intact catalog in a store's directory; others may be unfinished or damaged.
 
     Raises:
-        CorruptError: No catalog is whole.
+        CorruptError: No catalog is intact.
     """
     states: list[CatalogState] = []
     errors: list[str] = []

@@ -1,4 +1,4 @@
-"""Checking the whole index against itself."""
+"""Check of the consistency of the whole index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Shares = dict[tuple[int, int], int]
 
 
 def problems(transaction: ReadTransaction) -> Iterator[str]:
-    """Yield what is wrong with an index, a sentence each."""
+    """Yield the problems of an index, each as a sentence."""
     totals = None
     try:
         stored = stored_mark(transaction)
@@ -125,7 +125,7 @@ def _check_files(transaction: ReadTransaction, uses: dict[int, FileUse]) -> Iter
 
 
 def _check_shares(transaction: ReadTransaction, shares: Shares, uses: dict[int, FileUse]) -> Iterator[str]:
-    """Check what each ledger has in each file against the pages, and the files' rows against that."""
+    """Check the shares of ledgers in files against the pages, and the files' rows against the shares."""
     missing = dict(shares)
     for key, value in transaction.items(b"X", b"Y"):
         try:

@@ -1,7 +1,7 @@
-"""The index: which ledgers there are, where their entries lie, and what lies in which file.
+"""The index: the ledgers, the locations of their entries, and the contents of each file.
 
-Derived from the catalog and the files, and never believed blindly: every value proves that it is whole and its key's
-own, and that a key is *not* there is taken as an answer only when other keys prove it. See ``docs/format.md``.
+It is derived from the catalog and the files, and checked on each use: every value has a checksum that includes its key,
+and a missing key counts as absent only if other keys prove its absence. See ``docs/format.md``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ PAGES_AT_A_TIME: Final = 32
 class Index:
     """The index of one store.
 
-    Every method that reads raises CorruptError, with the remedy, for a value that is damaged and for a key that is
-    missing although others prove that it was there; and UnsupportedFormatError for a value of a newer format.
+    Every method that reads raises CorruptError, with the remedy, for a damaged value and for a missing key whose
+    existence other keys prove; and UnsupportedFormatError for a value of a newer format.
 
     Threads: any; at most one ``update`` at a time. A reader sees each update whole or not at all.
     """
@@ -87,13 +87,13 @@ class Index:
     def ledgers(self, after: int = -1) -> Iterator[LedgerRow]:
         """Yield the rows of all ledgers with an id above ``after``, ascending.
 
-        Reads 1000 at a time, each time as of one moment: what is created or dropped meanwhile may or may not be there.
+        Reads 1000 at a time, each time from one snapshot; ledgers that are created or dropped meanwhile may be missing.
         """
         for ledger_id, state in self._states(after):
             yield decode_state(ledger_id, state, where="index")
 
     def encoded_ledgers(self) -> Iterator[EncodedLedger]:
-        """Yield the rows of all ledgers as ``ledgers`` does, as they are stored: in a fifth of the time."""
+        """Yield the encoded rows of all ledgers, as ``ledgers`` does, but in a fifth of the time."""
         for ledger_id, state in self._states(-1):
             yield EncodedLedger(ledger_id, decode_summary(ledger_id, state, where="index").version, state)
 
@@ -138,9 +138,9 @@ class Index:
         )
 
     def pages(self, ledger_id: int) -> Iterator[RunLocations]:
-        """Yield all pages of a ledger's runs, by ascending entry id, checked to be all.
+        """Yield all pages of a ledger's runs, by ascending entry id; checks that none is missing.
 
-        Reads 32 pages (1 MiB) at a time, each time as of one moment. Entries moved meanwhile may come twice.
+        Reads 32 pages (1 MiB) at a time, each time from one snapshot. Entries that are moved meanwhile may come twice.
 
         Raises:
             NoSuchLedgerError: There is no such ledger, perhaps no more.
@@ -161,14 +161,14 @@ class Index:
                 return
 
     def files(self) -> dict[int, FileRow]:
-        """Return all files, by id; checked to be all."""
+        """Return all files, by id; checks that none is missing."""
         with self._environment.read() as transaction:
             return {file_id: use.row for file_id, use in file_uses(transaction).items()}
 
     def file_ledgers(self, file_id: int) -> Iterator[tuple[int, int]]:
         """Yield the ledgers that have entries in a file, ascending, with the bytes of their records there.
 
-        Checked to be all; nothing for a file that the index does not know. Takes memory for all of them.
+        Checks that none is missing; yields nothing for an unknown file. Takes memory for all of them.
         """
         with self._environment.read() as transaction:
             shares = _shares_of_file(transaction, file_id, file_uses(transaction))
@@ -176,7 +176,7 @@ class Index:
             yield ledger_id, share
 
     def ledgers_in(self, file_ids: Iterable[int]) -> set[int]:
-        """Return the ledgers that have entries in any of these files, checked to be all."""
+        """Return the ledgers that have entries in any of these files; checks that none is missing."""
         with self._environment.read() as transaction:
             uses = file_uses(transaction)
             return {ledger for file_id in file_ids for _, ledger in _shares_of_file(transaction, file_id, uses)}
@@ -189,7 +189,7 @@ class Index:
         return {file_id: use.live_bytes for file_id, use in self.checked_uses().items()}
 
     def checked_uses(self) -> dict[int, FileUse]:
-        """Return all files with what lies in them, by id; checked as ``file_bytes_live`` does."""
+        """Return all files with their live bytes, by id; checked as ``file_bytes_live`` does."""
         with self._environment.read() as transaction:
             uses = file_uses(transaction)
             shares = _shares(transaction, b"X", b"Y")
@@ -201,7 +201,7 @@ class Index:
         return uses
 
     def check(self) -> Iterator[str]:
-        """Read the whole index as of one moment and yield what is wrong with it, a sentence each.
+        """Read a snapshot of the whole index and yield its problems, each as a sentence.
 
         Holds one read transaction until all is read; memory grows with the ledgers and shares, not with the entries.
         """
@@ -210,7 +210,7 @@ class Index:
         yield from found
 
     def named(self, name: str) -> NamedRow | None:
-        """Return a named record as of the last checkpoint, None if there is none of this name."""
+        """Return a named record as of the last checkpoint, None if it does not exist."""
         key = named_key(name)
         with self._environment.read() as transaction:
             value = transaction.get(key)
@@ -236,14 +236,14 @@ class Index:
 
     @contextmanager
     def update(self) -> Iterator[IndexUpdate]:
-        """Change the index: all of it, durable, when the ``with`` ends; nothing when it ends by an exception.
+        """Change the index atomically: durably when the ``with`` ends, and not at all if it ends by an exception.
 
         The first update of an index must put its mark.
 
         Raises:
             CorruptError: The index contradicts the change or itself.
-            StorageFullError: No space; the index is as it was.
-            StorageFailedError: The commit failed; the index is as it was or as it was to be.
+            StorageFullError: There is no space; the index was not changed.
+            StorageFailedError: The commit failed; the index was changed completely or not at all.
         """
         with self._environment.write() as transaction:
             update = IndexUpdate(transaction)
@@ -273,7 +273,7 @@ def _ledgers_after(transaction: ReadTransaction, after: int, count: int) -> tupl
 
 
 def _pages_after(transaction: ReadTransaction, ledger_id: int, after: tuple[int, int], last: int) -> list[RunLocations]:
-    """Return the next pages, from the one on that holds or follows the entry behind ``after``; none at the end."""
+    """Return the next pages, from the one that holds or follows the entry after ``after``; none at the end."""
     found: list[RunLocations] = []
     start = after[0] + 1
     if start > last:
@@ -304,7 +304,7 @@ def _shares(transaction: ReadTransaction, start: bytes, stop: bytes) -> dict[tup
 def _shares_of_file(
     transaction: ReadTransaction, file_id: int, uses: Mapping[int, FileUse]
 ) -> dict[tuple[int, ...], int]:
-    """Return the shares of one file by (file id, ledger id), checked to be all."""
+    """Return the shares of one file by (file id, ledger id); checks that none is missing."""
     shares = _shares(transaction, share_key(file_id, CHAIN_HEAD), share_key(file_id, CHAIN_TAIL))
     _check_shares(file_id, uses.get(file_id), shares)
     return shares

@@ -1,4 +1,4 @@
-"""Arithmetic on runs: do they tile a ledger, which entries do they hold, how many bytes in which file.
+"""Arithmetic on runs: whether they tile a ledger, the entries that they hold, and their bytes in each file.
 
 Runs are arrays of ``LOCATION_DTYPE``; none of these functions changes them.
 """
@@ -28,14 +28,14 @@ def last_entry(runs: RunLocations) -> tuple[int, int]:
 
 
 def untiled(runs: RunLocations, after: tuple[int, int]) -> str | None:
-    """Say where runs fail to tile a ledger: sorted, without overlap, and gaps only where a stride makes them.
+    """Return where runs fail to tile a ledger: unsorted, overlapping, or with gaps other than those of a stride.
 
     Args:
         runs: ``(r,)``, not empty.
         after: Last entry and stride before them, as from ``last_entry``.
 
     Returns:
-        What is wrong, None if nothing is. Costs about a microsecond for one run.
+        The problem, None if there is none. Costs about a microsecond for one run.
     """
     first, count, stride, *_ = runs[0].item()
     if count < 1 or stride < 1:
@@ -67,7 +67,7 @@ def bytes_by_file(runs: RunLocations) -> dict[int, int]:
 
 
 def differing_entries(one: RunLocations, other: RunLocations) -> str | None:
-    """Say how two sorted, non-empty run arrays fail to hold the same entries; None if they do.
+    """Return how the entries of two sorted, non-empty run arrays differ; None if they are the same.
 
     Costs O(runs) where strides are 1, else O(entries) in time and memory.
     """
@@ -104,7 +104,7 @@ def _columns(runs: RunLocations) -> tuple[_Ids, _Ids, _Ids]:
 
 
 def _disordered(runs: RunLocations) -> str | None:
-    """Say where runs are empty, unsorted or overlap; None if nowhere."""
+    """Return where runs are empty, unsorted or overlap; None if nowhere."""
     firsts, counts, strides = _columns(runs)
     empty = np.flatnonzero((counts < 1) | (strides < 1))
     if empty.size:

@@ -1,4 +1,4 @@
-"""Looking things up in the index inside one transaction, and proving that what is not found is not there."""
+"""Look-ups in the index inside one transaction, with proofs of absence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def stored_mark(transaction: ReadTransaction) -> tuple[CheckpointMark, Totals] |
     """Return the mark and the totals; None for an index without any row.
 
     Raises:
-        CorruptError: The mark is damaged, or missing while other rows are there.
+        CorruptError: The mark is damaged, or missing although other rows exist.
     """
     value = transaction.get(MARK_KEY)
     if value is not None:
@@ -41,7 +41,7 @@ def find_ledger(transaction: ReadTransaction, ledger_id: int) -> ChainRow | None
     """Return a ledger's row of the chain; None if its neighbours prove that it has none.
 
     Raises:
-        CorruptError: The row is damaged, or it is missing and its neighbours do not agree that it should be.
+        CorruptError: The row is damaged, or it is missing although its neighbours do not name each other.
     """
     key = ledger_key(ledger_id)
     value = transaction.get(key)
@@ -72,7 +72,7 @@ def neighbours(transaction: ReadTransaction, ledger_id: int) -> tuple[int, int]:
 
 
 def chain_row(transaction: ReadTransaction, ledger_id: int) -> ChainRow:
-    """Return a row of the chain that another row names; CorruptError if it is not there."""
+    """Return a row of the chain that another row names; raise CorruptError if it is missing."""
     key = ledger_key(ledger_id)
     value = transaction.get(key)
     if value is None:
@@ -92,7 +92,7 @@ def file_uses(transaction: ReadTransaction) -> dict[int, FileUse]:
     """Return the rows of all files, by id.
 
     Raises:
-        CorruptError: A row is damaged, or there are more or fewer than the mark counts.
+        CorruptError: A row is damaged, or the number of rows differs from that in the mark.
     """
     stored = stored_mark(transaction)
     uses = {}

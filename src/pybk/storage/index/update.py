@@ -1,4 +1,4 @@
-"""Changing the index: one session, one write transaction."""
+"""Changes of the index: one update is one write transaction."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ _ENTRIES_OF_A_RUN: Final = ("first", "count", "stride")
 
 
 class _UnwrittenLedger(NamedTuple):
-    """A new ledger's row that is not written yet: the next insert is likely to come right behind it."""
+    """The row of a new ledger that is not written yet, because the next insert probably changes it as its neighbour."""
 
     ledger_id: int
     link: ChainRow
 
 
 class IndexUpdate:
-    """One update of the index; made by ``Index.update``, of no use after its ``with``.
+    """One update of the index; made by ``Index.update``, and usable only inside its ``with``.
 
-    Any method may raise CorruptError when the index contradicts the change or itself, and StorageFullError; nothing of
-    the update is kept then.
+    Any method may raise CorruptError if the index contradicts the change or itself, or StorageFullError; the whole
+    update is discarded then.
 
     Threads: one. Durable: when the ``with`` ends.
     """
 
     def __init__(self, transaction: WriteTransaction) -> None:
-        """Begin; an index without any row gets the two ends of its chain."""
+        """Begin an update; an empty index gets the two ends of its chain."""
         self._transaction = transaction
         stored = stored_mark(transaction)
         self._stored = stored
@@ -90,7 +90,7 @@ class IndexUpdate:
         """Insert or replace a ledger's row. Rows with ascending ids that follow each other cost one write each.
 
         Raises:
-            UsageError: The id is no ledger id.
+            UsageError: The id is not a valid ledger id.
         """
         ledger_id = row.metadata.ledger_id
         if not CHAIN_HEAD < ledger_id < CHAIN_TAIL:
@@ -115,7 +115,7 @@ class IndexUpdate:
         """Remove a ledger with its pages and shares.
 
         Returns:
-            The bytes that became free in each file, by file id; empty when there is no such ledger. Costs O(pages).
+            The bytes that became free in each file, by file id; empty if the ledger does not exist. Costs O(pages).
         """
         self._write_waiting()
         transaction = self._transaction
@@ -200,7 +200,7 @@ class IndexUpdate:
             self._change_share(file_id, ledger_id, size)
 
     def replace_locations(self, ledger_id: int, old: RunLocations, new: RunLocations) -> None:
-        """Say that entries lie elsewhere.
+        """Replace the locations of entries.
 
         Costs O(runs) and the rewriting of each page that has one of the old runs.
 
@@ -237,9 +237,9 @@ class IndexUpdate:
         self._change_shares(ledger_id, old, new)
 
     def replace_places(self, ledger_id: int, old: RunLocations, new: RunLocations) -> bool:
-        """Replace runs of a ledger's first page one by one; return False if this is another case.
+        """Replace runs of a ledger's first page one by one; return False if that is not possible.
 
-        Small ledgers are moved run by run and have one page, which then needs one write and no arithmetic.
+        Small ledgers have one page and are moved run by run, which then needs one write and no arithmetic.
         """
         if len(old) != len(new) or any(old[name].tobytes() != new[name].tobytes() for name in _ENTRIES_OF_A_RUN):
             return False
@@ -269,7 +269,7 @@ class IndexUpdate:
         return found[1]
 
     def _put_region(self, ledger_id: int, parts: list[RunLocations]) -> None:
-        """Write what comes in the place of neighbouring pages, together with the page before if it all fits one."""
+        """Write the runs that replace neighbouring pages; merge them with the preceding page if all fit one page."""
         runs = joined(parts)
         if not len(runs):
             return
@@ -288,7 +288,7 @@ class IndexUpdate:
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def put_file(self, row: FileRow) -> None:
-        """Insert or replace a file's row; what lies in the file is kept."""
+        """Insert or replace a file's row; the shares of ledgers in the file are kept."""
         self._apply_share_changes(row.file_id)
         key = file_key(row.file_id)
         value = self._transaction.get(key)
@@ -300,10 +300,10 @@ class IndexUpdate:
         self._transaction.put(key, encode_use(key, FileUse(row, ledgers, live_bytes)))
 
     def drop_file(self, file_id: int) -> bool:
-        """Remove a file's row; say whether it was there.
+        """Remove a file's row; return whether it existed.
 
         Raises:
-            UsageError: Entries lie in it.
+            UsageError: The file has live entries.
         """
         self._apply_share_changes(file_id)
         key = file_key(file_id)
@@ -320,7 +320,7 @@ class IndexUpdate:
         return True
 
     def _change_shares(self, ledger_id: int, old: RunLocations, new: RunLocations) -> None:
-        """Take the bytes of some runs of a ledger from their files, and add those of others to theirs."""
+        """Subtract the bytes of removed runs of a ledger from their files, and add those of new runs to theirs."""
         sizes = bytes_by_file(new)
         for file_id, size in bytes_by_file(old).items():
             sizes[file_id] = sizes.get(file_id, 0) - size
@@ -328,7 +328,7 @@ class IndexUpdate:
             self._change_share(file_id, ledger_id, size)
 
     def _change_share(self, file_id: int, ledger_id: int, size: int) -> None:
-        """Add to, or take from, the bytes that a ledger has in a file."""
+        """Change the number of bytes that a ledger has in a file."""
         if size == 0:
             return
         key = share_key(file_id, ledger_id)
@@ -348,7 +348,7 @@ class IndexUpdate:
         self._uses[file_id] = ledgers + (share > 0) - (before > 0), live_bytes + size
 
     def _apply_share_changes(self, file_id: int) -> None:
-        """Bring a file's row up to what became of its shares."""
+        """Update a file's row after changes of its shares."""
         change = self._uses.get(file_id)
         if change is None:
             return
@@ -378,7 +378,7 @@ class IndexUpdate:
         self._mark = mark
 
     def finish(self) -> None:
-        """Write what is still in memory; called when the ``with`` ends.
+        """Write the rows that are still in memory; called when the ``with`` ends.
 
         Raises:
             CorruptError: A run lies in a file without a row.
@@ -399,7 +399,7 @@ class IndexUpdate:
 
 
 def _without(page: RunLocations, old: RunLocations, ledger_id: int) -> RunLocations:
-    """Return a page's runs without some of them, which must be there exactly so."""
+    """Return a page's runs without some of them, each of which must be in the page unchanged."""
     places = np.searchsorted(page["first"], old["first"], side="right") - 1
     if page[places].tobytes() != old.tobytes():
         raise damaged(

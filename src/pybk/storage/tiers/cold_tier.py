@@ -44,7 +44,7 @@ class ColdTier(FileTier):
             return salvage_rows(files.fs, path, files.store_id, row.file_id)
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
-        """Yield what is wrong with any byte of the segment."""
+        """Yield the damage of any byte of the segment."""
         path = files.volumes.path_of(row)
         for error in ColdSegment(files.fs, path, files.store_id, row.file_id).verify():
             yield FileDamage(str(error), path, error.offset)
@@ -79,12 +79,12 @@ class _SegmentsWriter(TierWriter):
         self._rows: list[FileRow] = []
 
     def add(self, ledger_id: int, first: int, sizes: list[int], parts: Sequence[bytes | memoryview]) -> Run:
-        """Write a record to the segment that is open, or to the next if it is full."""
+        """Write a record to the open segment, or to a new one if it does not fit."""
         need = sum(sizes) + 4 * len(sizes) + RECORD_HEADER_BYTES
         return self._segment_for(need).add(ledger_id, first, sizes, parts)
 
     def add_body(self, ledger_id: int, first: int, count: int, body: bytes) -> Run:
-        """Write a record as it is."""
+        """Write a record in its stored form."""
         return self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
 
     def _segment_for(self, need: int) -> ColdSegmentWriter:

@@ -1,4 +1,4 @@
-"""The SSD tier: one LMDB environment in each of its directories, a record a row."""
+"""The SSD tier: one LMDB environment in each of its directories, with one row per record."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ anew. Opening it makes an empty one, which alone would not show that entries are
 
 
 def environment_is_there(fs: FileSystem, path: str) -> bool:
-    """Return whether an LMDB environment has a file, and not an empty one, which LMDB takes for a new one."""
+    """Return whether an LMDB environment has a file that is not empty, because LMDB treats an empty one as new."""
     file = os.path.join(path, LMDB_FILE)
     return fs.exists(file) and fs.file_bytes(file) > 0
 
 
 class LmdbTier(Tier):
-    """LMDB environments. They are made with the store; records are freed by deleting their keys."""
+    """LMDB environments as a tier. They are created with the store; records are freed by deleting their keys."""
 
     kind: ClassVar[str] = ENTRIES
     hints: ClassVar[frozenset[StorageHint]] = frozenset({StorageHint.SSD})
@@ -75,7 +75,7 @@ class LmdbTier(Tier):
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def file_name(self, file_id: int) -> str:
-        """Return the name of the one environment that a directory has."""
+        """Return the name of the environment of a directory."""
         return ENTRIES
 
     def file_ids(self, directory: str, names: Sequence[str]) -> Iterable[int]:
@@ -83,15 +83,15 @@ class LmdbTier(Tier):
         return ()
 
     def exists(self, fs: FileSystem, path: str) -> bool:
-        """Return whether the environment exists, and is not one that a salvage made in place of a missing one."""
+        """Return whether the environment exists, and is not a placeholder that a salvage made for a missing one."""
         return environment_is_there(fs, path) and not fs.exists(path + LOST_SUFFIX)
 
     def disk_bytes(self, fs: FileSystem, path: str) -> int:
-        """Return 0: LMDB uses free pages again, so its file says nothing of what entries take."""
+        """Return 0: LMDB reuses free pages, so the size of its file does not show the space that entries take."""
         return 0
 
     def replace_missing(self, fs: FileSystem, path: str) -> None:
-        """Have the empty environment that LMDB made taken for the missing one."""
+        """Have the empty environment that LMDB created count as existing, in place of the missing one."""
         fs.unlink(path + LOST_SUFFIX)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class LmdbTier(Tier):
     def plain_record(
         self, store: ReadStore, ledger_id: int, words: LocationWords
     ) -> tuple[memoryview, LocationWords] | None:
-        """Return a copy of the record; its words say that it lies at offset 0."""
+        """Return a copy of the record, and words with offset 0."""
         first, count_stride, place, body_flags = words
         file_id = place >> 32
         with store.entries[file_id].read() as transaction:
@@ -155,7 +155,7 @@ class LmdbTier(Tier):
     # ---- repair --------------------------------------------------------------------------------------------------
 
     def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
-        """Return the records that lie at their own keys."""
+        """Return the records whose keys match their headers."""
         path = files.volumes.path_of(row)
         rows = []
         with files.entries[row.file_id].read() as transaction:
@@ -194,11 +194,11 @@ class LmdbTier(Tier):
     # ---- writing and freeing -------------------------------------------------------------------------------------
 
     def block_bytes(self, config: StoreConfig) -> int:
-        """Return the entry bytes of a record: a point read copies a whole record."""
+        """Return the entry bytes of a record; a point read copies a whole record."""
         return config.ssd_block_bytes
 
     def size_is_known(self, hint: StorageHint, config: StoreConfig) -> bool:
-        """Return False: LMDB may have free pages to use again."""
+        """Return False, because LMDB may reuse free pages."""
         return False
 
     def writer(self, store: TierStore, hint: StorageHint) -> TierWriter:
@@ -213,12 +213,12 @@ class LmdbTier(Tier):
             for ledger_id, first in sorted(records):
                 transaction.delete(entries_key(ledger_id, first))
             if store.feature_level > FeatureLevel.BASE:
-                # An index from before now names these keys: it must be known as older than this environment.
+                # An index from before this deletion names these keys, so the environment must show that it is newer.
                 found = read_entries_mark(transaction)
                 write_entries_mark(transaction, found._replace(removed_at=catalog_location(mark)))
 
     def beyond_end(self, runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return False for each: rows have no offset, and ``FileRow.bytes`` counts transactions here."""
+        """Return False for each record, because rows have no offset, and ``FileRow.bytes`` counts transactions here."""
         return np.zeros(len(runs), np.bool_)
 
 
@@ -239,7 +239,7 @@ class _RowsWriter(TierWriter):
         return self._put(ledger_id, first, len(sizes), header, body)
 
     def add_body(self, ledger_id: int, first: int, count: int, body: bytes) -> Run:
-        """Put a record as it is."""
+        """Put a record in its stored form."""
         return self._put(ledger_id, first, count, encode_entries_header(ledger_id, first, count, body), body)
 
     def _put(self, ledger_id: int, first: int, count: int, header: bytes, body: bytes) -> Run:
@@ -263,14 +263,14 @@ class _RowsWriter(TierWriter):
         self._put_bytes = 0
 
     def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
-        """Count this transaction in the environment, and have the index rely on it by the file's row."""
+        """Count this transaction in the environment and in the file's row, so that the index requires it."""
         mark = read_entries_mark(transaction)
         mark = mark._replace(puts=mark.puts + 1)
         write_entries_mark(transaction, mark)
         self._changed[file_id] = self._store.volumes.rows[file_id]._replace(bytes=mark.puts)
 
     def finish(self) -> list[FileRow]:
-        """Commit what is left; return the rows of the environments that count it."""
+        """Commit the remaining records; return the rows of the environments with the new counts."""
         if self.puts:
             self._flush()
         return list(self._changed.values())

@@ -1,4 +1,4 @@
-"""The interface of a storage tier: how entries are written, read and checked in its files, and how these are freed.
+"""The interface of a storage tier: writing, reading, checking and freeing of entries in its files.
 
 A tier keeps records of entries in files of one kind (``FileRow.kind``). The index says in which file each record lies;
 its tier does everything else with the file. A reader, the mover, compaction, ``verify`` and
@@ -208,7 +208,7 @@ def checked_record(
         root: Names the store in errors.
 
     Raises:
-        CorruptError: It is another record, or damaged.
+        CorruptError: The record is damaged, or is another one.
     """
     where = f"file {file_id:016x}"
     header = decode_header(buffer, start, where=where)
@@ -278,14 +278,14 @@ class TierWriter(ABC):
 
 
 class Tier(ABC):
-    """One kind of files that entries lie in. Instances have no state; what they need is passed to each call.
+    """One kind of files that hold entries. Instances have no state; each call gets the store as an argument.
 
     Threads: any, except where a call says otherwise.
 
     Attributes:
         kind: The ``FileRow.kind`` of its files.
         hints: The storage hints whose moved entries are written here.
-        files_are_freed_whole: Whether a file is unlinked once nothing lives in it and packed when little does;
+        files_are_freed_whole: Whether a file is unlinked once it has no live entries, and packed when it has few;
             otherwise records are freed one by one, by ``free_records``.
         mixes_hints: Whether a file holds entries of ledgers of any hint, so that packing sends each to its own tier.
         files_are_merged: Whether small files are packed together once there are many.
@@ -327,21 +327,21 @@ class Tier(ABC):
         return fs.exists(path)
 
     def file_bytes(self, fs: FileSystem, path: str) -> int:
-        """Return the size of a file; FileNotFoundError if it is not there."""
+        """Return the size of a file; raise FileNotFoundError if it is missing."""
         return fs.file_bytes(path)
 
     def disk_bytes(self, fs: FileSystem, path: str) -> int:
-        """Return the bytes that a file takes on the store's devices; 0 if it is not there."""
+        """Return the bytes that a file takes on the store's devices; 0 if it is missing."""
         return fs.disk_bytes(path) if fs.exists(path) else 0
 
     def unlink(self, fs: FileSystem, path: str) -> None:
-        """Remove a file; FileNotFoundError if it is not there."""
+        """Remove a file; raise FileNotFoundError if it is missing."""
         fs.unlink(path)
 
     def replace_missing(self, fs: FileSystem, path: str) -> None:
-        """Put a placeholder in the place of a missing file, durably, so that the store opens.
+        """Create a durable placeholder for a missing file, so that the store opens.
 
-        Reading the file's entries must fail as corruption.
+        Reading the file's entries must raise CorruptError.
         """
         file = fs.create(path, BLOCK_BYTES)
         try:
@@ -378,7 +378,7 @@ class Tier(ABC):
             store: The store.
             ledger_id: The ledger they belong to.
             runs: Records, all in one file.
-            direct: Past the page cache, into private memory.
+            direct: Read past the page cache, into private memory.
             check: Check headers, identity and body checksums.
             bytes_max: Plain bytes after which no further compressed record is unpacked, because only then their plain
                 sizes are known. The result may have fewer records, at least one.
@@ -394,13 +394,13 @@ class Tier(ABC):
     ) -> tuple[memoryview, LocationWords] | None:
         """Return a buffer that holds one uncompressed record, and its words as of that buffer.
 
-        If the buffer is a map of the whole file, the words are the same object. None makes the caller use ``load``: the
-        record is gone, or single records of this tier are not worth a way of their own.
+        If the buffer is a map of the whole file, the words are the same object. With None the caller uses ``load``,
+        because the record was moved, or because this tier has no faster path for single records.
         """
 
     @abstractmethod
     def stored_record(self, files: TierFiles, ledger_id: int, run: Run) -> tuple[memoryview, int]:
-        """Return a buffer that holds one record as it is stored, and where it begins; nothing is checked.
+        """Return a buffer with one record in its stored form, and where the record begins; nothing is checked.
 
         Raises:
             KeyError, FileNotFoundError: The file or the record is not there.
@@ -410,14 +410,14 @@ class Tier(ABC):
 
     @abstractmethod
     def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
-        """Return the records of entries that a file holds, as ``(records,)`` of ``FOOTER_DTYPE``, by the file alone.
+        """Return the records of entries in a file, as ``(records,)`` of ``FOOTER_DTYPE``, from the file alone.
 
-        Their headers are sound; their bodies need not be looked at. Of a damaged file those are returned that can be
-        found.
+        Their headers are sound; their bodies need not be checked. Of a damaged file, the records that can be found are
+        returned.
 
         Raises:
             FileNotFoundError: It is not there.
-            UnsupportedFormatError: It is of a newer format.
+            UnsupportedFormatError: The file has a newer format.
         """
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
@@ -468,7 +468,7 @@ class Tier(ABC):
             mark: The mark of the index that ceased to name them.
 
         Raises:
-            StorageFullError, OSError: They are not freed, and the caller tries again before it writes to this tier.
+            StorageFullError, OSError: They are not freed; the caller retries before it writes to this tier.
         """
         raise UsageError(f"files of kind {self.kind} are freed whole")
 
