@@ -1,4 +1,4 @@
-"""From runs to an ``EntryBatch``: where each entry of some records lies in one buffer."""
+"""Construction of an ``EntryBatch`` from runs: the position of each entry of some records in one buffer."""
 
 from __future__ import annotations
 

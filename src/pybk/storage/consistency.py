@@ -125,7 +125,7 @@ def older_log_files(volumes: Volumes, rows: Iterable[FileRow]) -> dict[FileRow, 
 def log_file_end(volumes: Volumes, row: FileRow) -> int:
     """Return where an older copy of a log file ends, bytes; ``row.bytes`` for one that is none.
 
-    A file that is missing, short or damaged is none of this function's business: reading it says so.
+    A file that is missing, short or damaged is not checked here; reading it raises an error.
     """
     path = volumes.path_of(row)
     if row.bytes <= BLOCK_BYTES or not volumes.fs.exists(path):
@@ -171,7 +171,7 @@ def short_files(volumes: Volumes, rows: Iterable[FileRow]) -> dict[FileRow, int]
 def older_environments(
     volumes: Volumes, rows: Iterable[FileRow], entries: Mapping[int, Environment], mark: CheckpointMark
 ) -> dict[FileRow, str]:
-    """Return the environments of the SSD tier that do not fit the index, each with what is wrong.
+    """Return the environments of the SSD tier that do not fit the index, each with the problem.
 
     Raises:
         CorruptError: The mark of one is damaged.

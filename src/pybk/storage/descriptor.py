@@ -160,7 +160,7 @@ class LedgerDescriptor:
         """The ``Ticket`` of the append that holds ``lock`` now; None if it did not wait. Guarded by ``lock``."""
 
     def reset_pushed(self) -> None:
-        """Set what was pushed to what is durable; nothing of the ledger is staged."""
+        """Set the last pushed entry to the last durable one; the caller ensures that no entries are staged."""
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
         self.last_prefix = b""
@@ -194,14 +194,14 @@ class LedgerDescriptor:
         return True
 
     def restart(self) -> None:
-        """Set what was pushed to what is durable, and accept entries again; the caller holds ``lock``."""
+        """Set the last pushed entry to the last durable one, and accept entries again; the caller holds ``lock``."""
         self.staging = None
         self.reset_pushed()
         self.error = None
 
     @property
     def final_error(self) -> PybkError | None:
-        """Why the ledger takes no entries for good; None also while it is refused for now, or being deleted."""
+        """The error by which the ledger refuses entries for good; None also while it refuses them only for now."""
         error = self.error
         if isinstance(error, StorageRefusedError) and self.created:
             return None
@@ -210,7 +210,7 @@ class LedgerDescriptor:
         return error
 
     def account_staged(self) -> None:
-        """Count as pushed what was staged, after an exception between the two; the caller holds ``lock``.
+        """Count staged entries as pushed, after an exception between staging and counting; the caller holds ``lock``.
 
         To be called before each read of ``last_pushed`` or ``length_pushed``.
         """
@@ -219,7 +219,7 @@ class LedgerDescriptor:
             self.last_pushed, self.length_pushed = staged.last(), staged.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
-        """Record where durable entries lie; called in entry order by the log's leader. May be repeated.
+        """Record the locations of durable entries; called in entry order by the log's leader. May be repeated.
 
         Args:
             first: Id of the first entry.
@@ -296,7 +296,7 @@ class LedgerDescriptor:
             return words[at], words[at + 1], words[at + 2], words[at + 3]
 
     def rebase(self, last_indexed: int, length: int) -> None:
-        """Take over what the index says, with an empty tail.
+        """Take over the state in the index, with an empty tail.
 
         Args:
             last_indexed: Id of the last entry in the index.
@@ -337,7 +337,7 @@ class LedgerDescriptor:
                     self.pages.insert(number, page)
 
     def forget(self, first_entry_id: int) -> None:
-        """Drop the cached page that begins with this entry, if it is still there."""
+        """Drop the cached page that begins with this entry, if it is cached."""
         with self.location_lock:
             number = bisect_right(self.page_firsts, first_entry_id) - 1
             if number >= 0 and self.page_firsts[number] == first_entry_id:

@@ -50,7 +50,7 @@ _PLANNED: Final = "cookie.planned"
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
-    """Make a directory and its missing parents, durably, if it is not there.
+    """Make a directory and its missing parents, durably, if it does not exist.
 
     Raises:
         UsageError: Something else has this name, or a parent's.
@@ -135,7 +135,7 @@ def _lost_its_cookie(fs: FileSystem, root: str) -> bool:
 def _repeated_cookies(
     fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]] | None
 ) -> Iterator[Cookie]:
-    """Yield what the tiers' cookies and the catalogs' headers repeat of a store's cookie; nothing at level BASE."""
+    """Yield the copies of a store's cookie in the tiers' cookies and the catalogs' headers; nothing at level BASE."""
     try:
         directories = load_directories(fs, root) if tiers is None else _merged_directories(fs, root, tiers)
     except (CorruptError, CookieError):
@@ -163,7 +163,7 @@ def store_directories(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     doubtful: list[Directory] | None = None,
 ) -> list[Directory]:
-    """Return the tier directories of an existing store, each checked to be what it is taken for.
+    """Return the tier directories of an existing store; checks that each is the expected one.
 
     Tiers that are not named lie where the store remembers them.
 
@@ -205,7 +205,7 @@ def store_directories(
 def check_doubtful(
     volumes: Volumes, doubtful: Iterable[Directory], files: Mapping[int, FileRow], store_id: bytes
 ) -> None:
-    """Check that directories without a sound cookie hold files of the store, so that they are what they are taken for.
+    """Check that directories without a sound cookie hold files of the store, so that they are the expected ones.
 
     A file that the index names proves it, and so does a log file of the store in a directory of the NVMe tier: the
     index of a store that was never checkpointed names none.
@@ -272,7 +272,7 @@ def _sound_cookie(fs: FileSystem, path: str) -> Cookie | None:
 
 
 def _merged_directories(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Sequence[str]]) -> list[Directory]:
-    """Return the directories as named now, and for the tiers not named those remembered."""
+    """Return the named directories, and the recorded ones of tiers that are not named."""
     tiers = named_paths(tiers)
     try:
         remembered = load_directories(fs, root)
@@ -350,12 +350,12 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
         if name.startswith(CATALOG_PREFIX) and path != catalog_path(volumes.root, mark.catalog_file_id):
             logger.info("removing %s, which another catalog replaced, or which was never finished", path)
             volumes.fs.unlink(path)
-        elif name.startswith(_PLANNED):  # else a store that loses its cookie might be made anew
+        elif name.startswith(_PLANNED):  # otherwise a store that lost its cookie might be replaced by a new one
             volumes.fs.unlink(path)
 
 
 def missing_files(volumes: Volumes) -> list[FileRow]:
-    """Return the files that the index names and that are not there. LMDB, once opened, has made its own."""
+    """Return the missing files that the index names. LMDB creates missing files of its own when it is opened."""
     return [row for row in volumes.rows.values() if not volumes.exists(row)]
 
 
@@ -367,7 +367,7 @@ def note_lost_environments(volumes: Volumes) -> None:
 
 
 def check_present(volumes: Volumes) -> None:
-    """Raise CorruptError if a file that the index names is not there."""
+    """Raise CorruptError if a file that the index names is missing."""
     for row in missing_files(volumes):
         raise CorruptError(
             f"{volumes.path_of(row)} is missing or empty, and the index says that entries lie in it; restore it from a "
@@ -381,7 +381,7 @@ def create_store(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     environment: OpenEnvironment,
 ) -> Cookie:
-    """Make an empty store; its own cookie comes last, so that a store exists whole or not at all.
+    """Make an empty store; its main cookie is written last, so that a store exists completely or not at all.
 
     The cookie is first written under another name, so that a making that was interrupted is known by its store id and
     can be taken up again, and no directory of another store is ever mistaken for a leftover.

@@ -63,7 +63,7 @@ class NamedRecords:
         self.log: Log | None = None
 
     def get(self, name: str) -> NamedRow | None:
-        """Return a record as of its last durable change, None if there is none of this name."""
+        """Return a record as of its last durable change, None if it does not exist."""
         with self._lock:
             row = self._tail.get(name)
         if row is None:
@@ -84,7 +84,7 @@ class NamedRecords:
 
         Args:
             name: 1 to 500 bytes in UTF-8.
-            expected_version: The version that the record has now; None if there is to be no such record.
+            expected_version: The version that the record must have; None if it must not exist.
             value: Its new value, at most 1 MiB; None removes it.
             level: The store's feature level.
 
@@ -213,7 +213,7 @@ class NamedRecords:
             self._tail[row.name] = row
 
     def tail(self) -> list[NamedRow]:
-        """Return what changed since the last checkpoint; called while the log stands still."""
+        """Return the records that changed since the last checkpoint; called while the log stands still."""
         with self._lock:
             return list(self._tail.values())
 
@@ -230,7 +230,7 @@ class NamedRecords:
             self._tail.clear()
 
     def after_fork(self) -> None:
-        """Be usable in a forked child: the lock may be held by a thread that is not there."""
+        """Replace the lock in a forked child, because a thread that does not exist there may have held it."""
         self._lock = threading.Lock()
 
 

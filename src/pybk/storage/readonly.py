@@ -1,4 +1,4 @@
-"""A read-only view of a store that another process writes: reads what is durable, writes nothing, locks nothing."""
+"""A read-only view of a store that another process writes: reads durable entries, without writing or locking."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class ReadOnlyStore(StoreReader):
         self._lsn = mark.next_lsn
 
     def catch_up(self) -> None:
-        """See what became durable since the last call.
+        """Apply the commits that became durable since the last call.
 
         Raises:
             CorruptError: The log or the index is damaged.
@@ -171,7 +171,7 @@ class ReadOnlyStore(StoreReader):
             )
 
     def keep_looking(self) -> None:
-        """Have a thread look for new commits until nothing follows a ledger any more."""
+        """Start a thread that polls for new commits until no ledger is followed any more."""
         with self.lock:
             if self._follower is None and not self.ended:
                 follower = threading.Thread(target=self._follow_for_all, name="pybk-follow", daemon=True)
@@ -179,7 +179,7 @@ class ReadOnlyStore(StoreReader):
                 self._follower = follower
 
     def _follow_for_all(self) -> None:
-        """Body of the thread that looks for new commits; applying them wakes the followers of their ledgers."""
+        """Poll for new commits and apply them, which wakes the followers of their ledgers; the body of the thread."""
         try:
             moved_at = whole_at = asked_at = time.monotonic()
             pause = _LOOK_SECONDS
@@ -205,7 +205,7 @@ class ReadOnlyStore(StoreReader):
                 descriptor.wake_followers()
 
     def _nothing_follows(self) -> bool:
-        """Return whether no ledger is followed; the thread that looks has to end then."""
+        """Return whether no ledger is followed; the polling thread has to end then."""
         with self.lock:
             if any(descriptor.advanced_callbacks for descriptor in self._descriptors.values()):
                 return False
@@ -213,9 +213,9 @@ class ReadOnlyStore(StoreReader):
         return True
 
     def _look_elsewhere(self, mark: CheckpointMark) -> None:
-        """Note that entries may lie in other files, after a commit of the index that took over nothing of the log.
+        """Note that entries may have moved to other files, after a commit of the index without a checkpoint.
 
-        What was read of the log stays valid, so it is not read again for each ledger that is moved.
+        The part of the log that was read stays valid, so it is not read again for each moved ledger.
         """
         if mark == self._mark:
             return
@@ -233,7 +233,7 @@ class ReadOnlyStore(StoreReader):
         self._mark = mark
 
     def _restart(self, mark: CheckpointMark) -> None:
-        """Begin again from a newer checkpoint: what was tail is in the index now, maybe elsewhere."""
+        """Restart from a newer checkpoint: the tail is in the index now, and its entries may have moved."""
         self._rebuilding = True
         files = self.index.files()
         for row in files.values():
@@ -249,7 +249,7 @@ class ReadOnlyStore(StoreReader):
             self._reset(descriptor)
 
     def _reset(self, descriptor: LedgerDescriptor) -> None:
-        """Bring a descriptor to what the index knows; nothing, if the ledger is younger, or gone."""
+        """Reset a descriptor to the state in the index; to an empty state if the index does not have the ledger."""
         row = self.index.ledger(descriptor.ledger_id)
         if row is None:
             descriptor.rebase(-1, 0)
@@ -259,7 +259,7 @@ class ReadOnlyStore(StoreReader):
         descriptor.confirm(row.last_add_confirmed)
 
     def _resynchronized(self) -> None:
-        """After index and log were read anew: ledgers that neither knows were deleted."""
+        """Mark ledgers as deleted that neither index nor log have after both were read again."""
         with self.lock:
             unknown = [d for d in self._descriptors.values() if d.ledger_id not in self._dirty and not d.deleted]
         for descriptor in unknown:
@@ -287,7 +287,7 @@ class ReadOnlyStore(StoreReader):
         return True
 
     def _populating(self, view: memoryview, ready: int) -> Callable[[int], None]:
-        """Return a function that populates a map from ``ready`` up to what it is given, in steps of 256 KiB."""
+        """Return a function that populates a map from ``ready`` up to its argument, in steps of 256 KiB."""
 
         def reach(stop: int) -> None:
             nonlocal ready
@@ -299,7 +299,7 @@ class ReadOnlyStore(StoreReader):
         return reach
 
     def _next_file(self) -> bool:
-        """Continue in the file that begins with the next LSN, if it is there."""
+        """Continue in the file that begins with the next LSN, if it exists."""
         for file_id, row in self.volumes.found(LOG).items():
             if file_id <= self._file_id or row.bytes < BLOCK_BYTES:
                 continue
@@ -316,7 +316,7 @@ class ReadOnlyStore(StoreReader):
         return False
 
     def refresh(self, descriptor: LedgerDescriptor) -> None:
-        """Look anew where a ledger's entries lie: the writer moved them."""
+        """Read the locations of a ledger's entries again, because the writer moved them."""
         super().refresh(descriptor)
         self.catch_up()
         for row in self.index.files().values():
@@ -325,7 +325,7 @@ class ReadOnlyStore(StoreReader):
     def read_batch(
         self, descriptor: LedgerDescriptor, first: int, last: int, max_bytes: int, *, digest_bytes: int, direct: bool
     ) -> EntryBatch:
-        """Read as any store does, once more if another thread was just learning what the writer changed."""
+        """Read as any store does; retry once if another thread was applying changes of the writer."""
         try:
             return super().read_batch(descriptor, first, last, max_bytes, digest_bytes=digest_bytes, direct=direct)
         except (CorruptError, NoSuchEntryError, NoSuchLedgerError):
@@ -333,7 +333,7 @@ class ReadOnlyStore(StoreReader):
             return super().read_batch(descriptor, first, last, max_bytes, digest_bytes=digest_bytes, direct=direct)
 
     def location_of(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[int, int, int, int]:
-        """Find an entry as any store does, once more if another thread was just learning what the writer changed."""
+        """Find an entry as any store does; retry once if another thread was applying changes of the writer."""
         try:
             return super().location_of(descriptor, entry_id)
         except (CorruptError, NoSuchEntryError, NoSuchLedgerError):
@@ -357,7 +357,7 @@ class ReadOnlyStore(StoreReader):
 
 
 def _log_begins_there(mark: CheckpointMark, other: CheckpointMark) -> bool:
-    """Return whether two marks differ at most in the catalog and in file ids: replay begins at one place for both."""
+    """Return whether replay begins at the same position for two marks, which may differ in catalog and file ids."""
     return mark == other._replace(
         catalog_file_id=mark.catalog_file_id, catalog_bytes=mark.catalog_bytes, next_file_id=mark.next_file_id
     )

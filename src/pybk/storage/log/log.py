@@ -154,7 +154,7 @@ class Log:
 
     @property
     def error(self) -> PybkError | None:
-        """Why the log takes nothing more, or None."""
+        """The error after which the log refuses everything; None while it works."""
         return self._error
 
     def pause_staging(self, paused: bool) -> None:
@@ -537,7 +537,7 @@ class Log:
 
     @staticmethod
     def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:
-        """Readmit a ledger whose kept entries are durable now; return whether it takes entries again."""
+        """Readmit a ledger whose kept entries are durable now; return whether it accepts entries again."""
         return any(entries.descriptor is descriptor for entries in kept.staged) and descriptor.readmit()
 
     def readmit(self) -> None:
@@ -574,7 +574,7 @@ class Log:
         return self.durable_lsn
 
     def fail(self, error: PybkError) -> None:
-        """Fail, with ``error``, all later appends and what is staged; the first error stays."""
+        """Fail all staged entries and later appends with ``error``; the first error is kept."""
         with self.mutex:
             if self._error is None:
                 self._error = error
@@ -590,7 +590,7 @@ class Log:
                 commit.done = True
 
     def close(self) -> None:
-        """Commit what is staged, stop the committer thread and leave the file; further appends are refused."""
+        """Commit staged entries, stop the committer thread and leave the log file; later appends are refused."""
         try:
             if self._error is None:
                 self.flush(kept=True)

@@ -154,7 +154,7 @@ class LogFileSupply:
             self.make(bytes_min, 0.0)
 
     def leave_log_file(self, file_id: int, used_bytes: int, commits: int) -> None:
-        """Take note that the log will write no more to a file of which it used this much for this many commits."""
+        """Note that the log has left a file, with the bytes and commits that it wrote to the file."""
         with self._lock:
             self._left[file_id] = used_bytes
             size = next((made.file.size for made in self._open if made.row.file_id == file_id), used_bytes)
@@ -283,14 +283,14 @@ class LogFileSupply:
         return bool(queued)
 
     def discard(self, files: list[LogFile]) -> None:
-        """Remove files, but for those that the log took meanwhile; the caller holds ``making``."""
+        """Remove files, except those that the log began to use meanwhile; the caller holds ``making``."""
         with self._lock:
             queued = self.queued()
             self._doomed += [made for made in files if made in queued]
         self._bury()
 
     def _bury(self) -> None:
-        """Unlink what the log will not take any more; may be repeated. The caller holds ``making``.
+        """Unlink the files that the log will not use; may be repeated. The caller holds ``making``.
 
         One that cannot be unlinked is tried again later, and removed by the next open at the latest: it is zeros.
         """
@@ -318,7 +318,7 @@ class LogFileSupply:
             return self._left.get(file_id)
 
     def adopt(self, row: FileRow, used_bytes: int) -> None:
-        """Take note of a log file of an earlier process, which the log will write no more to."""
+        """Note a log file of an earlier process, to which the log does not write any more."""
         file = self._volumes.fs.open(self._volumes.path_of(row), writable=True)
         with self._lock:
             self._left[row.file_id] = used_bytes
@@ -326,7 +326,7 @@ class LogFileSupply:
             self._open.append(LogFile(row, file))
 
     def tidy(self) -> None:
-        """Remove files that the log passed over; close those it left, and give the blocks back that it did not use."""
+        """Remove files that the log skipped; close those that it left, and free their unused blocks."""
         with self.making:
             self._bury()
         while (left := self._take_left()) is not None:

@@ -101,7 +101,7 @@ def _check_member(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedReco
 
 
 def _named(file: OpenLogFile, record: ReplayedRecord) -> NamedRow:
-    """Return what a record says of a named record."""
+    """Return the change of a named record that a log record contains."""
     _check_control(file, record)
     body = bytes(file.data[record.body_start : record.body_end])
     return decode_named(record.header.first_entry_id, body, where=file.path)
@@ -248,7 +248,7 @@ def log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
 
 
 def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
-    """Make durable what replaying the log found, and remove the files that are no part of it.
+    """Make all replayed commits durable, and remove files that are not part of the log.
 
     The files' bytes and names are synced. The page cache may hold what a failed sync never brought to disk, so commits
     that no watermark vouches for are written again.

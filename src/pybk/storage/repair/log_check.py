@@ -67,7 +67,7 @@ def check_log_from(
     for file in files:
         header, problems = _check_header(file, store_id)
         if header is None:
-            # Perhaps torn when it was to be begun; when commits are missing behind it, it is what should hold them.
+            # The file may have been torn when it was begun; if commits are missing after it, it should have held them.
             if lsn <= durable_lsn and problems:
                 yield from problems
             continue

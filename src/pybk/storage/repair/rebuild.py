@@ -193,7 +193,7 @@ class _Rebuilder:
         self._files = dict(self._state.files)
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close all files."""
         for environment in self._entries.values():
             environment.close()
 
@@ -222,7 +222,7 @@ class _Rebuilder:
         return found._replace(made=True, old_index=self._swap(new, keep=mark != self._state.mark))
 
     def _read_state(self) -> CatalogState:
-        """Return what the newest catalog says; if none is sound, what the index says.
+        """Return the state in the newest sound catalog; if there is none, the state in the index.
 
         Raises:
             CorruptError: Neither is sound.
@@ -238,7 +238,7 @@ class _Rebuilder:
             return state
 
     def _state_of_index(self) -> CatalogState | None:
-        """Return what the index says instead of the catalog, None if it is missing or not sound."""
+        """Return the state in the index, None if the index is missing or damaged."""
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
         if not environment_is_there(self._fs, path):
             return None
@@ -353,7 +353,7 @@ class _Rebuilder:
     # ---- assigning records to ledgers ----------------------------------------------------------------------------
 
     def _place(self, named: RunLocations, others: RunLocations) -> tuple[dict[int, RunLocations], list[LostEntries]]:
-        """Return the runs of each ledger, and what is missing; stray segments are looked at only for what is."""
+        """Return the runs of each ledger, and the missing entries; stray segments are read only for missing entries."""
         placed: dict[int, RunLocations] = {}
         lost: list[LostEntries] = []
         parts = _by_ledger(named)
@@ -447,7 +447,7 @@ class _Rebuilder:
             catalog.close()
 
     def _new_catalog(self) -> CheckpointMark:
-        """Write the catalog anew, because none was sound; return the mark for the index."""
+        """Write a new catalog, because none was sound; return the mark for the index."""
         file_id = self._volumes.new_id()
         mark = self._state.mark._replace(catalog_file_id=file_id, next_file_id=self._volumes.next_file_id)
         path = catalog_path(self._root, file_id)
@@ -498,9 +498,7 @@ class _Rebuilder:
             fs.rename(path, kept)
         fs.rename(new, path)
         fs.sync_directory(directory)
-        if (
-            kept is not None and not keep and self._is_sound(kept)
-        ):  # looked at last: LMDB may not survive what is damaged
+        if kept is not None and not keep and self._is_sound(kept):  # checked last, because damage may crash LMDB
             fs.rename(kept, new)
             self._clear(new)
             return None
@@ -520,7 +518,7 @@ class _Rebuilder:
             return False
 
     def _clear(self, path: str) -> None:
-        """Remove the files of an index that nobody needs; its empty directory is taken for the next one."""
+        """Remove the files of an index that is not needed; its empty directory is reused for the next one."""
         for name in self._fs.list_directory(path):
             self._fs.unlink(os.path.join(path, name))
 

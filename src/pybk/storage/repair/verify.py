@@ -181,12 +181,12 @@ class _Check:
         self._done_bytes = self._total_bytes = 0
 
     def close(self) -> None:
-        """Close what was opened."""
+        """Close all files."""
         for close in reversed(self._opened):
             close()
 
     def result(self) -> VerifyReport:
-        """Return what was found."""
+        """Return the result."""
         return VerifyReport(
             tuple(self._problems),
             len(self._counts),
