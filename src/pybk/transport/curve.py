@@ -51,7 +51,7 @@ ZAP_ADDRESS: Final = "inproc://zeromq.zap.01"
 _ZAP_VERSION: Final = b"1.0"
 _DOMAIN: Final = b"pybk"
 TEST_MS: Final = 2_000
-"""How long the test of the library may take."""
+"""How long a handshake of the start-up test may take."""
 
 _REFUSED: Final = zmq.Event.HANDSHAKE_FAILED_AUTH
 _ACCEPTED: Final = zmq.Event.HANDSHAKE_SUCCEEDED

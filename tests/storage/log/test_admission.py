@@ -19,7 +19,7 @@ from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import OsFile
 from pybk.storage.log.admission import Admission, Ticket
 from pybk.writer import LedgerWriter
-from tests.internals import store_of, take_no_more
+from tests.internals import backend_of, descriptor_of, store_of, take_no_more
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.test_ledger import metadata
 from tests.waiting import WAIT_S, wait_until
@@ -153,7 +153,7 @@ def test_a_large_append_is_not_starved_by_a_flood_of_small_ones(manager: LedgerM
         thread.join(WAIT_S)
         assert not thread.is_alive(), f"{len(sequences)} of 5 large appends got room"
     assert [len(ids) for ids in sequences] == [13] * 5
-    assert store_of(manager).log.admission.first is None
+    assert backend_of(manager).log_of(descriptor_of(writer)).admission.first is None
 
 
 def test_batches_longer_than_the_limit_and_floods_of_two_ledgers_all_proceed(manager: LedgerManager) -> None:

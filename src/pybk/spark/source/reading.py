@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pybk.spark.options import SourceOptions
 
 LATE_SECONDS: Final = 10.0
-"""How long entries may be late that bookies have confirmed."""
+"""How long a task waits until it knows that entries are confirmed which the planner saw."""
 
 _LOOK_SECONDS: Final = 0.05
 

@@ -74,7 +74,7 @@ class LogFileSupply:
         self._troubles = troubles
         self._config = config
         self.on_use = on_use
-        """Called when the log has taken a file."""
+        """Wakes maintenance, after a file was taken, left or removed."""
         self._lock = threading.Lock()
         self.making = threading.Lock()
         """Held while files are made or removed."""
