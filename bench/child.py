@@ -1,4 +1,4 @@
-"""A process that is watched: ``python -m bench.child fill|memory STORE BYTES``, ``... idle|idle-... STORE SECONDS``.
+"""A process to be measured: ``python -m bench.child fill|memory STORE BYTES``, ``... idle|idle-... STORE SECONDS``.
 
 ``fill`` prints a line when that many payload bytes are durable, and writes until it is killed; ``memory`` prints the
 most memory it had resident, in MiB. ``idle`` opens a store with a tier policy and prints the processor time that it

@@ -26,7 +26,7 @@ Run = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done.
+    """The amount of work.
 
     Attributes:
         rounds: How often the contestants take turns.
@@ -53,7 +53,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a contestant should reach.
+    """A figure that a contestant should reach.
 
     Attributes:
         text: The target in words.
@@ -66,7 +66,7 @@ class Target:
     at_most: bool = False
 
     def ratio(self, name: str, rates: Rates) -> float:
-        """Return how well it was reached; 1 and more is reached."""
+        """Return the ratio of the figure to the target; 1 or more means that it was reached."""
         value = self.value(rates)
         return value / rates[name] if self.at_most else rates[name] / value
 
@@ -121,7 +121,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a contestant reached.
+    """The result of a contestant.
 
     Attributes:
         contest: The contest's name.

@@ -1,4 +1,4 @@
-"""What is written: entries of 1 KiB that no compression helps with."""
+"""The payloads: entries of 1 KiB that cannot be compressed."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Peer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
 
     def __enter__(self) -> Self:
         """Return the peer itself."""

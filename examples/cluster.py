@@ -1,7 +1,7 @@
-"""Ledgers on several bookies, of which one goes away: ``python cluster.py DIRECTORY``.
+"""Ledgers on several bookies, one of which fails: ``python cluster.py DIRECTORY``.
 
-Here all bookies are in one process, to have it in one file. In earnest each is embedded in a process of its own, or run
-by ``pybk bookie``; several hosts share a ZooKeeper, ``zk://host:2181/ledgers``, instead of LMDB.
+Here all bookies are in one process, so that the example is one file. In production each is embedded in a process of its
+own, or run by ``pybk bookie``; several hosts share a ZooKeeper, ``zk://host:2181/ledgers``, instead of LMDB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(directory: Path) -> None:
             for name in ("a", "b", "c", "d")
         }
         client = stack.enter_context(LedgerManager.connect(metadata, cluster_secret=secret))
-        password = secrets.token_bytes(32)  # that of this ledger: nobody reads it after this run
+        password = secrets.token_bytes(32)  # the ledger's password, which is not needed after this run
         writer = client.create_ledger(password=password, ensemble_size=3, write_quorum=3, ack_quorum=2)
         writer.append(b"sent to three bookies, and synced by two of them before this returns")
         gone = client.ledger_metadata(writer.ledger_id).fragments[0].ensemble[0].bookie_id

@@ -36,7 +36,7 @@ Operations = Mapping[bytes, bytes | None]
 
 
 class DamagedStoreError(Exception):
-    """The ledgers are sound, but what is in them was not written by this program."""
+    """The ledgers are sound, but this program did not write their contents."""
 
 
 def encode(operations: Operations) -> bytes:
@@ -215,7 +215,7 @@ class KeyValueStore:
             self._manager.delete_ledger(ledger_id)
         replayed = 0
         for ledger_id in sorted(self._manager.list_ledgers(WAL)):
-            # Opening fences a writer that might still be there, recovers the ledger and closes it.
+            # Opening fences a writer that might still exist, recovers the ledger and closes it.
             with self._manager.open_ledger(ledger_id, password=self._password) as reader:
                 for entry in reader.read(0, reader.last_add_confirmed):
                     replayed += len(entry.payload)

@@ -61,12 +61,12 @@ def bare(entries: int, window: int, figure: Callable[[float, list[float]], float
 
 
 def each_ms(call: Callable[[], object], seconds: float) -> float:
-    """Repeat a call; return the median of what it takes, milliseconds."""
+    """Repeat a call; return its median time in milliseconds."""
     return median_ms(latencies_of(call, seconds))
 
 
 def latencies_of(call: Callable[[], object], seconds: float) -> list[float]:
-    """Repeat a call; return what it takes each time, seconds."""
+    """Repeat a call; return the seconds of each repetition."""
     latencies = []
     now = time.perf_counter()
     end = now + seconds
@@ -105,11 +105,11 @@ def in_batches(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
 
 
 def with_outstanding(writer: LedgerWriter, seconds: float) -> tuple[int, float, list[float]]:
-    """Append with as many outstanding as are allowed.
+    """Append with as many outstanding entries as are allowed.
 
     Returns:
-        Entries, seconds, and how long each entry took. An entry's end is when its turn comes to be waited for, so
-        what it took is no less than the truth.
+        The number of entries, the seconds, and the latency of each entry. Entries are waited for in order, so a
+        latency is at least the true one.
     """
     outstanding: deque[tuple[float, AppendFuture[int]]] = deque()
     latencies = []

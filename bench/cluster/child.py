@@ -37,7 +37,7 @@ def write(manager: LedgerManager) -> None:
 
 
 def follow(manager: LedgerManager, ledger_id: int) -> None:
-    """Read to the end of a ledger that somebody else writes."""
+    """Read to the end of a ledger that another process writes."""
     with manager.open_ledger(ledger_id, password=PASSWORD, recover=False) as reader:
         print("ready", flush=True)
         latencies = [time.monotonic() - _SENT.unpack(entry.payload)[0] for entry in reader.follow()]

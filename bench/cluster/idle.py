@@ -1,4 +1,4 @@
-"""``python -m bench.cluster.idle``: the processor time of followers and bookies to which nothing happens.
+"""``python -m bench.cluster.idle``: the processor time of followers and bookies at rest.
 
 A share of a core is measured over a minute, because what is done at rest is done every 28 or 60 seconds, so it is no
 contest of rounds.
@@ -80,7 +80,7 @@ def tasks(readers: Sequence[LedgerReader]) -> Iterator[None]:
 
 @contextmanager
 def nobody(readers: Sequence[LedgerReader]) -> Iterator[None]:
-    """Have nobody follow."""
+    """Follow nothing."""
     yield
     for reader in readers:
         reader.close()
@@ -98,7 +98,7 @@ def share(seconds: float, *pids: int) -> float:
 
 
 def make_ledgers(cluster: Cluster, count: int) -> list[int]:
-    """Return the ids of new open ledgers of one entry, whose writer is no more."""
+    """Return the ids of new open ledgers with one entry, whose writer has ended."""
     with LedgerManager.connect(cluster.url, cluster_secret=cluster.secret) as writing:
         writers = [writing.create_ledger(password=PASSWORD) for _ in range(count)]
         for writer in writers:

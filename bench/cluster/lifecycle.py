@@ -71,7 +71,7 @@ def longest_pause(cluster: Cluster, seconds: float) -> float:
 
 
 def recovery(cluster: Cluster, _: float) -> float:
-    """Have a writer die with entries unconfirmed; return what opening its ledger takes, milliseconds."""
+    """Have a writer die with unconfirmed entries; return the milliseconds of opening its ledger."""
     with child(cluster, "write") as writer:
         ledger_id = int(answer(writer))
         writer.wait()

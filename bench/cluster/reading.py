@@ -69,7 +69,7 @@ def tail(curve: bool, directory: Path, _: Scale) -> Iterator[Run]:
 
 
 def followed(cluster: Cluster, seconds: float) -> float:
-    """Append at a steady rate; return the median of what another process takes to see an entry, milliseconds."""
+    """Append at a steady rate; return the median milliseconds until another process sees an entry."""
     with (
         cluster.client.create_ledger(password=PASSWORD) as writer,
         child(cluster, "follow", writer.ledger_id) as reader,

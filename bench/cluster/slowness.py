@@ -84,19 +84,19 @@ def singly_p99(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
 
 
 def growth(three: Cluster, writer: LedgerWriter, seconds: float) -> float:
-    """Append batches as fast as two bookies take them; return by how much this process grew at most, MiB.
+    """Append batches as fast as two bookies accept them; return the maximum memory growth of this process, MiB.
 
     At least a page, as nothing cannot be compared with a target.
     """
-    ctypes.CDLL(None).malloc_trim(0)  # so that what earlier rounds left is not used again, and not seen
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # so that the most begins here
+    ctypes.CDLL(None).malloc_trim(0)  # so that memory of earlier rounds is not reused, which would hide growth
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the maximum
     before = memory_mib("VmRSS")
     in_batches(three, writer, seconds)
     return max(memory_mib("VmHWM") - before, PAGE_MIB)
 
 
 def memory_mib(which: str) -> float:
-    """Return what Linux says about the memory of this process, in MiB."""
+    """Return a memory figure of this process from Linux, in MiB."""
     found = re.search(rf"^{which}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
     if found is None:
         raise RuntimeError(f"/proc/self/status has no {which}; resident memory is measured on Linux only")

@@ -1,4 +1,4 @@
-"""What two commits are compared by: pybk's own part in the contests of ``bench`` and ``bench.cluster``."""
+"""The measurements that compare two commits: pybk's part of the contests of ``bench`` and ``bench.cluster``."""
 
 from __future__ import annotations
 
