@@ -46,8 +46,8 @@ class ReplicaExtent:
         return self.first + self.descriptor.last_durable * self.stride
 
 
-def _first_of(held: ReplicaExtent) -> int:
-    return held.first
+def _first_of(extent: ReplicaExtent) -> int:
+    return extent.first
 
 
 class Extents:
@@ -72,41 +72,41 @@ class Extents:
         for lane in self._lanes.values():
             yield from lane
 
-    def add(self, held: ReplicaExtent) -> None:
+    def add(self, extent: ReplicaExtent) -> None:
         """Add an extent; one that replaces damaged entries becomes the newest of its kind."""
-        if held.replaces:
-            self._replacements.append(held)
+        if extent.replaces:
+            self._replacements.append(extent)
             return
-        lane = self._lanes.setdefault((held.stride, held.first % held.stride), [])
-        insort(lane, held, key=_first_of)
-        self._strides[held.stride] = None
+        lane = self._lanes.setdefault((extent.stride, extent.first % extent.stride), [])
+        insort(lane, extent, key=_first_of)
+        self._strides[extent.stride] = None
 
-    def remove(self, held: ReplicaExtent) -> None:
+    def remove(self, extent: ReplicaExtent) -> None:
         """Remove an extent."""
-        if held.replaces:
-            self._replacements.remove(held)
+        if extent.replaces:
+            self._replacements.remove(extent)
             return
-        self._lanes[held.stride, held.first % held.stride].remove(held)
+        self._lanes[extent.stride, extent.first % extent.stride].remove(extent)
 
     def holder(self, entry_id: int) -> ReplicaExtent | None:
         """Return the extent that holds an entry, staged or durable; of several, the newest. None if none holds it."""
-        for held in reversed(self._replacements):
-            if held.first <= entry_id <= held.last_staged and (entry_id - held.first) % held.stride == 0:
-                return held
+        for extent in reversed(self._replacements):
+            if extent.first <= entry_id <= extent.last_staged and (entry_id - extent.first) % extent.stride == 0:
+                return extent
         for stride in self._strides:
             found = self._before(entry_id, stride)
             if found is not None and entry_id <= found.last_staged:
                 return found
         return None
 
-    def bound(self, held: ReplicaExtent, entry_id: int) -> int:
-        """Return the last id up to which ``held`` has the valid copies from ``entry_id`` on.
+    def bound(self, extent: ReplicaExtent, entry_id: int) -> int:
+        """Return the last id up to which ``extent`` has the valid copies from ``entry_id`` on.
 
         Any other extent of replacements ends the range, an older one too, which costs one more step of the caller.
         """
-        bound = held.last_staged
+        bound = extent.last_staged
         for other in self._replacements:
-            if other is not held and other.last_staged >= entry_id:
+            if other is not extent and other.last_staged >= entry_id:
                 bound = min(bound, max(entry_id, other.first - 1))
         return bound
 
@@ -122,15 +122,15 @@ class Extents:
         """Return the extent of this stride to which an entry can be appended, None if there is none."""
         lane = self._lanes.get((stride, entry_id % stride), ())
         for place in range(bisect_right(lane, entry_id, key=_first_of) - 1, -1, -1):
-            held = lane[place]
-            if held.last_staged + stride == entry_id:
-                return held
-            if held.descriptor.last_pushed >= 0:
+            extent = lane[place]
+            if extent.last_staged + stride == entry_id:
+                return extent
+            if extent.descriptor.last_pushed >= 0:
                 break
         return None
 
     def missing(self, first: int, stride: int, count: int) -> int:
-        """Return how many of ``count`` entries, from ``first`` by ``stride``, precede the first that is held."""
+        """Return how many of ``count`` entries, from ``first`` by ``stride``, precede the first one in an extent."""
         if self._ends_before(first, stride):
             return count
         return next((n for n in range(count) if self.holder(first + n * stride) is not None), count)
@@ -138,11 +138,11 @@ class Extents:
     def _ends_before(self, first: int, stride: int) -> bool:
         """Return whether no extent that a run of this stride can meet holds an entry from ``first`` on.
 
-        Replacements need no look: whatever they replace lies in a lane.
+        Replacements need not be searched, because the entries that they replace are in a lane.
         """
         for (mine, residue), lane in self._lanes.items():
             if mine != stride or residue == first % stride:
-                staged = next((held for held in reversed(lane) if held.descriptor.last_pushed >= 0), None)
+                staged = next((extent for extent in reversed(lane) if extent.descriptor.last_pushed >= 0), None)
                 if staged is not None and staged.last_staged >= first:
                     return False
         return True
@@ -150,9 +150,9 @@ class Extents:
     def last(self) -> ReplicaExtent | None:
         """Return the extent with the highest durable entry, None if nothing is durable.
 
-        A newer copy of this entry may lie in an extent of replacements, which is not looked at.
+        A newer copy of this entry may be in an extent of replacements, which is not searched.
         """
         tops = []
         for lane in self._lanes.values():
-            tops += [next((held for held in reversed(lane) if held.descriptor.last_durable >= 0), None)]
-        return max((held for held in tops if held), key=lambda held: held.last_durable, default=None)
+            tops += [next((extent for extent in reversed(lane) if extent.descriptor.last_durable >= 0), None)]
+        return max((extent for extent in tops if extent), key=lambda extent: extent.last_durable, default=None)

@@ -125,13 +125,13 @@ class Replica:
             at, count = 0, len(run.sizes)
             while at < count:
                 entry_id = run.first + at * run.stride
-                held = self.extents.holder(entry_id)
-                if held is None:
+                extent = self.extents.holder(entry_id)
+                if extent is None:
                     n = self.extents.missing(entry_id, run.stride, count - at)
                     gaps.append((at, at + n))
                 else:
-                    n = self._shared(held, entry_id, run.stride, count - at)
-                    wrong = self._wrong(held, run, body, ends, at, at + n)
+                    n = self._shared(extent, entry_id, run.stride, count - at)
+                    wrong = self._wrong(extent, run, body, ends, at, at + n)
                     if wrong is None:
                         return Status.CONFLICT
                     if wrong and not recovery:
@@ -173,7 +173,7 @@ class Replica:
         return bool(sound.all())
 
     def _is_there(
-        self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
+        self, extent: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
     ) -> bool:
         """Return whether an extent's entries equal entries ``low`` to ``high`` of a run, byte by byte (I14).
 
@@ -186,12 +186,12 @@ class Replica:
         """
         first = run.first + low * run.stride
         last = run.first + (high - 1) * run.stride
-        if last > held.last_durable:
+        if last > extent.last_durable:
             self._store.log.flush()
-        if last > held.last_durable:
-            raise self._unsettled(held, first)
+        if last > extent.last_durable:
+            raise self._unsettled(extent, first)
         while low < high:
-            batch = self._batch(held, first, last, run.stride, _COMPARED_BYTES, checked=True)
+            batch = self._batch(extent, first, last, run.stride, _COMPARED_BYTES, checked=True)
             count = len(batch)
             if batch.sizes.tolist() != run.sizes[low : low + count].tolist():
                 return False
@@ -201,14 +201,14 @@ class Replica:
             first += count * run.stride
         return True
 
-    def _shared(self, held: ReplicaExtent, entry_id: int, stride: int, count: int) -> int:
+    def _shared(self, extent: ReplicaExtent, entry_id: int, stride: int, count: int) -> int:
         """Return how many of ``count`` entries, from one that an extent holds, can be read from it at once."""
-        if stride % held.stride:
+        if stride % extent.stride:
             return 1
-        return min(count, (self.extents.bound(held, entry_id) - entry_id) // stride + 1)
+        return min(count, (self.extents.bound(extent, entry_id) - entry_id) // stride + 1)
 
     def _wrong(
-        self, held: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
+        self, extent: ReplicaExtent, run: EntryRun, body: memoryview, ends: list[int], low: int, high: int
     ) -> list[int] | None:
         """Compare an extent's entries with entries ``low`` to ``high`` of a run.
 
@@ -217,12 +217,12 @@ class Replica:
             bytes than the run's (I14).
         """
         with suppress(CorruptError):
-            if self._is_there(held, run, body, ends, low, high):
+            if self._is_there(extent, run, body, ends, low, high):
                 return []
         wrong = []
         for at in range(low, high):
             try:
-                if not self._is_there(held, run, body, ends, at, at + 1):
+                if not self._is_there(extent, run, body, ends, at, at + 1):
                     return None
             except CorruptError:
                 wrong.append(at)
@@ -246,15 +246,15 @@ class Replica:
     ) -> None:
         """Stage entries ``low`` to ``high`` of a run: missing ones, or, if ``replaces``, ones that are damaged here."""
         entry_id = run.first + low * run.stride
-        held = None if replaces else self.extents.growing(entry_id, run.stride)
-        if held is None:
+        extent = None if replaces else self.extents.growing(entry_id, run.stride)
+        if extent is None:
             # A deferred add is acknowledged before the sync, so its extent is created durably first: after a crash
             # the extent shows that the ledger is in limbo (D6).
-            held = self._keep(self, entry_id, run.stride, replaces, durable)
-            self.extents.add(held)
-            if held.created is not None:
-                self._unborn.append(held)
-        descriptor = held.descriptor
+            extent = self._keep(self, entry_id, run.stride, replaces, durable)
+            self.extents.add(extent)
+            if extent.created is not None:
+                self._unborn.append(extent)
+        descriptor = extent.descriptor
         start, end, count = ends[low], ends[high], high - low
         lac, length = _LAC_AND_LENGTH.unpack_from(body, ends[high - 1] + _LAC_AT)
         overhead = ENTRY_HEADER_BYTES + _DIGEST_BYTES[descriptor.metadata.digest_type]
@@ -262,8 +262,8 @@ class Replica:
         parts[0] = body[start:end]
         with descriptor.lock:
             descriptor.account_staged()
-            if held.last_staged + run.stride != entry_id:
-                raise self._unsettled(held, entry_id)
+            if extent.last_staged + run.stride != entry_id:
+                raise self._unsettled(extent, entry_id)
             while True:
                 commit = self._store.log.stage(
                     descriptor,
@@ -285,9 +285,9 @@ class Replica:
             self._deferred.append(commit)
         self._lac = max(self.lac(), lac)
 
-    def _unsettled(self, held: ReplicaExtent, entry_id: int) -> PybkError:
+    def _unsettled(self, extent: ReplicaExtent, entry_id: int) -> PybkError:
         """Return the error for entries that were staged before in a commit that failed."""
-        return held.descriptor.error or StorageFullError(
+        return extent.descriptor.error or StorageFullError(
             f"entries of ledger {self.ledger_id} at or before {entry_id} were staged, but there was no space for their "
             "commit; send them again once there is space"
         )
@@ -299,12 +299,14 @@ class Replica:
         lost, so the ledger is in limbo (D6).
         """
         if self._unborn:
-            for held in self._unborn:
-                if held.created is not None and held.created.error is not None:
-                    self.extents.remove(held)
-                elif held.descriptor.created:
-                    held.created = None
-            self._unborn = [held for held in self._unborn if held.created is not None and held.created.error is None]
+            for extent in self._unborn:
+                if extent.created is not None and extent.created.error is not None:
+                    self.extents.remove(extent)
+                elif extent.descriptor.created:
+                    extent.created = None
+            self._unborn = [
+                extent for extent in self._unborn if extent.created is not None and extent.created.error is None
+            ]
         if self._deferred:
             if any(commit.error is not None for commit in self._deferred):
                 self.limbo = True
@@ -314,11 +316,11 @@ class Replica:
         """Return the store's ledgers that are extents of this ledger and whose creation is durable."""
         with self.lock:
             self.note_commit_outcomes()
-            return [held.descriptor for held in self.extents if held.created is None]
+            return [extent.descriptor for extent in self.extents if extent.created is None]
 
     def tier(self) -> StorageHint | None:
         """Return the tier of the ledger's entries, None if it has none; the caller holds the lock."""
-        return next((held.descriptor.metadata.tier for held in self.extents), None)
+        return next((extent.descriptor.metadata.tier for extent in self.extents), None)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -335,16 +337,16 @@ class Replica:
             if isinstance(found, Status):
                 status = found
                 break
-            held, upto = found
+            extent, upto = found
             try:
                 if first == last and not checked:
-                    entry = self._one(held, entry_id)
+                    entry = self._one(extent, entry_id)
                     if entry is not None:
                         sizes.append(len(entry))
                         body.append(entry)
                         break
                 read = self._checked_batch if checked else self._batch
-                batch = read(held, entry_id, min(last, upto), stride, left)
+                batch = read(extent, entry_id, min(last, upto), stride, left)
             except PybkError as error:
                 status = self._unreadable(entry_id, error)
                 break
@@ -362,9 +364,13 @@ class Replica:
             self.note_commit_outcomes()
             if self.deleted:
                 return Status.NO_SUCH_LEDGER
-            held = self.extents.holder(entry_id)
-            if held is not None:
-                return (held, self.extents.bound(held, entry_id)) if entry_id <= held.last_durable else Status.UNKNOWN
+            extent = self.extents.holder(entry_id)
+            if extent is not None:
+                return (
+                    (extent, self.extents.bound(extent, entry_id))
+                    if entry_id <= extent.last_durable
+                    else Status.UNKNOWN
+                )
             # D6: without a gap, lost entries were never forced, and after a durable fence they never will be. So a
             # recovery may count them as never acknowledged.
             denied = not self.limbo or (recovery and bool(self.fences) and not self.gap)
@@ -376,24 +382,24 @@ class Replica:
         logger.error("ledger %d entry %d is here and cannot be read: %s", self.ledger_id, entry_id, error)
         return Status.UNKNOWN
 
-    def _checked_batch(self, held: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
+    def _checked_batch(self, extent: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int) -> EntryBatch:
         """Read as ``_batch`` does, from records whose checksums match; if one is damaged, read the first entry alone.
 
         Raises:
             CorruptError: The first entry's record is damaged.
         """
         try:
-            return self._batch(held, first, last, stride, bytes_max, checked=True)
+            return self._batch(extent, first, last, stride, bytes_max, checked=True)
         except CorruptError:
-            return self._batch(held, first, first, stride, 1, checked=True)
+            return self._batch(extent, first, first, stride, 1, checked=True)
 
     def _batch(
-        self, held: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
+        self, extent: ReplicaExtent, first: int, last: int, stride: int, bytes_max: int, *, checked: bool = False
     ) -> EntryBatch:
         """Read durable entries ``first``, ``first + stride``, … from one extent.
 
         Args:
-            held: The extent; it has entry ``first``, durable.
+            extent: The extent; it has entry ``first``, durable.
             first: The first entry id.
             last: The last entry id wanted, inclusive.
             stride: Distance of the ids.
@@ -403,10 +409,10 @@ class Replica:
         Returns:
             At least one entry, and only one if the extent's stride does not divide ``stride``.
         """
-        descriptor = held.descriptor
-        low = (first - held.first) // held.stride
-        step, rest = divmod(stride, held.stride)
-        last = min(last, held.last_durable)
+        descriptor = extent.descriptor
+        low = (first - extent.first) // extent.stride
+        step, rest = divmod(stride, extent.stride)
+        last = min(last, extent.last_durable)
         high = low if rest else low + (last - first) // stride * step
         size_max = max(bytes_max, 1) * max(step, 1)
         digest_bytes = 0 if checked else _DIGEST_BYTES[descriptor.metadata.digest_type]
@@ -428,13 +434,13 @@ class Replica:
             batch.digest_bytes,
         )
 
-    def _one(self, held: ReplicaExtent, entry_id: int) -> memoryview | None:
+    def _one(self, extent: ReplicaExtent, entry_id: int) -> memoryview | None:
         """Return one durable entry from the mapped file, without a copy; None if it has to be read by ``_batch``."""
-        number = (entry_id - held.first) // held.stride
-        if held.descriptor.metadata.digest_type is DigestType.NONE:
+        number = (entry_id - extent.first) // extent.stride
+        if extent.descriptor.metadata.digest_type is DigestType.NONE:
             return None  # without a digest only the record's checksum shows damage, and only batches verify it
         try:
-            found = self._store.locate(held.descriptor, number)
+            found = self._store.locate(extent.descriptor, number)
         except OSError as error:
             raise storage_error(error, f"reading ledger {self.ledger_id} entry {entry_id}") from error
         if found is None:
@@ -446,16 +452,16 @@ class Replica:
 
     def last_entry(self, *, checked: bool = False) -> tuple[int, View] | None:
         """See ``Replicas.lac_proof``; ``checked`` verifies the record's checksum. The caller holds the lock."""
-        held = self.extents.last()
-        if held is None or self.deleted:
+        extent = self.extents.last()
+        if extent is None or self.deleted:
             return None
-        entry_id = held.last_durable
+        entry_id = extent.last_durable
         newest = self.extents.holder(entry_id)
         if newest is not None and entry_id <= newest.last_durable:
-            held = newest
-        entry = None if checked else self._one(held, entry_id)
+            extent = newest
+        entry = None if checked else self._one(extent, entry_id)
         if entry is None:
-            entry = pieces(self._batch(held, entry_id, entry_id, held.stride, 1, checked=checked))[0]
+            entry = pieces(self._batch(extent, entry_id, entry_id, extent.stride, 1, checked=checked))[0]
         return entry_id, entry
 
     def lac(self) -> int:
@@ -492,14 +498,14 @@ class Replica:
 
         The ledger is in limbo meanwhile, so that no entry is denied if the deletion fails half-way.
         """
-        for held in self._unborn:
-            if held.created is not None:
-                self._store.log.wait(held.created)
+        for extent in self._unborn:
+            if extent.created is not None:
+                self._store.log.wait(extent.created)
         self.note_commit_outcomes()
         self.limbo = self.gap = True
-        for held in list(self.extents):
-            self._delete(held.descriptor)
-            self.extents.remove(held)
+        for extent in list(self.extents):
+            self._delete(extent.descriptor)
+            self.extents.remove(extent)
         self._delete_all(self.fences)
         self._delete_all(self.marks)
         self.deleted = True

@@ -583,7 +583,7 @@ class BookieServer:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
             except CookieError as error:
-                logger.exception("bookie %s ends: its name is somebody else's", self.bookie)
+                logger.exception("bookie %s ends: another process has registered under its name", self.bookie)
                 self._error = error
                 self._stop()
                 self.wake()
@@ -621,7 +621,7 @@ class BookieServer:
         described = self._metadata.check_description(state.header.encoded, where=f"ledger {ledger_id}")
         if proves_deletion(described.verifier, proof, ledger_id):
             return True
-        logger.warning("ledger %d has a tombstone that nobody who knows its password made; it is kept", ledger_id)
+        logger.warning("ledger %d has a tombstone that was made without its password; it is kept", ledger_id)
         return False
 
     def health(self) -> Health:
