@@ -57,7 +57,7 @@ def run(chosen: Sequence[Contest], scale: Scale, parsed: argparse.Namespace, siz
     begin = time.perf_counter()
     parsed.directory.mkdir(parents=True, exist_ok=True)
 
-    def tell(text: str) -> None:
+    def show_progress(text: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
@@ -65,10 +65,10 @@ def run(chosen: Sequence[Contest], scale: Scale, parsed: argparse.Namespace, siz
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=parsed.directory) as directory:
         for contest in chosen:
-            reached = hold(contest, scale, Path(directory), tell)
+            reached = hold(contest, scale, Path(directory), show_progress)
             figures += reached
             table += rows(contest, reached)
-    tell("")
+    show_progress("")
     if parsed.json:
         document = {"machine": made_on, "scale": asdict(scale), "figures": [asdict(figure) for figure in figures]}
         print(json.dumps(document, indent=1))

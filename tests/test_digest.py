@@ -221,7 +221,7 @@ def test_an_entry_shorter_than_header_and_digest_is_refused(kind: DigestType) ->
     entry = memoryview(digest.prefix(3, 2, 0, b""))
     digest.check(entry, 0, len(entry), 3)
     for end in range(len(entry)):
-        with pytest.raises(DigestMismatchError, match="are no entry"):
+        with pytest.raises(DigestMismatchError, match="are not an entry"):
             digest.check(entry, 0, end, 3)
 
 

@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], T], what: str = "", seconds: float = WAIT
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain for {what or source_of(condition)}")
+            raise AssertionError(f"waited {seconds:g} s without result for {what or source_of(condition)}")
         time.sleep(0.005)
     return found
 

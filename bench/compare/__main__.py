@@ -116,7 +116,7 @@ def sources(commit: str) -> Iterator[Path]:
     """Take a commit's sources out of the repository; they are removed afterwards."""
     made = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
     if made.returncode:
-        raise SystemExit(f"{commit} is no commit of this repository: {made.stderr.decode().strip()}")
+        raise SystemExit(f"{commit} is not a commit of this repository: {made.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory(prefix="pybk-base-") as target:
         with tarfile.open(fileobj=BytesIO(made.stdout)) as archive:
             archive.extractall(target, filter="data")

@@ -79,7 +79,7 @@ def colocated(spark: SparkSession, directory: Path, *, curve: bool) -> Iterator[
 
 
 def end(pid: int) -> None:
-    """End a process that is no child of this one, and wait until it has."""
+    """End a process that is not a child of this one, and wait until it has."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
         until = time.monotonic() + END_SECONDS

@@ -152,7 +152,7 @@ def _password_in(path: str, name: str, value: Any) -> bytes:
             try:
                 return a2b_base64(text, strict_mode=True)
             except ValueError:
-                raise UsageError(f"{path}: {name} is no base64") from None
+                raise UsageError(f"{path}: {name} is not base64") from None
     raise UsageError(
         f'{path}: {name} takes a password as "text", {{ file = "/path/of/a/file" }} or {{ base64 = "..." }}'
     )

@@ -158,7 +158,7 @@ class EntryDigest(ABC):
         middle = start + ENTRY_HEADER_BYTES
         body = middle + self.size
         if not 0 <= start < body <= end <= len(buffer):
-            raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are no entry")
+            raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are not an entry")
         ids = _unpack_ids(buffer, start)
         if ids != (self.ledger_id, entry_id):
             raise self._mismatch(entry_id, f"the bytes say ledger {ids[0]} entry {ids[1]}")
@@ -173,7 +173,7 @@ class EntryDigest(ABC):
         """
         body = start + ENTRY_HEADER_BYTES + self.size
         if not 0 <= start < body <= end <= len(buffer):
-            raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are no entry")
+            raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are not an entry")
         data = buffer[start:end].tobytes()
         ledger_id, found_id, lac, length = _unpack_header(data)
         payload = data[body - start :]

@@ -328,7 +328,7 @@ class LedgerMetadata:
             return cls._from_values(values)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CorruptError(
-                f"{where}: {len(data)} bytes are no ledger metadata: {error}; restore the file or the "
+                f"{where}: {len(data)} bytes are not ledger metadata: {error}; restore the file or the "
                 "index it came from"
             ) from error
 
@@ -344,15 +344,15 @@ class LedgerMetadata:
         ]
         for name in ("write_flags", "digest_type"):
             if type(values[name]) is not int:
-                raise ValueError(f"{name} is no whole number")
+                raise ValueError(f"{name} is not a whole number")
         if not isinstance(values["storage_hints"], list) or not isinstance(values["custom_metadata"], dict):
-            raise ValueError("storage_hints is no list, or custom_metadata no object")
+            raise ValueError("storage_hints is not a list, or custom_metadata is not an object")
         values["custom_metadata"] = {key: _from_base64(value) for key, value in values["custom_metadata"].items()}
         values["key_salt"] = _from_base64(values["key_salt"])
         values["verifier"] = _from_base64(values["verifier"])
         if "seal" in values:
             if not isinstance(values["extra"], dict):
-                raise ValueError("extra is no object")
+                raise ValueError("extra is not an object")
             values["seal"] = _from_base64(values["seal"])
             values["last_digest"] = _from_base64(values["last_digest"])
         return cls(**values)
@@ -416,7 +416,7 @@ class PolicyMetadata(NamedTuple):
                 values["version"],
             )
         except (ValueError, TypeError, LookupError) as error:
-            raise CorruptError(f"{where}: {len(data)} bytes are no ledger metadata: {error}") from error
+            raise CorruptError(f"{where}: {len(data)} bytes are not ledger metadata: {error}") from error
 
 
 _NAMES: Final = LedgerMetadata.__slots__
@@ -498,5 +498,5 @@ def _to_base64(data: bytes) -> str:
 
 def _from_base64(text: object) -> bytes:
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no base64")
+        raise ValueError(f"{text!r} is not base64")
     return a2b_base64(text, strict_mode=True)

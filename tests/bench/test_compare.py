@@ -75,4 +75,4 @@ def test_an_unknown_commit_is_refused() -> None:
     command = [sys.executable, "-m", "bench.compare", "no-such-commit", "append:"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=False)
     assert run.returncode == 1
-    assert "no-such-commit is no commit" in run.stderr
+    assert "no-such-commit is not a commit" in run.stderr

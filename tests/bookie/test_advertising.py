@@ -68,5 +68,5 @@ def test_names_that_are_no_address_for_others_are_refused() -> None:
     for wrong in ("tcp://0.0.0.0:5", "tcp://[::]:5", "tcp://*:5"):
         with pytest.raises(UsageError, match="stands for every address"):
             advertised(("tcp://127.0.0.1:*",), bound, (wrong,))
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         advertised(("tcp://127.0.0.1:*",), bound, ("other:5",))

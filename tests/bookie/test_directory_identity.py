@@ -31,7 +31,7 @@ CLUSTER, INSTANCE = b"cluster", bytes(range(16))
 
 def test_a_directory_is_bound_to_one_bookie_of_one_cluster(fs: SimFileSystem) -> None:
     replicas = open_replicas(fs)
-    with pytest.raises(CookieError, match="no bookie's yet"):
+    with pytest.raises(CookieError, match="does not belong to a bookie yet"):
         replicas.check_identity(CLUSTER, "a", INSTANCE, 1)
     assert replicas.record_start(CLUSTER, "a", INSTANCE) == 1
     for stop in (after_crash, after_kill):
@@ -76,7 +76,7 @@ def test_a_start_that_ended_between_two_identities_counts(fs: SimFileSystem) -> 
     assert len(list(replicas.store.ledgers())) == 1
 
 
-def test_an_embedded_store_is_no_bookies(fs: SimFileSystem) -> None:
+def test_a_bookie_refuses_the_directory_of_an_embedded_store(fs: SimFileSystem) -> None:
     manager = open_store(fs)
     manager.create_ledger(insecure=True).close()
     manager.close()

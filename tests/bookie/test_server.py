@@ -60,7 +60,7 @@ def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypat
     assert timeout_ms(None) == 1000
     assert timeout_ms(None, "something to do") == 0
     assert timeout_ms(now_ns - 5_000_000) == 0
-    assert timeout_ms(now_ns + 3_500_000) == 4, "rounded up: it would turn in vain before"
+    assert timeout_ms(now_ns + 3_500_000) == 4, "rounded up: an earlier turn of the loop would find nothing due"
     assert timeout_ms(now_ns + 60 * 10**9) == 1000
 
 

@@ -48,7 +48,7 @@ def slow(three_bookies: Cluster) -> Iterator[BookieProcess]:
     bookie = three_bookies.bookies["bookie-1"]
     yield bookie
     if bookie.alive:
-        bookie.go_on()
+        bookie.resume()
     else:
         bookie.start()
 
@@ -105,7 +105,7 @@ def test_a_bookie_that_answers_a_moment_late_is_not_recorded(
         monkeypatch.setattr(owner, name, value)
     client = three_bookies.connect()
     ledger_id = write_while_stopped(client, slow)
-    soon = threading.Timer(0.05, slow.go_on)
+    soon = threading.Timer(0.05, slow.resume)
     soon.start()
     client.close()
     soon.join()

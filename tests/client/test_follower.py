@@ -202,9 +202,9 @@ def test_long_polls_of_all_ledgers_end_together_and_by_their_own_time(
     monkeypatch.setattr(time, "monotonic_ns", lambda: 5)
     polling = follower_module.Followers(nothing, nothing)
     step = follower_module.FOLLOW_NS // 2
-    for vain, most in ((False, 2 * step), (True, 8 * step)):
+    for was_empty, most in ((False, 2 * step), (True, 8 * step)):
         for now in (5, 6, step + 4, step + 5, 17 * step + 99):
-            wait = polling.wait_ns(now, vain=vain)
+            wait = polling.wait_ns(now, was_empty=was_empty)
             assert most - step < wait <= most < POLL_NS_MAX
             assert (now + wait - 5) % step == 0
 

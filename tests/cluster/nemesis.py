@@ -200,7 +200,7 @@ class Nemesis:
     def _stop_bookie(self) -> None:
         if bookie := self._victim():
             bookie.stop()
-            self._hurt_for(self._source.expovariate(0.5), bookie, bookie.go_on, "bookies stopped")
+            self._hurt_for(self._source.expovariate(0.5), bookie, bookie.resume, "bookies stopped")
 
     def _cut_off_bookie(self) -> None:
         if bookie := self._victim():
@@ -237,11 +237,11 @@ class Nemesis:
         if self._source.random() < 0.7:
             self._recover_ledger(int(writer.said("ledger")[0]))
 
-        def go_on() -> None:
+        def resume() -> None:
             writer.signal(signal.SIGCONT)
             self._stopped.discard(writer)
 
-        self._in(self._source.expovariate(0.5), go_on)
+        self._in(self._source.expovariate(0.5), resume)
 
     def _recover(self) -> None:
         if ledgers := self._open_ledgers():

@@ -169,7 +169,7 @@ class BookieProcess:
         """Stop it with SIGSTOP."""
         self.child.stop()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let it continue with SIGCONT."""
         self.child.signal(signal.SIGCONT)
 

@@ -32,7 +32,7 @@ def cluster(four_bookies: Cluster) -> Iterator[Cluster]:
     for bookie in four_bookies.bookies.values():
         bookie.proxy.heal()
         if bookie.alive:
-            bookie.go_on()
+            bookie.resume()
         else:
             bookie.start()
     _wait_for_bookies(four_bookies.connect(), 4)
@@ -159,7 +159,7 @@ def test_a_stopped_bookie_delays_no_append_and_catches_up_when_it_resumes(cluste
     slow = _ensemble(cluster, writer)[2]
     slow.stop()
     _more(writer, 200)
-    slow.go_on()
+    slow.resume()
     assert writer.join() == 0
     metadata = check_writer(cluster, writer)
     assert len(metadata.fragments) == 1, "a short stop replaced the bookie"
@@ -173,7 +173,7 @@ def test_what_a_stopped_bookie_owes_is_bounded(cluster: Cluster) -> None:
     slow.stop()
     assert writer.wait_for(lambda: writer.said("closed")) == ["699"]
     grown = _peak_bytes(writer) - before
-    slow.go_on()
+    slow.resume()
     assert grown < 60 << 20, f"the writer grew by {grown >> 20} MiB"
     check_writer(cluster, writer, largest=200_000)
 

@@ -14,7 +14,7 @@ from tests.storage.real_store import contents, python
 from tests.test_signals import handled
 from tests.waiting import PROCESS_S
 
-_ROOMS = ("client/", "replication/", "transport/client_links", "pybk/writer.py")
+_FILES = ("client/", "replication/", "transport/client_links", "pybk/writer.py")
 
 _BEGIN = """
 import os, random, signal, sys
@@ -27,7 +27,7 @@ url, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
 
 def test_a_close_on_top_of_any_line_of_the_client_says_at_once_what_to_do(tmp_path: Path) -> None:
     files = tuple(
-        str(path) for path in (ROOT / "src" / "pybk").rglob("*.py") if any(room in str(path) for room in _ROOMS)
+        str(path) for path in (ROOT / "src" / "pybk").rglob("*.py") if any(part in str(path) for part in _FILES)
     )
     with inside(tmp_path) as cluster:
         client = cluster.connect()

@@ -11,7 +11,7 @@ from pybk.metadata.lmdb_store import LmdbMetadataStore
 from tests.waiting import WAIT_S
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     """Write a line for the test to read."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -22,9 +22,9 @@ def lease(store: LmdbMetadataStore) -> None:
     lost = threading.Event()
     store.on_session_end(lost.set)
     store.create("lease", b"child", leased=True)
-    tell("leased")
+    report("leased")
     lost.wait()
-    tell("lost")
+    report("lost")
     sys.stdin.read()
 
 
@@ -39,7 +39,7 @@ def count(store: LmdbMetadataStore) -> None:
             store.put("counter", str(int(node.value) + 1).encode(), node.version)
         except MetadataVersionError:
             continue
-        tell(str(int(node.value) + 1))
+        report(str(int(node.value) + 1))
 
 
 if __name__ == "__main__":

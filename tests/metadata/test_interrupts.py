@@ -16,7 +16,7 @@ import pytest
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from tests.interrupting import CallInterrupter
 
-_ROOMS = ("pybk/metadata/lmdb_store.py", "pybk/metadata/host_file.py")
+_FILES = ("pybk/metadata/lmdb_store.py", "pybk/metadata/host_file.py")
 _ENDS = ("HostFile.release_write_lock", "HostFile._unlock")
 _NOWHERE = ("try:", "if True in taken:", "self.thread_lock.release()")
 """Where the interpreter looks for no signals before the next call into C; a trace function would."""
@@ -31,7 +31,7 @@ class Interrupter:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if not code.co_filename.endswith(_ROOMS):
+        if not code.co_filename.endswith(_FILES):
             return None
         line = linecache.getline(code.co_filename, frame.f_lineno).strip()
         if event == "line" and not self.at and line not in _NOWHERE:
@@ -57,7 +57,7 @@ def interrupted_at_line(line: int, call: Callable[[], object]) -> str:
 
 def interrupted_at_call(number: int, call: Callable[[], object]) -> str:
     """Call with an interrupt as one call into C returns; return as ``interrupted_at_line``."""
-    interrupter = CallInterrupter(number, _ROOMS)
+    interrupter = CallInterrupter(number, _FILES)
     sys.setprofile(interrupter)
     try:
         call()

@@ -23,7 +23,7 @@ from typing import Any
 
 from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import Name, exists, fingerprint, mutations, parse, tree_of
-from tests.mutation.targets import another, draw, room_of
+from tests.mutation.targets import another, draw, group_of
 from tests.paths import ROOT
 
 EQUIVALENT = Path(__file__).with_name("equivalent.md")
@@ -102,7 +102,7 @@ def _simulator(name: Name, first: int, count: int) -> str:
 
 def _judge(name: Name, old: Result | None, seeds: int, *, again: bool) -> Result:
     """Run what has not been run of a mutant, until something notices."""
-    room = room_of(name.module)
+    group = group_of(name.module)
     result: Result = {
         "mutant": str(name),
         "of": fingerprint(name),
@@ -110,8 +110,8 @@ def _judge(name: Name, old: Result | None, seeds: int, *, again: bool) -> Result
         "seeds": old["seeds"] if old else 0,
     }
     if old is None or again:
-        result["killed_by"] = _unit_tests(name, room.modules[name.module])
-    while room.simulated and not result["killed_by"] and result["seeds"] < seeds:
+        result["killed_by"] = _unit_tests(name, group.modules[name.module])
+    while group.simulated and not result["killed_by"] and result["seeds"] < seeds:
         count = min(SLICE, seeds - result["seeds"])
         result["killed_by"] = _simulator(name, result["seeds"], count)
         result["seeds"] += count
@@ -206,7 +206,7 @@ def main() -> int:
             print(describe(name), "" if old is None else old["killed_by"] or f"survived {old['seeds']} seeds")
             continue
         seeds = 0 if is_judged(name, judged) else arguments.seeds
-        complete = old is not None and (old["seeds"] >= seeds or not room_of(name.module).simulated)
+        complete = old is not None and (old["seeds"] >= seeds or not group_of(name.module).simulated)
         if old is not None and (old["killed_by"] or (complete and not arguments.again)):
             continue
         result = results[str(name)] = _judge(name, old, seeds, again=arguments.again)

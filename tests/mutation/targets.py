@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from tests.mutation.operators import Mutation, Name, is_same_code, mutations, path_of, tree_of
 
 
-class Room(NamedTuple):
+class ModuleGroup(NamedTuple):
     """Modules that are drawn from together.
 
     Attributes:
@@ -53,8 +53,8 @@ _RECORDS: Final = (
     "tests/metadata/test_registration.py",
 )
 
-ROOMS: Final = (
-    Room(
+GROUPS: Final = (
+    ModuleGroup(
         50,
         dict.fromkeys(
             (
@@ -75,7 +75,7 @@ ROOMS: Final = (
         ),
         simulated=True,
     ),
-    Room(
+    ModuleGroup(
         15,
         {
             "bookie.local_reader": ("tests/bookie/test_local_reader.py",),
@@ -88,7 +88,7 @@ ROOMS: Final = (
         },
         simulated=False,
     ),
-    Room(
+    ModuleGroup(
         15,
         {
             "client.append_queue": _CLIENT,
@@ -112,7 +112,7 @@ ROOMS: Final = (
         },
         simulated=False,
     ),
-    Room(
+    ModuleGroup(
         20,
         {
             "metadata.registration": _RECORDS,
@@ -139,28 +139,28 @@ class Drawn(NamedTuple):
     mutation: Mutation
 
 
-def room_of(module: str) -> Room:
-    """Return the room that a module is of."""
-    return next(room for room in ROOMS if module in room.modules)
+def group_of(module: str) -> ModuleGroup:
+    """Return the group that contains a module."""
+    return next(group for group in GROUPS if module in group.modules)
 
 
 def draw(seed: int, count: int) -> list[Drawn]:
-    """Draw mutants by operator and location: first a room by its weight, then an operator, then one of its places.
+    """Draw mutants by operator and location: first a group by its weight, then an operator, then one of its places.
 
-    Mutations that compile to the same code are none. The machines come first, because the simulator judges them, too.
+    Mutations that compile to the same code are skipped. The machines come first, because the simulator runs them, too.
     """
     random = Random(f"mutation/{seed}")
     every: list[dict[str, list[Drawn]]] = []
-    for room in ROOMS:
+    for group in GROUPS:
         by_operator: dict[str, list[Drawn]] = {}
-        for module in room.modules:
+        for module in group.modules:
             for mutation in mutations(tree_of(module)):
                 name = Name(module, mutation.function, mutation.operator, mutation.number)
                 by_operator.setdefault(mutation.operator, []).append(Drawn(name, mutation))
         every.append(by_operator)
-    result: list[list[Drawn]] = [[] for _ in ROOMS]
+    result: list[list[Drawn]] = [[] for _ in GROUPS]
     while sum(map(len, result)) < count:
-        (at,) = random.choices(range(len(ROOMS)), [room.weight for room in ROOMS])
+        (at,) = random.choices(range(len(GROUPS)), [group.weight for group in GROUPS])
         places = every[at][random.choice(sorted(every[at]))]
         taken = places.pop(random.randrange(len(places))) if places else None
         if taken is not None and not is_same_code(
@@ -172,7 +172,7 @@ def draw(seed: int, count: int) -> list[Drawn]:
 
 def another(seed: int, gone: Name, drawn: list[Name]) -> Name:
     """Draw a mutant in place of one that is gone: of a larger draw, the first new one of the same modules."""
-    modules = room_of(gone.module).modules
+    modules = group_of(gone.module).modules
     count = len(drawn)
     while True:
         count *= 2

@@ -15,7 +15,7 @@ from tests.mutation.__main__ import drawn_names, is_judged, judged_equivalent
 from tests.mutation.loading import VARIABLE
 from tests.mutation.operators import exists, fingerprint, mutated, mutations, parse, path_of, tree_of
 from tests.mutation.patterns import PatternError, replace_in
-from tests.mutation.targets import ROOMS, draw
+from tests.mutation.targets import GROUPS, draw
 from tests.paths import ROOT
 
 NAME = "replication.quorum:Quorum.negatives_needed/arithmetic.0"
@@ -57,7 +57,7 @@ def test_the_same_seed_draws_the_same_mutants_of_every_kind_of_code() -> None:
     assert sum(name.startswith("replication") for name in names) > 6
 
 
-@pytest.mark.parametrize("module", sorted({module for room in ROOMS for module in room.modules}))
+@pytest.mark.parametrize("module", sorted({module for group in GROUPS for module in group.modules}))
 def test_each_mutation_has_a_name_of_its_own_and_compiles(module: str) -> None:
     tree = tree_of(module)
     found = mutations(tree)

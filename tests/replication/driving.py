@@ -89,7 +89,7 @@ class Driven:
         self.recorded += [effect for effect in effects if isinstance(effect, UnderReplicated)]
         return effects
 
-    def tell(self, event: Event) -> list[Effect]:
+    def feed(self, event: Event) -> list[Effect]:
         return self.take(self.machine.step(event, self.now))
 
     def pending(self, number: int | None = None) -> list[Send]:
@@ -100,13 +100,13 @@ class Driven:
         """Answer the oldest request to a bookie, OK if nothing else is said."""
         send = self.pending(number)[0]
         self.sends.remove(send)
-        return self.tell(Answered(send.token, Reply(Status.OK) if reply is None else reply))
+        return self.feed(Answered(send.token, Reply(Status.OK) if reply is None else reply))
 
     def lose(self, number: int) -> list[Effect]:
         """Let the oldest request to a bookie go unanswered."""
         send = self.pending(number)[0]
         self.sends.remove(send)
-        return self.tell(Unanswered(send.token))
+        return self.feed(Unanswered(send.token))
 
     def only(self, kind: type[E_]) -> E_:
         """Return the one effect of a kind that the last event brought."""
@@ -137,7 +137,7 @@ class Writer(Driven):
         """Let a bookie fail, and give its place to another; the change is left to be written."""
         self.lose(number)
         assert self.only(ChooseBookies).places == (place,)
-        self.tell(BookiesChosen({place: bookie(by)}))
+        self.feed(BookiesChosen({place: bookie(by)}))
         return self.only(WriteMetadata)
 
 

@@ -48,7 +48,7 @@ def test_unforced_entries_are_resent_durably_to_a_new_bookie() -> None:
     writer.sends = [send for send in writer.sends if isinstance(send.request, Force)]
     writer.answer(0)
     writer.replace(1, 3, place=1)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     resent = [send.request for send in writer.pending(3)]
     assert [isinstance(request, Add) and request.deferred for request in resent] == [False, False]
     writer.answer(3)
@@ -78,7 +78,7 @@ def test_entries_that_a_failed_force_may_have_missed_are_recorded() -> None:
     writer.answer(1)
     assert confirmed(writer) == 1
     writer.answer(2, Reply(Status.LIMBO))
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
 
 

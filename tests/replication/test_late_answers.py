@@ -49,7 +49,7 @@ def find_the_end(recovery: Recovery, lac: int, last: EntryRun | None = None) -> 
 def close_at_the_lac(recovery: Recovery, lac: int) -> list[UnderReplicated]:
     """Let nothing be found after the last add confirmed, and the end be written; return what was recorded before."""
     recorded = find_the_end(recovery, lac)
-    recovery.tell(MetadataWritten(5))
+    recovery.feed(MetadataWritten(5))
     assert recovery.recorded == recorded
     return recorded
 
@@ -171,7 +171,7 @@ def test_missing_entries_of_a_deleted_ledger_are_not_recorded() -> None:
     fenced(recovery, 0, lac=4, held=4)
     fenced(recovery, 1, lac=4, held=4)
     assert find_the_end(recovery, 4) == []
-    recovery.tell(MetadataRefused(None, -1))
+    recovery.feed(MetadataRefused(None, -1))
     assert recovery.only(Failed).reason is Reason.DELETED
     recovery.lose(2)
     assert recovery.recorded == []
@@ -179,7 +179,7 @@ def test_missing_entries_of_a_deleted_ledger_are_not_recorded() -> None:
 
 def test_a_bookie_that_refuses_a_write_back_is_recorded_after_the_close() -> None:
     recovery = closing()
-    recovery.tell(MetadataWritten(5))
+    recovery.feed(MetadataWritten(5))
     assert recovery.recorded == []
     recovery.answer(2, Reply(Status.READ_ONLY))
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
@@ -187,11 +187,11 @@ def test_a_bookie_that_refuses_a_write_back_is_recorded_after_the_close() -> Non
 
 def test_after_the_close_silent_bookies_are_recorded_and_answering_ones_are_not() -> None:
     recovery = closing()
-    recovery.tell(MetadataWritten(5))
+    recovery.feed(MetadataWritten(5))
     recovery.lose(2)
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
     recovery = closing()
-    recovery.tell(MetadataWritten(5))
+    recovery.feed(MetadataWritten(5))
     recovery.answer(2)
     assert recovery.recorded == []
 
@@ -200,7 +200,7 @@ def test_a_bookie_that_fails_while_the_end_is_written_is_recorded_at_once() -> N
     recovery = closing()
     recovery.lose(2)
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
-    recovery.tell(MetadataWritten(5))
+    recovery.feed(MetadataWritten(5))
     assert len(recovery.recorded) == 1
 
 
@@ -213,7 +213,7 @@ def test_a_fence_answered_after_a_recovery_without_success_counts() -> None:
     for number in (0, 1):
         recovery.told(number, NO, first=5)
     recovery.told(0, ReadReply(Status.OK, run(4, 4)), first=4)
-    recovery.tell(MetadataUnreachable())
+    recovery.feed(MetadataUnreachable())
     assert recovery.only(Failed).reason is Reason.METADATA_UNREACHABLE
     fenced(recovery, 2, lac=1, held=1)
     assert recovery.recorded == [UnderReplicated(bookie(2), 2)]
@@ -221,14 +221,14 @@ def test_a_fence_answered_after_a_recovery_without_success_counts() -> None:
 
 def test_a_bookie_that_fails_after_a_close_of_unknown_outcome_is_recorded() -> None:
     recovery = closing()
-    recovery.tell(MetadataUnreachable())
+    recovery.feed(MetadataUnreachable())
     recovery.lose(2)
     assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
 
 
 def test_a_recovery_that_did_not_close_the_ledger_says_nothing_of_what_it_wrote_back() -> None:
     recovery = closing()
-    recovery.tell(MetadataRefused(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0), 9))
+    recovery.feed(MetadataRefused(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0), 9))
     recovery.lose(2)
     assert recovery.recorded == []
 
@@ -242,7 +242,7 @@ def test_a_failed_force_of_a_replaced_bookie_is_no_failure_of_the_new_one() -> N
     late = next(send for send in writer.pending(2) if isinstance(send.request, Force))
     writer.sends.remove(late)
     writer.replace(2, 3, place=2)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     writer.sends.insert(0, late)
     writer.lose(2)
     assert not any(isinstance(effect, ChooseBookies) for effect in writer.effects)
@@ -262,7 +262,7 @@ def test_a_late_force_of_a_replaced_bookie_confirms_nothing() -> None:
     writer.sends.remove(late)
     writer.answer(0)
     writer.replace(2, 3, place=2)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     writer.sends.insert(0, late)
     writer.answer(2)
     assert writer.writer.last_add_confirmed == -1
@@ -281,7 +281,7 @@ def test_nothing_is_read_after_the_end_that_was_decided() -> None:
         recovery.told(number, ReadReply(Status.UNKNOWN), first=3)
     assert recovery.reads() == []
     recovery.only(WakeAt)
-    recovery.tell(Woken())
+    recovery.feed(Woken())
     assert [send.request.first for send in recovery.reads() if isinstance(send.request, Read)] == [3, 3, 3]
 
 
@@ -304,5 +304,5 @@ def test_a_close_refused_for_another_last_fragment_is_undecided() -> None:
         recovery.reading()
         recovery.answer(0, NO)
         recovery.answer(1, NO)
-        recovery.tell(MetadataRefused(replace(metadata((3, 3, 2), fragments), state=state), 9))
+        recovery.feed(MetadataRefused(replace(metadata((3, 3, 2), fragments), state=state), 9))
         assert recovery.only(Failed).reason is Reason.UNDECIDED

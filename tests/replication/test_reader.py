@@ -117,7 +117,7 @@ def test_a_read_ends_at_a_part_that_no_bookie_has() -> None:
     for number in (1, 2, 0):
         reading.answer(number, NO)
     assert reading.only(ReadMetadata) == ReadMetadata()
-    reading.tell(MetadataRead(metadata(), 1))
+    reading.feed(MetadataRead(metadata(), 1))
     assert reading.only(ReadEnded) == ReadEnded(2, Status.NO_SUCH_ENTRY, ())
 
 
@@ -215,7 +215,7 @@ def test_a_slow_replica_gets_company_and_entries_come_once() -> None:
     reading = Reading(0, 4)
     assert reading.only(WakeAt).time_ns == 100
     reading.now = 100
-    reading.tell(Woken())
+    reading.feed(Woken())
     assert reading.asked() == [(0, 0, 4), (1, 0, 4)]
     reading.answer(1, ReadReply(Status.OK, run(0, 2)))
     assert ids(reading) == [0, 1, 2]
@@ -253,7 +253,7 @@ def test_metadata_are_read_again_before_a_read_fails() -> None:
     reading = Reading(0, 0)
     exhaust(reading, NO, UNKNOWN, UNKNOWN)
     reading.only(ReadMetadata)
-    reading.tell(MetadataRead(metadata((3, 3, 2), (0, (0, 7, 2))), 9))
+    reading.feed(MetadataRead(metadata((3, 3, 2), (0, (0, 7, 2))), 9))
     assert reading.asked() == [(7, 0, 0)]
     reading.answer(7, ReadReply(Status.OK, run(0, 0)))
     assert reading.only(ReadEnded).missing is None
@@ -263,7 +263,7 @@ def test_only_a_denial_by_all_is_a_denial() -> None:
     for replies, status in (((NO, NO, NO), Status.NO_SUCH_ENTRY), ((NO, UNKNOWN, NO), Status.UNKNOWN)):
         reading = Reading(0, 0)
         exhaust(reading, *replies)
-        reading.tell(MetadataRead(metadata(), 8))
+        reading.feed(MetadataRead(metadata(), 8))
         ended = reading.only(ReadEnded)
         assert (ended.missing, ended.status) == (0, status)
 
@@ -272,7 +272,7 @@ def test_what_all_bookies_deny_is_unknown_if_the_metadata_cannot_be_read() -> No
     """C17: another bookie may have taken the place of one that denies the entry, and have it."""
     reading = Reading(0, 0)
     exhaust(reading, NO, NO, NO)
-    reading.tell(MetadataUnreachable())
+    reading.feed(MetadataUnreachable())
     ended = reading.only(ReadEnded)
     assert (ended.missing, ended.status) == (0, Status.UNKNOWN)
 
@@ -281,7 +281,7 @@ def test_what_new_metadata_put_into_a_later_fragment_is_asked_of_its_bookies() -
     """C17: bookies of the fragment before it deny what they never had."""
     reading = Reading(0, 9)
     exhaust(reading, UNKNOWN, UNKNOWN, UNKNOWN)
-    reading.tell(MetadataRead(metadata((3, 3, 2), (0, (0, 1, 6)), (5, (3, 4, 7)), (8, (0, 1, 2))), 8))
+    reading.feed(MetadataRead(metadata((3, 3, 2), (0, (0, 1, 6)), (5, (3, 4, 7)), (8, (0, 1, 2))), 8))
     assert reading.asked() == [(6, 0, 4), (7, 5, 7), (2, 8, 9)]
     for number, first, last in reading.asked():
         reading.answer(number, ReadReply(Status.OK, run(first, last)))
@@ -292,7 +292,7 @@ def test_residues_of_striped_entries_are_cut_at_fragments() -> None:
     reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
     for number in (1, 2):
         reading.answer(number, UNKNOWN)
-    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3))), 8))
+    reading.feed(MetadataRead(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3))), 8))
     assert reading.asked() == [(6, 1, 5), (7, 9, 9)]
 
 
@@ -301,14 +301,14 @@ def test_a_residue_of_which_a_fragment_has_no_entry_is_asked_of_the_next_one() -
     reading = Reading(0, 9, metadata((4, 2, 2)), residues=frozenset({1}))
     for number in (1, 2):
         reading.answer(number, UNKNOWN)
-    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3)), (7, (0, 8, 2, 3))), 8))
+    reading.feed(MetadataRead(metadata((4, 2, 2), (0, (0, 6, 2, 3)), (6, (0, 7, 2, 3)), (7, (0, 8, 2, 3))), 8))
     assert reading.asked() == [(6, 1, 5), (8, 9, 9)]
 
 
 def test_a_deleted_ledger_ends_the_read() -> None:
     reading = Reading(0, 0)
     exhaust(reading, NO, NO, NO)
-    reading.tell(MetadataRead(None, -1))
+    reading.feed(MetadataRead(None, -1))
     assert reading.only(Failed).reason is Reason.DELETED
 
 
@@ -322,7 +322,7 @@ class Lac(Driven):
 
     def wake(self, now: int) -> None:
         self.now = now
-        self.tell(Woken())
+        self.feed(Woken())
 
 
 def test_the_lac_is_the_highest_of_a_covering_set() -> None:
@@ -416,7 +416,7 @@ def test_two_slow_replicas_with_a_part_each_are_both_asked_on() -> None:
     """The bookie that answered first is asked for the rest, though the other one still owes an answer."""
     reading = Reading(0, 9)
     reading.now = 100
-    reading.tell(Woken())
+    reading.feed(Woken())
     assert reading.asked() == [(0, 0, 9), (1, 0, 9)]
     reading.answer(0, ReadReply(Status.OK, run(0, 3)))
     assert reading.asked() == [(1, 0, 9), (0, 4, 9)]
@@ -437,17 +437,17 @@ def striped() -> Reading:
 def test_only_what_is_exhausted_is_asked_of_new_bookies() -> None:
     reading = striped()
     before = sorted(reading.asked())
-    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
+    reading.feed(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
     assert sorted(reading.asked()) == sorted([*before, (7, 1, 3)])
 
 
 def test_what_is_exhausted_later_is_tried_with_the_metadata_that_came_last() -> None:
     reading = striped()
-    reading.tell(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
+    reading.feed(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
     for number in (2, 3):
         reading.hurry(2)
         reading.answer(number, NO)
     reading.only(ReadMetadata)
-    reading.tell(MetadataUnreachable())
+    reading.feed(MetadataUnreachable())
     assert (8, 2, 3) in reading.asked()
     assert reading.machine.metadata.fragments[0].ensemble[3] == bookie(8)

@@ -46,7 +46,7 @@ class Recovery(Driven):
         """Let the ledger be marked as in recovery, which is followed by the fencing."""
         written = self.only(WriteMetadata)
         assert written.metadata.state is LedgerState.IN_RECOVERY
-        self.tell(MetadataWritten(4))
+        self.feed(MetadataWritten(4))
 
     def fence(self, *numbers: int, lac: int = -1) -> None:
         for number in numbers:
@@ -81,7 +81,7 @@ class Recovery(Driven):
     def wake(self) -> None:
         """Let the time come that the machine asked to be woken at."""
         self.now = self.only(WakeAt).time_ns
-        self.tell(Woken())
+        self.feed(Woken())
 
     def drop_fences(self) -> None:
         self.sends = [send for send in self.sends if not isinstance(send.request, ReadLac)]
@@ -117,7 +117,7 @@ def test_an_empty_ledger_is_closed_empty() -> None:
     recovery.answer(1, ReadReply(Status.NO_SUCH_LEDGER))
     closed = recovery.closes()
     assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, -1, 0)
-    recovery.tell(MetadataWritten(5))
+    recovery.feed(MetadataWritten(5))
     assert recovery.only(Done).version == 5
 
 
@@ -192,7 +192,7 @@ def test_silent_bookies_are_asked_again() -> None:
     recovery.answer(0, NO)
     recovery.answer(1, UNKNOWN)
     recovery.lose(2)
-    recovery.tell(Woken())
+    recovery.feed(Woken())
     recovery.answer(2, NO)
     assert recovery.closes().last_entry_id == -1
 
@@ -205,7 +205,7 @@ def test_fencing_needs_coverage_and_is_tried_again() -> None:
     recovery.lose(2)
     assert recovery.only(WakeAt).time_ns > 0
     assert recovery.sends == []
-    recovery.tell(Woken())
+    recovery.feed(Woken())
     assert [send.bookie for send in recovery.sends] == [bookie(1), bookie(2)]
     recovery.answer(2, LacReply(Status.NO_SUCH_LEDGER))
     assert recovery.reads() != []
@@ -217,7 +217,7 @@ def test_without_the_right_recovery_is_refused() -> None:
     for number in range(3):
         recovery.answer(number, Reply(Status.UNAUTHORIZED))
     recovery.now = RETRY_FOR_NS
-    recovery.tell(Woken())
+    recovery.feed(Woken())
     for number in range(3):
         recovery.answer(number, Reply(Status.UNAUTHORIZED))
     assert recovery.only(Failed).reason is Reason.UNAUTHORIZED
@@ -249,7 +249,7 @@ def test_progress_gives_a_recovery_new_time() -> None:
     for number in range(3):
         recovery.lose(number)
     recovery.now = RETRY_FOR_NS - 1
-    recovery.tell(Woken())
+    recovery.feed(Woken())
     recovery.fence(0, 1)
     recovery.drop_fences()
     recovery.now += RETRY_FOR_NS
@@ -257,7 +257,7 @@ def test_progress_gives_a_recovery_new_time() -> None:
     recovery.answer(1, UNKNOWN)
     recovery.lose(2)
     recovery.now += RETRY_FOR_NS - 1
-    recovery.tell(Woken())
+    recovery.feed(Woken())
     recovery.told(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 0)))
     recovery.lose(2)
     recovery.added(0)
@@ -307,7 +307,7 @@ def test_a_changed_ensemble_is_written_by_the_close_alone() -> None:
     recovery.sends = [send for send in recovery.sends if send.bookie != bookie(2) or send in recovery.adds()]
     recovery.lose(2)
     assert recovery.only(ChooseBookies).places == (2,)
-    recovery.tell(BookiesChosen({2: bookie(7)}))
+    recovery.feed(BookiesChosen({2: bookie(7)}))
     assert not any(isinstance(effect, WriteMetadata) for effect in recovery.effects)
     recovery.answer(7)
     assert bookie(7) not in {send.bookie for send in recovery.reads()}
@@ -327,16 +327,16 @@ def test_too_few_bookies_fail_the_recovery_and_close_nothing() -> None:
     recovery.answer(0, ReadReply(Status.NO_SUCH_ENTRY, run(0, 1)))
     recovery.sends = recovery.adds()
     recovery.lose(1)
-    recovery.tell(BookiesChosen({}))
+    recovery.feed(BookiesChosen({}))
     recovery.lose(2)
-    recovery.tell(BookiesChosen({}))
+    recovery.feed(BookiesChosen({}))
     assert recovery.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
 
 
 def test_a_refused_mark_is_repeated_on_the_stored_metadata() -> None:
     recovery = Recovery()
     newer = metadata((3, 3, 2), (0, (0, 1, 2)), (2, (0, 1, 4)))
-    recovery.tell(MetadataRefused(newer, 9))
+    recovery.feed(MetadataRefused(newer, 9))
     written = recovery.only(WriteMetadata)
     assert (written.version, written.metadata.fragments) == (9, newer.fragments)
 
@@ -348,7 +348,7 @@ def test_a_refused_close_adopts_the_winner(last: int) -> None:
     recovery.answer(0, NO)
     recovery.answer(1, NO)
     won = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=last)
-    recovery.tell(MetadataRefused(won, 9))
+    recovery.feed(MetadataRefused(won, 9))
     assert recovery.only(Done).metadata == won
 
 
@@ -359,20 +359,20 @@ def test_a_close_refused_for_a_swap_keeps_the_swap() -> None:
     recovery.told(1, NO, first=5)
     recovery.told(0, ReadReply(Status.OK, run(4, 4)))
     swapped = metadata((3, 3, 2), (0, (9, 1, 2)), (5, (0, 1, 2)))
-    recovery.tell(MetadataRefused(replace(swapped, state=LedgerState.IN_RECOVERY), 9))
+    recovery.feed(MetadataRefused(replace(swapped, state=LedgerState.IN_RECOVERY), 9))
     written = recovery.only(WriteMetadata)
     assert (written.version, written.metadata.fragments) == (9, swapped.fragments)
 
 
 def test_metadata_that_cannot_be_reached_end_the_recovery() -> None:
     recovery = Recovery()
-    recovery.tell(MetadataUnreachable())
+    recovery.feed(MetadataUnreachable())
     assert recovery.only(Failed).reason is Reason.METADATA_UNREACHABLE
 
 
 def test_a_deleted_ledger_ends_the_recovery() -> None:
     recovery = Recovery()
-    recovery.tell(MetadataRefused(None, -1))
+    recovery.feed(MetadataRefused(None, -1))
     assert recovery.only(Failed).reason is Reason.DELETED
 
 

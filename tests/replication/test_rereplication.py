@@ -42,10 +42,10 @@ class Copying(Driven):
         )
         self.take(self.machine.start(0))
         self.only(ReadMetadata)
-        self.tell(MetadataRead(found, 3))
+        self.feed(MetadataRead(found, 3))
         if any(isinstance(effect, ChooseBookies) for effect in self.effects):
             wanted = self.only(ChooseBookies).places
-            self.tell(BookiesChosen({place: bookie(number) for place, number in zip(wanted, to, strict=False)}))
+            self.feed(BookiesChosen({place: bookie(number) for place, number in zip(wanted, to, strict=False)}))
 
 
 def test_entries_are_copied_as_they_are_and_then_the_bookies_swapped() -> None:
@@ -64,7 +64,7 @@ def test_entries_are_copied_as_they_are_and_then_the_bookies_swapped() -> None:
     written = copy.only(WriteMetadata)
     assert written.version == 3
     assert written.metadata == replace(closed(), fragments=(Fragment(0, (bookie(0), bookie(7), bookie(2))),), version=1)
-    copy.tell(MetadataWritten(4))
+    copy.feed(MetadataWritten(4))
     assert copy.only(Done).metadata == written.metadata
 
 
@@ -117,7 +117,7 @@ def test_entries_that_no_bookie_has_end_the_copy() -> None:
     copy = Copying(closed(0), 1)
     for number in (0, 2, 1):
         copy.answer(number, ReadReply(Status.UNKNOWN))
-    copy.tell(MetadataRead(closed(0), 3))
+    copy.feed(MetadataRead(closed(0), 3))
     failed = copy.only(Failed)
     assert failed.reason is Reason.UNDECIDED
     assert "entry 0" in failed.detail
@@ -141,7 +141,7 @@ def swapping() -> Copying:
 def test_a_refused_compare_and_set_is_repeated_on_the_stored_metadata() -> None:
     copy = swapping()
     other = replace(closed(), fragments=(Fragment(0, (bookie(8), bookie(1), bookie(2))),), version=5)
-    copy.tell(MetadataRefused(other, 9))
+    copy.feed(MetadataRefused(other, 9))
     written = copy.only(WriteMetadata)
     assert written.version == 9
     assert written.metadata.fragments[0].ensemble == (bookie(8), bookie(7), bookie(2))
@@ -150,14 +150,14 @@ def test_a_refused_compare_and_set_is_repeated_on_the_stored_metadata() -> None:
 def test_a_replacement_that_another_client_made_is_kept() -> None:
     for ensemble in ((0, 9, 2), (7, 1, 2)):
         copy = swapping()
-        copy.tell(MetadataRefused(replace(closed(), fragments=(Fragment(0, tuple(map(bookie, ensemble))),)), 9))
+        copy.feed(MetadataRefused(replace(closed(), fragments=(Fragment(0, tuple(map(bookie, ensemble))),)), 9))
         assert copy.only(Failed).reason is Reason.UNDECIDED
 
 
 def test_a_swap_whose_reply_was_lost_is_a_swap() -> None:
     copy = swapping()
     written = replace(closed(), fragments=(Fragment(0, (bookie(0), bookie(7), bookie(2))),), version=1)
-    copy.tell(MetadataRefused(written, 4))
+    copy.feed(MetadataRefused(written, 4))
     assert copy.only(Done).version == 4
 
 
@@ -175,7 +175,7 @@ def test_long_fragments_go_window_by_window() -> None:
 def test_a_deleted_ledger_is_not_copied() -> None:
     copy = Driven(RereplicationMachine(LEDGER, 0, frozenset({bookie(1)})))
     copy.take(copy.machine.start(0))
-    copy.tell(MetadataRead(None, -1))
+    copy.feed(MetadataRead(None, -1))
     assert copy.only(Failed).reason is Reason.DELETED
 
 
@@ -185,10 +185,10 @@ def test_after_the_end_nothing_is_done() -> None:
     copy.answer(0, ReadReply(Status.OK, run(0, 4)))
     copy.answer(7, Reply(Status.READ_ONLY))
     assert copy.only(Failed).reason is Reason.UNDECIDED
-    assert copy.tell(MetadataRead(closed(), 3)) == []
-    assert copy.tell(MetadataUnreachable()) == []
+    assert copy.feed(MetadataRead(closed(), 3)) == []
+    assert copy.feed(MetadataUnreachable()) == []
 
 
 def test_bookies_are_chosen_once() -> None:
     copy = Copying(closed(), 1)
-    assert copy.tell(BookiesChosen({1: bookie(8)})) == []
+    assert copy.feed(BookiesChosen({1: bookie(8)})) == []

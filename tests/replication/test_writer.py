@@ -123,7 +123,7 @@ def test_a_failed_bookie_is_replaced_from_the_first_entry_that_is_not_confirmed(
     writer.answer(0)
     writer.answer(2)
     assert writer.effects == [], "nothing is confirmed while the change is being written (C3)"
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     assert writer.effects == [Confirmed(6)]
     firsts = [send.request.runs[0].first for send in writer.pending(3) if isinstance(send.request, Add)]
     assert firsts == [5, 7], "what is pending is resent, lowest first (AW6)"
@@ -151,7 +151,7 @@ def test_acknowledgements_of_replaced_bookies_are_undone_all_together() -> None:
     writer.replace(1, 3, place=1)
     writer.answer(0)
     writer.answer(0)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     assert confirmed(writer) == 1
     writer.answer(3)
     assert writer.effects == [Confirmed(2)]
@@ -162,7 +162,7 @@ def test_late_acknowledgements_of_replaced_bookies_do_not_count() -> None:
     writer.submit(0, 0)
     writer.submit(1, 1)
     writer.replace(1, 3, place=1)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     writer.answer(1)
     writer.answer(0)
     assert confirmed(writer) == -1
@@ -174,7 +174,7 @@ def test_a_failure_during_a_change_begins_the_next() -> None:
     writer.replace(1, 3, place=1)
     writer.lose(2)
     assert writer.effects == []
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     choose = writer.only(ChooseBookies)
     assert choose.places == (2,)
     assert choose.excluded == {bookie(1), bookie(2)}
@@ -190,7 +190,7 @@ def test_a_failure_after_the_quorum_changes_the_ensemble_and_is_recorded() -> No
     recorded, written = writer.effects
     assert recorded == UnderReplicated(bookie(2), 0), "before the change: the writer may end before it is told of it"
     assert isinstance(written, WriteMetadata)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     assert not any(isinstance(effect, UnderReplicated) for effect in writer.effects)
 
 
@@ -199,16 +199,16 @@ def test_without_a_spare_writing_continues_with_the_quorum() -> None:
     writer.submit(0, 0)
     writer.answer(0)
     writer.lose(1)
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(1), 0)
     writer.answer(2)
     assert writer.effects == [Confirmed(0)]
     writer.submit(1, 1)
     assert [send.bookie for send in writer.sends] == [bookie(0), bookie(2)]
     writer.lose(2)
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     assert writer.only(ChooseBookies).excluded == frozenset(), "those that failed may be back"
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     failed = writer.only(Failed)
     assert failed.reason is Reason.NOT_ENOUGH_BOOKIES
     assert "2 bookies of every 3" in failed.detail
@@ -222,16 +222,16 @@ def test_below_the_quorum_those_that_failed_are_tried_once_more() -> None:
     writer.submit(0, 0)
     for number in (0, 1, 2):
         writer.lose(number)
-    writer.tell(BookiesChosen({}))
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     assert writer.only(ChooseBookies).places == (0, 1, 2)
-    writer.tell(BookiesChosen({place: bookie(place) for place in range(3)}))
-    writer.tell(MetadataWritten(8))
+    writer.feed(BookiesChosen({place: bookie(place) for place in range(3)}))
+    writer.feed(MetadataWritten(8))
     assert len(writer.sends) == 3
     for number in (0, 1):
         writer.lose(number)
-    writer.tell(BookiesChosen({}))
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES, "it has not helped"
 
 
@@ -240,11 +240,11 @@ def test_a_bookie_that_was_given_up_may_take_its_place_again() -> None:
     writer = Writer()
     writer.submit(0, 0)
     writer.lose(1)
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     writer.take(writer.writer.bookies_changed(0))
     assert writer.only(ChooseBookies).excluded == frozenset()
-    writer.tell(BookiesChosen({1: bookie(1)}))
-    writer.tell(MetadataWritten(8))
+    writer.feed(BookiesChosen({1: bookie(1)}))
+    writer.feed(MetadataWritten(8))
     assert [send.request.runs[0].first for send in writer.pending(1) if isinstance(send.request, Add)] == [0]
     writer.answer(1)
     writer.answer(0)
@@ -262,7 +262,7 @@ def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
     writer.answer(0)
     writer.answer(1)
     assert writer.only(ChooseBookies).places == (2,), "it owes 5 entries of 42 bytes"
-    writer.tell(BookiesChosen({}))
+    writer.feed(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
     assert not inflight_of(writer.writer).pending
     assert all(sent.pending.runs == () for sent in inflight_of(writer.writer).sent.values())
@@ -326,7 +326,7 @@ def test_a_refused_change_is_merged_with_what_a_replication_wrote() -> None:
         written.metadata,
         fragments=(Fragment(0, (bookie(4), bookie(9), bookie(6))), Fragment(3, (bookie(0), bookie(1), bookie(2)))),
     )
-    writer.tell(MetadataRefused(swapped, 8))
+    writer.feed(MetadataRefused(swapped, 8))
     again = writer.only(WriteMetadata)
     assert again.version == 8
     assert again.metadata.fragments == (swapped.fragments[0], written.metadata.fragments[1])
@@ -337,7 +337,7 @@ def test_a_refused_change_ends_a_writer_whose_ledger_was_taken(state: LedgerStat
     writer = Writer()
     writer.submit(0, 0)
     written = writer.replace(1, 3, place=1)
-    writer.tell(MetadataRefused(replace(metadata(), state=state), 8))
+    writer.feed(MetadataRefused(replace(metadata(), state=state), 8))
     assert writer.only(Failed).reason is Reason.FENCED
     assert written.metadata.state is LedgerState.OPEN
 
@@ -346,7 +346,7 @@ def test_a_deleted_ledger_ends_its_writer() -> None:
     writer = Writer()
     writer.submit(0, 0)
     writer.replace(1, 3, place=1)
-    writer.tell(MetadataRefused(None, -1))
+    writer.feed(MetadataRefused(None, -1))
     assert writer.only(Failed).reason is Reason.DELETED
 
 
@@ -358,14 +358,14 @@ def test_an_ambiguous_change_is_settled_by_reading() -> None:
         writer.answer(0)
         written = writer.replace(1, 3, place=1)
         writer.answer(2)
-        writer.tell(MetadataUnreachable())
+        writer.feed(MetadataUnreachable())
         assert writer.only(WakeAt).time_ns > 0
-        writer.tell(Woken())
+        writer.feed(Woken())
         writer.only(ReadMetadata)
-        writer.tell(MetadataRead(written.metadata, 8) if applied else MetadataRead(metadata(), 7))
+        writer.feed(MetadataRead(written.metadata, 8) if applied else MetadataRead(metadata(), 7))
         if not applied:
             assert writer.only(WriteMetadata) == written
-            writer.tell(MetadataWritten(8))
+            writer.feed(MetadataWritten(8))
         assert Confirmed(0) in writer.effects
         assert len(writer.pending(3)) == 1
 
@@ -375,9 +375,9 @@ def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
     writer.submit(0, 0)
     writer.replace(1, 3, place=1)
     for _ in range(METADATA_TRIES):
-        writer.tell(MetadataUnreachable())
-        writer.tell(Woken())
-    writer.tell(MetadataUnreachable())
+        writer.feed(MetadataUnreachable())
+        writer.feed(Woken())
+    writer.feed(MetadataUnreachable())
     assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
 
 
@@ -387,10 +387,10 @@ def test_a_registered_bookie_is_asked_again_and_then_given_up() -> None:
     writer.lose(1)
     for _ in range(METADATA_TRIES):
         writer.only(ChooseBookies)
-        writer.tell(MetadataUnreachable())
+        writer.feed(MetadataUnreachable())
         writer.only(WakeAt)
-        writer.tell(Woken())
-    writer.tell(MetadataUnreachable())
+        writer.feed(Woken())
+    writer.feed(MetadataUnreachable())
     assert writer.only(UnderReplicated).bookie == bookie(1)
     writer.answer(0)
     writer.answer(2)
@@ -412,7 +412,7 @@ def test_close_writes_the_last_confirmed_entry_and_its_length_once() -> None:
     )
     for number in (0, 1):
         writer.sends = [send for send in writer.sends if send.bookie != bookie(number) or len(writer.sends) < 3]
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     assert writer.only(Done).metadata == written.metadata
     assert writer.writer.ended
 
@@ -422,7 +422,7 @@ def test_close_waits_for_a_change_under_way() -> None:
     writer.submit(0, 0)
     writer.replace(1, 3, place=1)
     assert writer.take(writer.writer.close(0)) == []
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     assert writer.only(WriteMetadata).version == 8
 
 
@@ -434,7 +434,7 @@ def test_a_refused_close_succeeds_if_the_ledger_is_closed_at_the_same_entry() ->
         writer.answer(1)
         writer.take(writer.writer.close(0))
         found = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=0, length=length, version=5)
-        writer.tell(MetadataRefused(found, 9))
+        writer.feed(MetadataRefused(found, 9))
         assert writer.only(outcome)
 
 
@@ -448,7 +448,7 @@ def test_a_failure_is_recorded_before_the_end_is_written_or_at_once(when: str) -
     if when == "before":
         writer.lose(2)
         writer.take(writer.writer.close(0))
-        writer.tell(BookiesChosen({}))
+        writer.feed(BookiesChosen({}))
         recorded, written = writer.effects
         assert isinstance(written, WriteMetadata)
     else:
@@ -456,7 +456,7 @@ def test_a_failure_is_recorded_before_the_end_is_written_or_at_once(when: str) -
         writer.lose(2)
         (recorded,) = writer.effects
     assert recorded == UnderReplicated(bookie(2), 0)
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     assert [type(effect) for effect in writer.effects] == [Done]
 
 
@@ -467,7 +467,7 @@ def test_answers_after_close_still_show_missing_entries() -> None:
     writer.answer(0)
     writer.answer(1)
     writer.take(writer.writer.close(0))
-    writer.tell(MetadataWritten(8))
+    writer.feed(MetadataWritten(8))
     writer.lose(2)
     assert writer.effects == [UnderReplicated(bookie(2), 0)]
 
@@ -482,15 +482,15 @@ def test_a_bookie_that_knows_the_end_before_the_writer_does_does_not_end_it() ->
         writer.answer(2, Reply(Status.FENCED))
         assert writer.effects == [UnderReplicated(bookie(2), 0)]
         if outcome is Done:
-            writer.tell(MetadataWritten(8))
+            writer.feed(MetadataWritten(8))
         else:
-            writer.tell(MetadataRefused(replace(metadata(), state=LedgerState.IN_RECOVERY), 9))
+            writer.feed(MetadataRefused(replace(metadata(), state=LedgerState.IN_RECOVERY), 9))
         assert writer.only(outcome)
 
 
 def test_an_unexpected_refusal_changes_nothing() -> None:
     writer = Writer()
-    assert writer.tell(MetadataRefused(None, -1)) == []
+    assert writer.feed(MetadataRefused(None, -1)) == []
     writer.submit(0, 0)
     assert len(writer.sends) == 3
 
@@ -500,9 +500,9 @@ def test_the_metadata_store_is_asked_again_after_pauses_that_double() -> None:
     writer.submit(0, 0)
     writer.replace(0, 3, place=0)
     for tries in range(3):
-        writer.tell(MetadataUnreachable())
+        writer.feed(MetadataUnreachable())
         assert writer.only(WakeAt).time_ns == METADATA_RETRY_NS << tries
-        writer.tell(Woken())
+        writer.feed(Woken())
 
 
 def test_a_writer_that_failed_holds_no_entries_that_were_answered() -> None:
@@ -513,7 +513,7 @@ def test_a_writer_that_failed_holds_no_entries_that_were_answered() -> None:
     for number in range(3):
         send = writer.pending(number)[1]
         writer.sends.remove(send)
-        writer.tell(Answered(send.token, Reply(Status.OK)))
+        writer.feed(Answered(send.token, Reply(Status.OK)))
         del send
     before = sys.getrefcount(entry)
     writer.answer(0, Reply(Status.FENCED))

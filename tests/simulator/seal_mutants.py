@@ -68,7 +68,7 @@ SEAL_MUTANTS = (
         "the seal outlives what may change of a closed ledger: where its entries lie",
         (
             Piece(
-                "rereplication:RereplicationMachine._swap",
+                "rereplication:RereplicationMachine._compare_and_set",
                 "replace(self._metadata, fragments=fragments, version=_1)",
                 "replace(self._metadata, fragments=fragments, seal=b'', last_digest=b'', version=_1)",
             ),

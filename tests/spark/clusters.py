@@ -110,10 +110,10 @@ class Driver:
 
     def ask(self, name: str, **arguments: Any) -> Any:
         """Have a function of ``tests.spark.driver`` called, and return what it returned."""
-        self.tell(name, **arguments)
+        self.send(name, **arguments)
         return self.answer()
 
-    def tell(self, name: str, **arguments: Any) -> None:
+    def send(self, name: str, **arguments: Any) -> None:
         """Have a function called; ``answer`` waits for it."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([name, arguments]) + "\n")

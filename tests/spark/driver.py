@@ -91,26 +91,26 @@ def _page(path: str) -> str:
         return text
 
 
-def tell(options: dict[str, str]) -> str:
-    """Read ledgers at once and as a stream; return what Spark shows of it in plans, progress, pages and an error."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+def read_and_show(options: dict[str, str]) -> str:
+    """Read ledgers in a batch and as a stream; return the plans, progress, pages and error that Spark shows."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
         frame = session().read.format("pybk").options(**options).load()
         frame.explain(mode="extended")
         frame.explain(mode="formatted")
-        told.write(f"{frame.where('entry_id >= 0').count()}\n")
+        shown.write(f"{frame.where('entry_id >= 0').count()}\n")
         stream = session().readStream.format("pybk").options(**options).load().writeStream.format("noop")
         query = run_to_end(stream.trigger(availableNow=True).start)
-        told.write(f"{query.lastProgress}\n")
+        shown.write(f"{query.lastProgress}\n")
         query.explain(True)
         try:
             session().read.format("pybk").options(**options, passwort="again").load()
         except Exception as error:  # noqa: BLE001  # any error is reported
-            told.write(f"{error}\n")
+            shown.write(f"{error}\n")
     for page in ("api/v1/applications", "SQL/", "jobs/", "environment/", "StreamingQuery/"):
-        told.write(_page(page))
-    told.write(_page(f"api/v1/applications/{session().sparkContext.applicationId}/sql?details=true"))
-    return told.getvalue()
+        shown.write(_page(page))
+    shown.write(_page(f"api/v1/applications/{session().sparkContext.applicationId}/sql?details=true"))
+    return shown.getvalue()
 
 
 def read(options: dict[str, str]) -> list[Any]:
@@ -128,10 +128,10 @@ def _who(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def explain(options: dict[str, str]) -> str:
     """Return Spark's text of the plan of a read."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
         read_local(session(), **options).explain(mode="extended")
-    return told.getvalue()
+    return shown.getvalue()
 
 
 def write(options: dict[str, str], count: int) -> None:

@@ -197,9 +197,9 @@ def test_tasks_write_to_the_bookie_of_their_executor_and_read_from_it(local: Dri
     assert sorted(ledger for _, ledgers, _ in found for ledger in ledgers) == sorted(holders)
     for executor, ledgers, _ in found:
         assert {holders[ledger] for ledger in ledgers} == {bookies[executor]["bookie_id"]}
-    told = local.ask("explain", options={**place.options, "ledgerType": "local_reader"})
-    assert "MapInArrow" in told
-    assert SECRET.decode() not in told
+    shown = local.ask("explain", options={**place.options, "ledgerType": "local_reader"})
+    assert "MapInArrow" in shown
+    assert SECRET.decode() not in shown
 
 
 def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: StoreOrUrl) -> None:
@@ -223,15 +223,15 @@ def test_secrets_of_a_read_are_in_no_plan_log_page_or_event(local: Driver, place
         writer = client.create_ledger(password=PASSWORD, ensemble_size=2, ledger_type="secret")
         writer.append_many([b"x"] * 50)
         writer.close()
-    told = local.ask("tell", options={**place.options, "password": PASSWORD.decode(), "ledgerType": "secret"})
-    assert "BatchScan pybk" in told
-    assert "did you mean password" in told
+    shown = local.ask("read_and_show", options={**place.options, "password": PASSWORD.decode(), "ledgerType": "secret"})
+    assert "BatchScan pybk" in shown
+    assert "did you mean password" in shown
     files = [path for path in place.directory.rglob("*") if path.is_file() and not path.is_symlink()]
     logged = "".join(path.read_text(errors="replace") for path in files if path != place.secret)
     assert "BatchScan pybk" in logged
     assert "INFO" in local.log.read_text()
     for secret in (SECRET, PASSWORD):
-        assert secret.decode() not in told + logged
+        assert secret.decode() not in shown + logged
 
 
 # ---- an executor's host is lost while a writer writes ----------------------------------------------------------------

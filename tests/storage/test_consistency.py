@@ -65,7 +65,7 @@ class Story:
         entries = {ledger_id: list(found) for ledger_id, found in self.entries.items()}
         self.moments.append(Moment(target, entries))
 
-    def tell(self) -> list[Moment]:
+    def write(self) -> list[Moment]:
         """Write the store: append, checkpoint, append, move and delete, append, close."""
         nvme, ssd, hdd, moved, doomed = (
             self.create(hint)
@@ -92,7 +92,7 @@ class Story:
 
 @pytest.fixture(scope="module")
 def moments(tmp_path_factory: pytest.TempPathFactory) -> list[Moment]:
-    return Story(tmp_path_factory.mktemp("story")).tell()
+    return Story(tmp_path_factory.mktemp("story")).write()
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

@@ -264,8 +264,8 @@ def test_a_list_that_cannot_be_saved_leaves_no_store_open() -> None:
 def test_a_path_that_is_no_directory_is_the_callers_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in ("file", "file/below"):
-        with pytest.raises(UsageError, match="is no directory"):
+        with pytest.raises(UsageError, match="is not a directory"):
             open_at(tmp_path / path)
-        with pytest.raises(UsageError, match="is no directory"):
+        with pytest.raises(UsageError, match="is not a directory"):
             open_at(tmp_path / "a", {StorageHint.HDD: str(tmp_path / path)})
     open_at(tmp_path / "a").close()

@@ -46,7 +46,7 @@ def test_listening_on_this_host_needs_none(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "tcp://", "udp://127.0.0.1:1", "127.0.0.1:1", "pgm://x"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match="is no address"):
+    with pytest.raises(UsageError, match="is not an address"):
         Server([address], INSTANCE, KEYS)
 
 

@@ -105,8 +105,8 @@ class Replicas:
             return
         if extent is None:
             raise CookieError(
-                f"{self.store.volumes.root} holds ledger {metadata.ledger_id}, which is no bookie's: the directory is "
-                "that of an embedded store; name another for the bookie"
+                f"{self.store.volumes.root} holds ledger {metadata.ledger_id}, which is not part of a replica: the "
+                "directory is that of an embedded store; name another for the bookie"
             )
         self._stored.setdefault(extent.ledger_id, array("q")).append(metadata.ledger_id)
         kind = self._kind_of(metadata)
@@ -151,8 +151,8 @@ class Replicas:
         identity = self.identity
         if identity is None:
             raise CookieError(
-                f"{self.store.volumes.root} is no bookie's yet, but the metadata store knows {expected}: mount or name "
-                "the directory that it had, or choose another name for a new bookie"
+                f"{self.store.volumes.root} does not belong to a bookie yet, but the metadata store knows {expected}: "
+                "mount or name the directory that it had, or choose another name for a new bookie"
             )
         if self.store.salvage is not None:
             expected = expected._replace(boots=min(boots, identity.boots))

@@ -133,7 +133,7 @@ class Followers:
                 self._driver,
                 ledger,
                 beyond=beyond,
-                wait_ns=self.wait_ns(asked_ns, vain=followed.vain),
+                wait_ns=self.wait_ns(asked_ns, was_empty=followed.was_empty),
                 pause_ns=pause_ns,
                 retry_ns=RETRY_NS,
                 rank=self._membership.rank(),
@@ -148,10 +148,10 @@ class Followers:
         self._driver.group.when_done(reading.completion, lambda: self._answered(followed, reading))
         self._driver.group.announce()  # a leader that pauses would send the poll after its pause, up to 1 s later
 
-    def wait_ns(self, now_ns: int, *, vain: bool) -> int:
+    def wait_ns(self, now_ns: int, *, was_empty: bool) -> int:
         """Return for how long bookies may keep a poll sent now, so that the polls of all ledgers end together."""
         step_ns = FOLLOW_NS // 2
-        return FOLLOW_NS * (REST_FACTOR if vain else 1) - (now_ns - self._began_ns) % step_ns
+        return FOLLOW_NS * (REST_FACTOR if was_empty else 1) - (now_ns - self._began_ns) % step_ns
 
     def _answered(self, followed: FollowedLedger, reading: LacReading) -> None:
         """Give the reply of a long poll to all members, and send the next poll if a follower still waits."""
@@ -165,7 +165,7 @@ class Followers:
             followed.reading = None
             waited_for = followed.waiting()  # only now: see the module
         moved = reading.last_add_confirmed > followed.beyond
-        followed.vain = not moved
+        followed.was_empty = not moved
         if moved:
             followed.soon = 0
         if self._ended or not waited_for:

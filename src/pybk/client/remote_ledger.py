@@ -253,7 +253,7 @@ class FollowedLedger:
         asked_ns: The time at which that poll was, or will be, sent.
         beyond: The LAC that the poll waits to be passed.
         ensemble: The bookies that the poll may ask.
-        vain: Whether the last poll ended without a new entry.
+        was_empty: Whether the last poll ended without a new entry.
         soon: How many of the last replies in a row came too soon.
         failing: Whether a warning was logged since the last poll that worked.
     """
@@ -269,7 +269,7 @@ class FollowedLedger:
         "reading",
         "setting",
         "soon",
-        "vain",
+        "was_empty",
         "watch",
     )
 
@@ -282,7 +282,7 @@ class FollowedLedger:
         self.asked_ns = 0
         self.beyond = -1
         self.ensemble: tuple[Bookie, ...] = ()
-        self.vain = False
+        self.was_empty = False
         self.soon = 0
         self.failing = False
 

@@ -145,7 +145,7 @@ class RereplicationMachine:
         self._metadata, self._version, self._last = found, version, last
         self._fragment = found.fragments[index]
         if self._writing:
-            return self._swap()
+            return self._compare_and_set()
         bits = [i for i, bookie in enumerate(self._fragment.ensemble) if bookie in self._lost]
         if not bits:
             return self._end(Done(found, version))
@@ -166,8 +166,8 @@ class RereplicationMachine:
             return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"no bookie can take the places of {lost}: start more bookies")
         return self._begin(now_ns)
 
-    def _swap(self) -> list[Effect]:
-        """Put the targets into the fragment, and change nothing else (I11)."""
+    def _compare_and_set(self) -> list[Effect]:
+        """Start the compare-and-set that puts the targets into the fragment, and changes nothing else (I11)."""
         ensemble = list(self._fragment.ensemble)
         for place, bookie in self._targets.items():
             if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
@@ -195,7 +195,7 @@ class RereplicationMachine:
         """Read the next window; replace the bookies once the fragment's end, and not the LAC, is reached (C15)."""
         self._reader = None
         if self._next > self._last:
-            return self._swap()
+            return self._compare_and_set()
         first, last = self._next, min(self._next + WINDOW_ENTRIES - 1, self._last)
         self._next = last + 1
         residues = frozenset(residue for place in self._targets for residue in self._quorum.residues(place))

@@ -58,7 +58,7 @@ def make_directory(fs: FileSystem, path: str) -> None:
     try:
         fs.make_directory(path)
     except (FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"{path} is no directory and cannot become one: {error}; name another path") from error
+        raise UsageError(f"{path} is not a directory and cannot become one: {error}; name another path") from error
 
 
 def main_cookie(fs: FileSystem, root: str) -> Cookie | None:
@@ -439,7 +439,7 @@ def _check_free(fs: FileSystem, root: str, directories: Sequence[Directory], pla
         try:
             names = fs.list_directory(path)
         except NotADirectoryError as error:
-            raise UsageError(f"{path} is no directory; name another path") from error
+            raise UsageError(f"{path} is not a directory; name another path") from error
         found = read_cookie(fs, path)
         if found is not None and (planned is None or found.store_id != planned.store_id):
             raise CookieError(

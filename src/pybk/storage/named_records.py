@@ -257,7 +257,7 @@ def _checked(name: str) -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise UsageError(f"the name {name!r:.50} is no text that UTF-8 can hold: {error}") from error
+        raise UsageError(f"the name {name!r:.50} is not text that UTF-8 can encode: {error}") from error
     if not 1 <= size <= NAME_BYTES_MAX:
         raise UsageError(f"the name {name!r:.50} has {size} bytes in UTF-8; it takes 1 to {NAME_BYTES_MAX}")
     return name

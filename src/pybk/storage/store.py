@@ -14,8 +14,8 @@ makes the first changes to disk, in an order that a stop may cut anywhere: the c
 cookies, then the log, whose commits beyond the watermark are written again and synced before anything reads them. If
 the index turns out to be older than the catalog, it is made again from the catalog once, and the open is repeated.
 
-**Salvaging.** An ordinary open refuses a store of which something durable is missing. With ``salvage=True`` it opens
-what is left and lists the rest in ``salvage``; no background job runs until the owner has recorded the loss and calls
+**Salvaging.** An ordinary open refuses a store that lost something durable. With ``salvage=True`` it opens
+the rest and lists the losses in ``salvage``; no background job runs until the owner has recorded the loss and calls
 ``keep_salvage``. Bookies do so, because their peers have copies.
 
 **Changes.** Creating, closing, fencing, forcing and deleting a ledger and naming another tier for it are control
@@ -151,7 +151,7 @@ class Store(StoreReader):
         environment: OpenEnvironment | None = None,
         salvage: bool = False,
     ) -> Store:
-        """Open a store, making it if there is none, and bring it to the state of its last durable commit.
+        """Open a store, making it if it does not exist, and bring it to the state of its last durable commit.
 
         Args:
             root: The store's directory.
@@ -160,8 +160,8 @@ class Store(StoreReader):
             metrics: Counts appends and reads; None counts them in an object of the store's own.
             fs: The file system; None uses the operating system's.
             environment: Opens LMDB environments; None opens them on disk.
-            salvage: Open what is left of a store of which log commits, files or the watermark are missing or damaged,
-                and list the rest in ``Store.salvage``. The caller must have copies elsewhere: it records the loss in
+            salvage: Open a store although log commits, files or the watermark are missing or damaged, and list the
+                losses in ``Store.salvage``. The caller must have copies elsewhere: it records the loss in
                 the store and then calls ``keep_salvage``.
 
         Raises:
@@ -254,7 +254,7 @@ class Store(StoreReader):
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
         self.salvage: SalvageReport | None = None
-        """What opening passed over, until ``keep_salvage``; None for nothing."""
+        """The losses that a salvaging open found, until ``keep_salvage``; None if it found none."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
         """Whether the last process ended by closing the store, so that nothing it had buffered can be lost."""
@@ -301,11 +301,13 @@ class Store(StoreReader):
         Args:
             mark: The index's mark.
             lost: None unless asked to salvage.
-            parts: The store's; the log must reach what was durable when a newer catalog was written.
+            parts: The parts of the store; the log must reach what was durable when a newer catalog was written.
         """
         volumes, watermark, newer = self.volumes, self._watermark, parts.newer
         durable_lsn = max(mark.durable_lsn, watermark.durable_lsn(), 0 if newer is None else newer.mark.durable_lsn)
-        rewrite_beyond = watermark.durable_lsn()  # after a clean end there is nothing beyond, unless it is an older one
+        rewrite_beyond = (
+            watermark.durable_lsn()
+        )  # after a clean end no commit is beyond the watermark, unless the watermark is an older copy
         if lost is None:
             return recover_log(
                 self,
@@ -389,7 +391,7 @@ class Store(StoreReader):
 
         Args:
             metadata: The ledger's.
-            when_full: Create it even while the store takes no entries for want of space.
+            when_full: Create it even while the store refuses entries because space is short.
 
         Raises:
             LedgerExistsError: The id is taken.
@@ -410,11 +412,11 @@ class Store(StoreReader):
     def stage_create(self, metadata: LedgerMetadata, *, when_full: bool = False) -> tuple[LedgerDescriptor, Commit]:
         """Stage the creation of a ledger in the commit that is forming, which may hold entries of it, too.
 
-        If that commit fails, the ledger never was: nothing can be staged of it, and nothing may be asked of it.
+        If that commit fails, the ledger was never created, and its descriptor must not be used.
 
         Args:
             metadata: The ledger's.
-            when_full: Create it even while the store takes no entries for want of space.
+            when_full: Create it even while the store refuses entries because space is short.
 
         Raises:
             LedgerExistsError: The id is taken.
@@ -487,7 +489,7 @@ class Store(StoreReader):
         descriptor.wake_followers()
 
     def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
-        """Close a ledger behind everything staged so far; durable on return. A closed ledger stays as it is.
+        """Close a ledger after everything staged so far; durable on return. A closed ledger stays as it is.
 
         The end is sealed if a handle has opened the ledger with its password.
 
@@ -560,7 +562,7 @@ class Store(StoreReader):
             sealed: Its metadata with the seal, as it was when the ledger was checked.
 
         Raises:
-            IllegalOperationError: Its end is another by now.
+            IllegalOperationError: Its end has changed meanwhile.
             NoSuchLedgerError: It was deleted.
         """
         with descriptor.lock:
@@ -624,12 +626,12 @@ class Store(StoreReader):
             self._finish_change(descriptor, commit)
         except StorageError as error:
             with descriptor.lock:
-                # Not if it is another: then entries of the ledger failed with it, and more would leave a gap.
+                # Not after another error: then entries of the ledger failed with it, and more would leave a gap.
                 if descriptor.error is gone and not descriptor.deleted:
                     descriptor.error = before
             if isinstance(error, StorageFullError):
                 raise StorageFullError(
-                    f"ledger {descriptor.ledger_id} was not deleted, for a delete is a record in the log: {error}; "
+                    f"ledger {descriptor.ledger_id} was not deleted, because a delete is a record in the log: {error}; "
                     "free some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
                 ) from error
             raise
@@ -711,7 +713,7 @@ class Store(StoreReader):
             LedgerClosedError, LedgerFencedError, NoSuchLedgerError: A ledger takes no more entries.
             VersionConflictError: A named record has another version.
             StorageFullError: There is no space.
-            StorageFailedError: All of it may be there or nothing; the store must be closed.
+            StorageFailedError: Either all of it was appended or nothing; the store must be closed.
 
         Unless it raises StorageFailedError, nothing was changed.
 
@@ -744,14 +746,14 @@ class Store(StoreReader):
             self.scheduler.wake()
 
     def write_buffered(self) -> None:
-        """Write and sync what deferred appends have buffered, without confirming it; a store that failed just reads."""
+        """Write and sync buffered entries of deferred ledgers without confirming them; nothing if the store failed."""
         if self.log.error is None:
             self.log.flush(kept=True)
 
     # ---- admission and space -----------------------------------------------------------------------------------------
 
     def check_space(self) -> None:
-        """Raise StorageFullError while the store is read-only for want of space."""
+        """Raise StorageFullError while the store is read-only because space is short."""
         full = self.scheduler.full
         if full is not None:
             raise StorageFullError(full)
@@ -769,14 +771,14 @@ class Store(StoreReader):
             self.log.wait_for_space()
 
     def space_checked(self) -> None:
-        """Have appends refused while there is no space, and taken again when there is; called by maintenance."""
+        """Refuse appends while there is no space, and accept them again once there is; called by maintenance."""
         with self.lock:
             self._hold_or_release()
         if self.scheduler.full is None:
             self.log.readmit()
 
     def _hold_or_release(self) -> None:
-        """Have the log refuse entries or take them again; the caller holds ``_lock``."""
+        """Pause or resume staging of entries in the log; the caller holds ``_lock``."""
         self.log.pause_staging(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
 
     # ---- what checkpoints and the scheduler call ---------------------------------------------------------------------
@@ -812,7 +814,7 @@ class Store(StoreReader):
             return dict(self._dirty)
 
     def clean(self, descriptors: Sequence[LedgerDescriptor]) -> None:
-        """Take note that the index knows all of these ledgers, except what was appended or changed meanwhile."""
+        """Note that the index has all of these ledgers, except for appends and changes made meanwhile."""
         with self.lock:
             for descriptor in descriptors:
                 with descriptor.location_lock:
@@ -820,14 +822,14 @@ class Store(StoreReader):
                         self._dirty.pop(descriptor.ledger_id, None)
 
     def moved(self, ledger_id: int) -> None:
-        """Forget where entries of a ledger lay, because they moved."""
+        """Drop the cached locations of a ledger's entries, because they moved."""
         with self.lock:
             descriptor = self._descriptors.get(ledger_id)
         if descriptor is not None:
             self.refresh(descriptor)
 
     def tail_checked(self, tail_bytes: int) -> None:
-        """Take note that a checkpoint took care of this much of the tail."""
+        """Note that a checkpoint covered this many bytes of the tail."""
         with self.lock:
             self._tail_checked += tail_bytes
             self._hold_or_release()
@@ -836,7 +838,7 @@ class Store(StoreReader):
         """Write the store in the formats of a higher feature level from now on; durable on return.
 
         Older versions of pybk that do not know the level refuse the store from then on. A level is never lowered:
-        asking for a lower one does nothing. After a stop at any point the next open completes what is left.
+        asking for a lower one does nothing. After a stop at any point the next open completes the change.
 
         Raises:
             StorageFullError: There is no space for a new catalog; the level is raised all the same.
@@ -849,7 +851,7 @@ class Store(StoreReader):
         for environment in (self._index_environment, *self.entries.values()):
             freed = environment.release_dead_readers()
             if freed:
-                logger.info("%s: %d readers that were killed hold nothing any more", self.volumes.root, freed)
+                logger.info("%s: the slots of %d killed readers were freed", self.volumes.root, freed)
 
     def _wake_scheduler(self) -> None:
         scheduler = getattr(self, "scheduler", None)
@@ -859,15 +861,15 @@ class Store(StoreReader):
     # ---- closing -----------------------------------------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """Be of no use in a forked child, for appending either."""
+        """Disable the store in a forked child, appends included."""
         super().after_fork()
         self.log.after_fork(self.fork_error())
 
     def close(self, *, clean: bool = True) -> None:
-        """Wait for what is outstanding, stop the threads and release the directory; open ledgers stay open.
+        """Wait for outstanding commits, stop the threads and release the directory; open ledgers stay open.
 
         Args:
-            clean: False has the next process take this end for one by accident.
+            clean: False makes the next open treat this end as a crash.
         """
         with ExitStack() as closing:
             closing.callback(self.fs.release_spares)

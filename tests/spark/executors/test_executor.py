@@ -139,11 +139,11 @@ def test_a_directory_that_others_can_write_is_refused(sleeper: subprocess.Popen[
     assert os.path.dirname(executor.file(URL, "lock")) == str(directory)
     assert directory.stat().st_mode & 0o777 == 0o700
     directory.chmod(0o777)
-    with pytest.raises(UsageError, match="alone"):
+    with pytest.raises(UsageError, match="only this user can access"):
         executor.file(URL, "lock")
     directory.rmdir()
     directory.symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="alone"):
+    with pytest.raises(UsageError, match="only this user can access"):
         executor.file(URL, "lock")
 
 
@@ -159,7 +159,7 @@ def test_a_task_continues_without_a_bookie_if_others_own_the_directory(
     assert caplog.text == ""
     (tmp_path / f"pybk-{os.getuid()}").chmod(0o755)
     assert local_bookie(URL) is None
-    assert "is no directory of this user's alone" in caplog.text
+    assert "is not a directory that only this user can access" in caplog.text
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert local_bookie(URL) is None
     assert "No such file or directory" in caplog.text

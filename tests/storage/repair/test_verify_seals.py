@@ -128,7 +128,7 @@ def test_one_run_checks_ledgers_of_many_passwords(
         ("secret", "in TOML"),
         ("[others]", "nothing else"),
         ("[ledgers]\nfirst = 'a'", "by id, a whole number, not 'first'"),
-        ("[types]\na = { base64 = '=' }", "types.a is no base64"),
+        ("[types]\na = { base64 = '=' }", "types.a is not base64"),
         ("[types]\na = { file = '/no/such/file' }", "cannot be read"),
         ("[types]\na = { file = 'a', base64 = 'a' }", "types.a takes a password"),
     ],

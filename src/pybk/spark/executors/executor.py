@@ -88,7 +88,7 @@ class Executor(Process):
     def _over(cls, parent: int) -> Self:
         """Return the executor that runs a worker's parent, the daemon that forked the worker."""
         if not any(part.endswith(b"daemon") for part in _command(parent)):
-            raise IllegalOperationError(f"process {os.getpid()} is no Python worker of Spark: call this in a task")
+            raise IllegalOperationError(f"process {os.getpid()} is not a Python worker of Spark: call this in a task")
         status = _status(parent)
         return cls._jvm(0 if status is None else int(status[1]))
 
@@ -227,7 +227,7 @@ def _state_directory() -> str:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(
-                f"{path} is no directory of this user's alone: remove it, or set TMPDIR to another place"
+                f"{path} is not a directory that only this user can access: remove it, or set TMPDIR to another place"
             ) from None
     return path
 

@@ -194,7 +194,7 @@ class CatalogWriter:
         Costs one read of the last mark.
 
         Raises:
-            CorruptError: No checkpoint ends at ``length``, or the file is another one's.
+            CorruptError: No checkpoint ends at ``length``, or the file belongs to another store or has another id.
         """
         file = fs.open(path, writable=True)
         try:
@@ -209,8 +209,8 @@ class CatalogWriter:
         """Open a catalog after the checkpoint that ends at ``length`` and zero the rest: ``examine``, then ``clear``.
 
         Raises:
-            CorruptError: No checkpoint ends at ``length``, or the file is another one's.
-            OSError: What stands beyond may still be there.
+            CorruptError: No checkpoint ends at ``length``, or the file belongs to another store or has another id.
+            OSError: Bytes beyond it may still exist.
         """
         writer = cls.examine(fs, path, store_id, file_id, length)
         try:
@@ -224,7 +224,7 @@ class CatalogWriter:
         """Zero everything beyond the last checkpoint, durably.
 
         Raises:
-            OSError: What stands beyond may still be there.
+            OSError: Bytes beyond it may still exist.
         """
         self._clear_beyond()
 
@@ -627,7 +627,7 @@ def _check_is_tail(data: memoryview, end: int, number: int, at_least: int, error
             continue  # not a whole mark, so it proves nothing
         if header.lsn >= number:
             raise CorruptError(
-                f"{path}: damaged behind {end} bytes, before the mark of checkpoint {header.lsn} at offset {offset} "
+                f"{path}: damaged after {end} bytes, before the mark of checkpoint {header.lsn} at offset {offset} "
                 f"({error}); {_REMEDY}"
             ) from error
 

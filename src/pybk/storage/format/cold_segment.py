@@ -335,7 +335,8 @@ class ColdSegment:
         file_id: The id it must carry.
 
     Raises:
-        CorruptError: Header, footer or trailer are damaged, or the file was truncated or is another store's or file.
+        CorruptError: Header, footer or trailer are damaged, or the file was truncated, belongs to another store or has
+            another id.
         UnsupportedFormatError: It is sound but of another format.
         FileNotFoundError: It does not exist.
 
@@ -464,12 +465,12 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
 
     Args:
         fs: The file system.
-        path: Of the segment.
+        path: The segment's path.
         store_id: The store it must belong to, 16 bytes.
         file_id: The id it must carry.
 
     Returns:
-        ``(records,)`` of ``FOOTER_DTYPE``; empty if the file is, or seems to be, another store's or another file.
+        ``(records,)`` of ``FOOTER_DTYPE``; empty if the file has, or seems to have, another store or id.
 
     Raises:
         FileNotFoundError: It does not exist.

@@ -34,7 +34,7 @@ class Cookie:
     Attributes:
         store_id: 16 bytes, the same in all directories of a store.
         instance: 16 bytes, drawn when the directory joined the store.
-        tier: What the directory is for.
+        tier: The tier that the directory is part of; "main" for the store's own directory.
         directory: Its index among the directories of its tier.
         salt: Salt of the store's password hashing. Not secret. At level BASE only in the store's own directory.
         scrypt_cost: scrypt's N. At level BASE only in the store's own directory.

@@ -177,7 +177,7 @@ def decode_header(buffer: memoryview, offset: int, *, where: str) -> RecordHeade
     if end > len(buffer):
         raise CorruptError(
             f"{where}: a record header of {RECORD_HEADER_BYTES} bytes at offset {offset} ends "
-            f"beyond the {len(buffer)} bytes that are there"
+            f"beyond the {len(buffer)} bytes that exist"
         )
     magic, version, kind, codec, ledger, first, lsn, count, stride, body, raw, checksum = _HEADER.unpack_from(
         buffer, offset
@@ -197,7 +197,7 @@ def decode_header(buffer: memoryview, offset: int, *, where: str) -> RecordHeade
     if end + body > len(buffer):
         raise CorruptError(
             f"{where}: the record at offset {offset} has a body of {body} bytes and ends beyond the "
-            f"{len(buffer)} bytes that are there"
+            f"{len(buffer)} bytes that exist"
         )
     return RecordHeader(kind, codec, ledger, first, lsn, count, stride, body, raw, checksum)
 

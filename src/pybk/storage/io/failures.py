@@ -31,7 +31,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error says that descriptors, memory or threads ran out; what was refused may be asked again.
+    """Return whether an error says that descriptors, memory or threads ran out; the operation may be tried again.
 
     Not for an error of a synced write, whose bytes are in doubt whatever its number.
     """
@@ -49,7 +49,7 @@ def storage_error(error: OSError, doing: str) -> StorageError:
     """Return the pybk error for an error of the operating system.
 
     Args:
-        error: What it raised; its text names the file.
+        error: The error, whose text names the file.
         doing: The operation that failed, such as "closing /data".
     """
     if is_full(error):
@@ -60,7 +60,7 @@ def storage_error(error: OSError, doing: str) -> StorageError:
 
 
 def refused(error: BaseException, doing: str) -> StorageRefusedError:
-    """Return the error for something that was refused and may be tried again."""
+    """Return the error for an operation that was refused and may be tried again."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         remedy = "close files or connections of this process, or raise its limit (ulimit -n)"
     elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -102,7 +102,7 @@ def syncing(path: str) -> Iterator[None]:
 
 @contextmanager
 def undoing(error: BaseException) -> Iterator[None]:
-    """Clean up after an error, which stays the error to raise, because it may be final and that of the clean-up not.
+    """Clean up after an error; an error of the clean-up does not replace it, because the first one may be final.
 
     Args:
         error: The error being raised; gets a note if the clean-up fails, too.

@@ -61,7 +61,7 @@ class File(Protocol):
     """
 
     size: int
-    """Bytes: what it was made with or found at, and more once a write went beyond."""
+    """Its size in bytes: that at creation or opening, and more once a write went beyond it."""
 
     def write(self, buffers: Buffers, offset: int) -> None:
         """Write the pieces one after the other at ``offset``; not durable until :meth:`sync` returns.
@@ -126,10 +126,10 @@ class Lock(Protocol):
 
 
 class FileSystem(Protocol):
-    """Files and directories. Threads: any. Every method raises ``OSError`` for what the operating system refuses."""
+    """Files and directories. Threads: any. Every method raises ``OSError`` if the operating system refuses the call."""
 
     access: Access
-    """For whom it makes files and directories; those that exist keep their modes."""
+    """The users that new files and directories are for; existing ones keep their modes."""
 
     def create(self, path: str, size: int) -> File:
         """Make a new file of ``size`` allocated zero bytes and open it for writing.
@@ -137,7 +137,7 @@ class FileSystem(Protocol):
         Neither its bytes nor its name is durable before :meth:`File.sync` and :meth:`sync_directory`.
 
         Raises:
-            FileExistsError: There is one.
+            FileExistsError: A file of this name exists.
             OSError: ``ENOSPC`` when the space cannot be allocated; the new file is unlinked again.
         """
         ...
@@ -176,14 +176,14 @@ class FileSystem(Protocol):
         ...
 
     def populator(self, view: memoryview) -> Populator:
-        """Return the quickest :meth:`populate` of one map, for what is touched again and again.
+        """Return the quickest :meth:`populate` of one map, for a map that is touched often.
 
         Where it raises, :meth:`populate` does, too, and names the file.
         """
         ...
 
     def sizer(self, view: memoryview) -> Callable[[], int]:
-        """Return a function that gives the size of the file of one map now, in bytes, even if another has its name."""
+        """Return a function that returns the present size in bytes of a map's file, even if the file was renamed."""
         ...
 
     def read_direct(self, path: str, offset: int, size: int) -> memoryview:
@@ -196,7 +196,7 @@ class FileSystem(Protocol):
     def map_shared(self, path: str) -> memoryview:
         """Map a whole small file, writable and shared with other processes, format ``B``.
 
-        Stores outlive the process at once, and the machine's power only if the file is synced after them.
+        A store to the map survives the end of the process at once, but a power failure only once the file was synced.
         """
         ...
 
@@ -225,7 +225,7 @@ class FileSystem(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its missing parents, durably; does nothing if it is there."""
+        """Make a directory and its missing parents, durably; does nothing if it exists."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -238,7 +238,7 @@ class FileSystem(Protocol):
         ...
 
     def free_bytes(self, path: str) -> int:
-        """Return what an unprivileged process may still allocate on the file system of ``path``."""
+        """Return the bytes that an unprivileged process may still allocate on the file system of ``path``."""
         ...
 
     def inode_number(self, path: str) -> int:
@@ -508,7 +508,7 @@ class OsFileSystem:
     """The operating system's file system; see :class:`FileSystem`.
 
     Args:
-        access: For whom files and directories are made; their owner alone by default.
+        access: The users that new files and directories are for; their owner alone by default.
     """
 
     access: Access = PRIVATE

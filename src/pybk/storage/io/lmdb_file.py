@@ -85,7 +85,7 @@ class SizeGuard:
     Threads: any.
 
     Args:
-        path: The environment's directory; its file must be there.
+        path: The environment's directory; its file must exist.
 
     Raises:
         OSError: It cannot be opened.
@@ -118,7 +118,7 @@ class SizeGuard:
 
 
 def _newest_meta(fd: int) -> _Meta | None:
-    """Return the newer of the two meta pages; None if LMDB will find the file to be none of its own."""
+    """Return the newer of the two meta pages; None if LMDB will not recognise the file as its own."""
     metas = []
     page_bytes = 4096
     for number in range(2):

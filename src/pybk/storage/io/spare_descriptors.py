@@ -19,7 +19,7 @@ KEPT_FOR_SYNCS: Final = 4
 """Spares reserved for syncs, which return them at once; files that stay open may not take these."""
 
 _NEEDED: Final = 48
-"""Descriptors that a store of one directory for each tier has open when it is busy, with these and some maps."""
+"""Descriptors that a busy store with one directory for each tier has open, including the spares and some maps."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 
 _guard: Final = threading.RLock()  # reentrant, because a signal handler may fork
@@ -59,7 +59,7 @@ def acquire_spares() -> None:
 
 
 def release_spares() -> None:
-    """Let go of the spare descriptors, once nobody holds them any more; in a forked child, does nothing."""
+    """Undo one ``acquire_spares``; the last call closes the spare descriptors. In a forked child, does nothing."""
     with _guard:
         _users[0] = max(0, _users[0] - 1)
         while held and not _users[0]:
@@ -104,6 +104,6 @@ def open_with_spare(path: str, flags: int, mode: int = 0o777, *, keep: int = 0) 
 
 
 def maps_limit(most: int) -> int:
-    """Return how many files may be kept mapped, each with a descriptor: ``most``, but a quarter of the limit."""
+    """Return how many files may be kept mapped, each with a descriptor: at most a quarter of the limit, or 16."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return most if limit == resource.RLIM_INFINITY else max(16, min(most, limit // 4))

@@ -100,14 +100,14 @@ class LogFileSupply:
             OSError: Syncing its directory failed.
         """
         with self._lock:
-            # A file that a checkpoint ended long before it was full is no reason for a larger one.
+            # A file that a checkpoint ended long before it was full does not justify a larger one.
             grows = not self._ended_early
             chosen = self._current(after)
             if chosen is None:
                 queued = self.queued()
                 chosen = next((made for made in queued if made.file.size >= bytes_min), None)
                 if chosen is not None:
-                    # Those too small stay where they are, zeros and no part of the log, until maintenance buries them.
+                    # Files that are too small stay until maintenance unlinks them; they are zeros, not part of the log.
                     self._doomed += queued[: queued.index(chosen)]
             if chosen is not None:
                 self.current_id = chosen.row.file_id

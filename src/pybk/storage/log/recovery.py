@@ -179,7 +179,7 @@ class RecoveredLog(NamedTuple):
         next_lsn: LSN of the next commit to write.
         files: The log files from the mark on, with the bytes used in each.
         commits: How many commits there were.
-        unbegun: Files without a header: preallocated, or torn. What they hold is no part of the log.
+        unbegun: Files without a header: preallocated, or torn. What they hold is not part of the log.
         again: Commits that must be written again, because the page cache may hold what never reached the disk.
     """
 

@@ -151,13 +151,13 @@ class SalvagedLog:
             if head is None or head.lsn != lsn:
                 return
             size = COMMIT_HEADER_BYTES + head.body_bytes
-            behind = offset + size + padding(size)
+            next_offset = offset + size + padding(size)
             found = next(scan_commits(file, offset, lsn, lsn), None)
             if found is None or not found.sound:
-                after = decode_commit_header(file.data, behind, file.file_id)
+                after = decode_commit_header(file.data, next_offset, file.file_id)
                 if after is None or after.lsn != lsn + 1:
                     return
-            self.next_lsn, offset = lsn + 1, behind
+            self.next_lsn, offset = lsn + 1, next_offset
             if found is None:
                 self.lost.append(f"{self._where}: the records of commit {lsn} are damaged")
             else:

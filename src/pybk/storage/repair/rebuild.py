@@ -219,7 +219,7 @@ class _Rebuilder:
         if self._watermark_is_lost:
             Watermark.create(self._fs, self._watermark_path, self._store_id).close()
         mend_cookies(self._fs, self._root, self._cookie, self._volumes.directories)
-        return found._replace(made=True, old_index=self._swap(new, keep=mark != self._state.mark))
+        return found._replace(made=True, old_index=self._install(new, keep=mark != self._state.mark))
 
     def _read_state(self) -> CatalogState:
         """Return the state in the newest sound catalog; if there is none, the state in the index.
@@ -488,8 +488,11 @@ class _Rebuilder:
             )
         return path
 
-    def _swap(self, new: str, *, keep: bool) -> str | None:
-        """Put the new index in the place of the old one; return where that is kept, as it is if it is not sound."""
+    def _install(self, new: str, *, keep: bool) -> str | None:
+        """Replace the old index by the new one; return where the old one is kept, None if it was removed.
+
+        A sound old index is removed unless ``keep`` is set; a damaged one is always kept.
+        """
         fs = self._fs
         directory = os.path.dirname(new)
         path = os.path.join(directory, INDEX)
