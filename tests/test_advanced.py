@@ -162,7 +162,7 @@ def test_an_id_is_given_once_and_others_count_on_from_it(manager: LedgerManager)
 
 
 @pytest.mark.parametrize("ledger_id", [-1, (1 << 63) - 1, 1 << 63, "1", 1.0])
-def test_what_is_no_ledger_id_is_refused(manager: LedgerManager, ledger_id: Any) -> None:
+def test_invalid_ledger_ids_are_refused(manager: LedgerManager, ledger_id: Any) -> None:
     with pytest.raises(UsageError, match="ledger_id"):
         manager.create_ledger(ledger_id=ledger_id, insecure=True)
     assert list(manager.list_ledgers()) == []

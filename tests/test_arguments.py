@@ -190,7 +190,7 @@ def test_ledgers_to_move_are_given_as_ids(manager: LedgerManager, writer: Ledger
 
 
 @pytest.mark.parametrize("bad", ["no", 0, 1, []], ids=repr)
-def test_what_is_on_or_off_is_true_or_false(
+def test_switches_take_only_true_or_false(
     manager: LedgerManager, writer: LedgerWriter, tmp_path: Path, bad: Any
 ) -> None:
     calls: dict[str, Callable[[], Any]] = {

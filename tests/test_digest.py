@@ -119,7 +119,7 @@ def test_prefixes_are_each_prefix(kind: DigestType, count: int) -> None:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("count", [0, 1, 31, 32, MANY])
-def test_check_many_takes_what_is_right(kind: DigestType, count: int) -> None:
+def test_check_many_accepts_right_digests(kind: DigestType, count: int) -> None:
     digest = made(kind)
     batch, _ = batch_of(digest, some_payloads(count))
     digest.check_many(batch)

@@ -72,7 +72,7 @@ def test_batch_index() -> None:
             batch[index]
 
 
-def test_payload_is_no_copy_and_buffer_is_read_only() -> None:
+def test_a_payload_is_not_copied_and_its_buffer_is_read_only() -> None:
     batch, entries = made_batch(4, 8)
     payload = batch.payload(2)
     assert payload == entries[2].payload

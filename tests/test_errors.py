@@ -75,7 +75,7 @@ def test_outcome_is_unknown_only_where_the_entry_may_be_there() -> None:
     assert unknown == {LedgerFencedError, AppendTimeoutError, StorageFailedError}
 
 
-def test_retryable_is_only_what_passes_by_itself() -> None:
+def test_only_errors_that_pass_by_themselves_are_retryable() -> None:
     assert {kind for kind in ERRORS if kind.retryable} == {
         TooManyRequestsError,
         StorageFullError,
@@ -93,7 +93,7 @@ def test_one_error_may_say_otherwise(kind: type[PybkError]) -> None:
     assert kind.outcome_unknown is usual
 
 
-def test_errors_are_what_python_calls_them_too() -> None:
+def test_errors_are_subclasses_of_the_matching_errors_of_python() -> None:
     assert issubclass(UsageError, ValueError)
     assert issubclass(AppendTimeoutError, TimeoutError)
 

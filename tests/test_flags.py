@@ -32,7 +32,7 @@ def test_unknown_bits_are_refused_by_name(kind: type[IntFlag], value: int, named
 
 
 @pytest.mark.parametrize("value", [-1, -2, "1", None, 1.5])
-def test_what_is_no_set_of_flags_is_refused(value: object) -> None:
+def test_invalid_sets_of_flags_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="WriteFlag"):
         WriteFlag(value)  # type: ignore[arg-type]  # what a careless caller may do
 

@@ -137,7 +137,7 @@ def test_decoded_values_have_their_types() -> None:
     key_salt=st.binary(),
     verifier=st.binary(),
 )
-def test_what_is_encoded_is_decoded(**changes: Any) -> None:
+def test_encoded_metadata_are_decoded_unchanged(**changes: Any) -> None:
     made = metadata(**changes)
     decoded = LedgerMetadata.decode(made.encode(), where="here")
     assert decoded == made

@@ -63,7 +63,7 @@ def test_nothing_read_has_no_marks() -> None:
     assert (lengths.marks(), lengths.last) == ((), None)
 
 
-def test_entries_that_are_missing_between_runs_are_no_contradiction() -> None:
+def test_entries_missing_between_runs_are_not_a_contradiction() -> None:
     metadata = metadata_of(6, 60)
     lengths = LengthCheck(metadata)
     lengths.add(batch(0, 1, (10, 10)), 1)

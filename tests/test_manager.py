@@ -83,7 +83,7 @@ def test_everything_asked_of_a_ledger_is_recorded(tmp_path: Path) -> None:
             metadata.custom_metadata["app"] = b""  # type: ignore[index]  # that is the point
 
 
-def test_metadata_of_an_open_ledger_says_so(manager: LedgerManager) -> None:
+def test_metadata_of_an_open_ledger_have_its_state(manager: LedgerManager) -> None:
     writer = manager.create_ledger(insecure=True)
     writer.append(b"x")
     assert manager.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
@@ -111,7 +111,9 @@ def test_metadata_of_an_open_ledger_says_so(manager: LedgerManager) -> None:
         ({"custom_metadata": {"a": bytes(CUSTOM_METADATA_BYTES_MAX)}}, "limit"),
     ],
 )
-def test_what_no_ledger_can_be_is_refused(manager: LedgerManager, arguments: dict[str, Any], match: str) -> None:
+def test_impossible_settings_of_a_ledger_are_refused(
+    manager: LedgerManager, arguments: dict[str, Any], match: str
+) -> None:
     with pytest.raises(UsageError, match=f"(?s){match}"):
         manager.create_ledger(**{"password": b"p", **arguments})
     assert list(manager.list_ledgers()) == []
@@ -510,7 +512,7 @@ def test_tiers_lie_where_they_are_put(tmp_path: Path) -> None:
         assert [contents(manager, ledger_id) for ledger_id in range(4)] == [numbered(50)] * 4
 
 
-def test_opening_read_only_what_is_not_there_makes_nothing(tmp_path: Path) -> None:
+def test_opening_a_missing_store_read_only_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(CookieError, match="there is no store"):
         LedgerManager.open(tmp_path / "none", read_only=True)
     assert list(tmp_path.iterdir()) == []
@@ -591,7 +593,7 @@ print(len(logging.getLogger().handlers), logging.getLogger("pybk").level)
 # ---- reading again and again -----------------------------------------------------------------------------------------
 
 
-def test_closed_readers_say_so(manager: LedgerManager) -> None:
+def test_closed_readers_raise(manager: LedgerManager) -> None:
     writer = manager.create_ledger(insecure=True)
     writer.append(b"x")
     reader = manager.open_ledger(writer.ledger_id, recover=False)

@@ -191,7 +191,7 @@ def test_verify_and_rebuild_index_are_functions(tmp_path: Path) -> None:
             call(tmp_path / "nothing")
 
 
-def test_the_directory_of_a_tier_is_no_store_and_the_error_names_the_store(tmp_path: Path) -> None:
+def test_the_directory_of_a_tier_is_refused_and_the_error_names_the_store(tmp_path: Path) -> None:
     path, hdd = tmp_path / "store", tmp_path / "hdd"
     LedgerManager.open(path, tiers={StorageHint.HDD: str(hdd)}).close()
     for repair in (verify, rebuild_index):

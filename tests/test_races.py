@@ -74,7 +74,7 @@ def test_a_ledger_is_not_recovered_beyond_what_is_durable(
     assert [entry.payload for entry in reader.read(0, reader.last_add_confirmed)] == [b"durable"]
 
 
-def test_force_does_not_confirm_what_failed(doomed: Callable[[WriteFlag], LedgerWriter]) -> None:
+def test_force_does_not_confirm_failed_entries(doomed: Callable[[WriteFlag], LedgerWriter]) -> None:
     writer = doomed(WriteFlag.DEFERRED_FORCE)
     with pytest.raises(StorageFullError):
         writer.force()

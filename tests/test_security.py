@@ -14,7 +14,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", MODEL)))
 
 
 @pytest.mark.parametrize(("path", "name"), NAMED, ids=["::".join(filter(None, found)) for found in NAMED])
-def test_what_the_threat_model_names_is_a_test(path: str, name: str) -> None:
+def test_tests_that_the_threat_model_names_exist(path: str, name: str) -> None:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     tests = {
         node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")

@@ -191,7 +191,7 @@ class Alarm:
 
 @pytest.mark.timeout(100, method="thread")
 @pytest.mark.parametrize("kind", range(4))
-def test_an_error_that_a_handler_raises_is_no_failure_of_the_log(kind: int) -> None:
+def test_an_error_that_a_handler_raises_does_not_fail_the_log(kind: int) -> None:
     alarm = Alarm()
     handler: Callable[..., None] = (alarm, alarm.method, alarm.function(), partial(alarm.method, 1))[kind]
     old = signal.signal(signal.SIGUSR1, handler)

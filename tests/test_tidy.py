@@ -138,7 +138,7 @@ def test_tests_keep_to_public_and_package_level_names(path: Path) -> None:
     assert not offenders, "test what it does; or make the name package-level; or add an accessor to internals.py"
 
 
-def test_rules_see_what_breaks_them() -> None:
+def test_rules_report_files_that_break_them() -> None:
     long = "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX
     assert list(long_functions(ast.parse(long))) == [("f", 1, FUNCTION_LINES_MAX + 1)]
     assert not list(long_functions(ast.parse(long[: -len("    pass\n")])))

@@ -351,7 +351,7 @@ def test_only_force_confirms_deferred_entries(manager: LedgerManager) -> None:
         assert [e.payload for e in reader.read_unconfirmed(0, 3)] == numbered(4)
 
 
-def test_what_another_ledger_syncs_confirms_no_deferred_entry(manager: LedgerManager) -> None:
+def test_a_sync_by_another_ledger_confirms_no_deferred_entry(manager: LedgerManager) -> None:
     writer = deferred(manager)
     writer.append(b"deferred")
     manager.create_ledger(insecure=True).append(b"synced")

@@ -96,7 +96,7 @@ def test_bookies_serve_until_a_signal_ends_them(tmp_path: Path, url: str, start:
     assert says(again).startswith("bookie a serves")
 
 
-def test_what_keeps_a_bookie_from_serving_is_said_in_one_line(tmp_path: Path, url: str, start: Start) -> None:
+def test_the_reason_that_a_bookie_does_not_serve_is_one_line(tmp_path: Path, url: str, start: Start) -> None:
     with LedgerManager.open(tmp_path / "embedded") as manager:
         manager.create_ledger(insecure=True)
     with LedgerManager.open(tmp_path / "a", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=SECRET):
@@ -192,7 +192,7 @@ def test_looking_makes_no_cluster(
 
 
 @pytest.mark.parametrize("command", ["verify", "dump", "rebuild-index"])
-def test_what_works_on_a_directory_says_so(command: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_for_directories_refuse_a_url(command: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, err = run(capsys, command, url)
     assert status == 2
     assert "directory" in err

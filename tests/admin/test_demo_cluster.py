@@ -29,7 +29,9 @@ def source(tmp_path: Path) -> Source:
     return Source.of(str(tmp_path / "input"))
 
 
-def test_the_act_shows_what_it_says(source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_act_prints_the_replacement_of_a_killed_bookie(
+    source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "place").mkdir()
     cluster.run(str(tmp_path / "place"), source)
     text = capsys.readouterr().out

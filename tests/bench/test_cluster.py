@@ -65,7 +65,7 @@ def test_targets_in_words() -> None:
     assert (at_most(0.5).text, at_most(200).text, at_least(60_000).text) == ("<= 0.5", "<= 200", ">= 60,000")
 
 
-def test_cpu_time_of_a_process_is_what_it_used() -> None:
+def test_cpu_time_of_a_process_is_measured() -> None:
     before, own = process_cpu_seconds(os.getpid()), time.process_time()
     while time.process_time() < own + 0.05:
         pass

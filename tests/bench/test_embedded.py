@@ -56,14 +56,14 @@ def test_contestants_take_turns_and_leave_nothing(tmp_path: Path) -> None:
     assert a.targets == [("2 x b", 0.5), (">= 20", 1.5)]  # ratios of the rounds: 0.5, 4, 0.5 and 0.5, 2, 1.5
 
 
-def test_what_is_done_once_has_one_round(tmp_path: Path) -> None:
+def test_work_that_is_done_once_has_one_round(tmp_path: Path) -> None:
     contest = Contest("c", "title", "s", [Recorded().contestant("a", [4.0], at_most(2))], once=True)
     (figure,) = hold(contest, SCALE, tmp_path, lambda _: None)
     assert figure.rounds == [4.0]
     assert figure.targets == [("<= 2", 0.5)]
 
 
-def test_rate_counts_what_was_done_in_the_time_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_work_divided_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
 
     def step() -> int:

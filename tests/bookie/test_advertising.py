@@ -54,7 +54,7 @@ def test_an_address_that_does_not_lead_to_the_bookie_is_named(tmp_path: Path, mo
         assert [found.bookie.bookie_id for found in registered] == ["one"]
 
 
-def test_names_that_are_no_address_for_others_are_refused() -> None:
+def test_addresses_that_other_hosts_cannot_use_are_refused() -> None:
     bound = ("tcp://127.0.1.1:4000",)
     with pytest.raises(UsageError, match="no other host can connect"):
         advertised(("tcp://myhost:*",), bound, ())

@@ -73,7 +73,7 @@ def test_many_writers_append_much_at_once(one: Inside, queued: list[int]) -> Non
         assert (found.last_entry_id, len(found.fragments)) == (len(PAYLOADS) - 1, 1)
 
 
-def test_what_is_held_for_a_bookie_that_goes_is_answered(one: Inside, queued: list[int]) -> None:
+def test_appends_queued_at_a_closing_bookie_get_an_answer(one: Inside, queued: list[int]) -> None:
     client = one.connect()
     writers = [client.create_ledger(password=PASSWORD, ensemble_size=1) for _ in range(THREADS)]
     futures = [writer.append_many_async(PAYLOADS) for writer in writers]

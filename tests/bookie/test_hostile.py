@@ -142,7 +142,7 @@ def test_an_unexpected_error_refuses_one_request_and_is_counted_and_logged(
     assert 1 <= len(lines) <= LINES_MAX
 
 
-def test_a_lost_session_is_no_failed_bookie(three: Inside) -> None:
+def test_a_lost_session_does_not_count_as_a_failed_bookie(three: Inside) -> None:
     client = three.connect()
     writer = client.create_ledger(password=PASSWORD)
     writer.append(b"before")

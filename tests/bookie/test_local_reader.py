@@ -121,7 +121,7 @@ def test_an_open_ledger_is_read_up_to_what_is_confirmed(cluster: Inside) -> None
         assert any(nearby.found)
 
 
-def test_what_each_bookie_has_only_a_part_of_is_asked_for(cluster: Inside) -> None:
+def test_a_striped_ledger_is_read_from_the_bookies(cluster: Inside) -> None:
     ledger_id = fill(cluster.bookies[1], ensemble_size=3, write_quorum=2, ack_quorum=2)
     with closing(Nearby(cluster)) as nearby:
         with nearby.manager.open_ledger(ledger_id, password=PASSWORD) as reader:
@@ -129,7 +129,9 @@ def test_what_each_bookie_has_only_a_part_of_is_asked_for(cluster: Inside) -> No
         assert set(nearby.found) == {None}
 
 
-def test_what_is_damaged_is_asked_for(cluster: Inside, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_local_entries_are_requested_from_other_bookies(
+    cluster: Inside, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger_id = fill(cluster.bookies[1])
     [log] = [path for path in (cluster.directory / "bookie-0").rglob("*") if path.is_file() and damage(path)]
     assert log.is_file()

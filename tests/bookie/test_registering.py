@@ -42,7 +42,7 @@ _FREE = {StorageHint.NVME: 1000, StorageHint.HDD: 0}
     ],
     ids=str,
 )
-def test_what_a_bookie_registers_at_once(change: Mapping[str, Any], notable: bool) -> None:
+def test_changes_that_a_bookie_registers_at_once(change: Mapping[str, Any], notable: bool) -> None:
     known = registration(bookie(1), tiers=_FREE, load=3.0)
     assert is_notable(known, replace(known, **change)) is notable
 

@@ -114,7 +114,7 @@ def test_all_entries_of_a_damaged_record_are_repaired_so_that_they_can_be_copied
         fs, replicas = after_crash(fs, replicas)
 
 
-def test_a_move_of_a_replica_with_a_damaged_record_is_no_success(fs: SimFileSystem, replicas: Replicas) -> None:
+def test_a_move_of_a_replica_with_a_damaged_record_fails(fs: SimFileSystem, replicas: Replicas) -> None:
     add(replicas, make_run(0, COUNT))
     add(replicas, make_run(COUNT, COUNT))
     flip(fs, replicas, entry(0), 100)

@@ -268,7 +268,7 @@ def test_limbo_ends_where_no_lost_fence_lets_a_writer_in(
     assert filled == [0] * len(lifted)
 
 
-def test_limbo_that_begins_later_is_repaired_and_what_cannot_be_is_tried_less_and_less(
+def test_limbo_that_begins_later_is_repaired_and_failed_repairs_are_tried_less_often(
     three: Inside, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.02)

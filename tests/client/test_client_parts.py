@@ -60,7 +60,7 @@ def test_without_a_key_entries_count_up_to_the_first_that_has_another_name(strid
 
 
 @pytest.mark.parametrize("sizes", [[], [84, 0], [42, 41], [42, 43]])
-def test_without_a_key_sizes_that_are_not_those_of_entries_are_no_entries(sizes: list[int]) -> None:
+def test_without_a_key_impossible_sizes_are_read_as_no_entries(sizes: list[int]) -> None:
     body = whole(run_of(0, 1))
     assert len(body) == 84
     part = remote().sound_part(EntryRun(0, 1, array("q", sizes), (body,)), body)
@@ -114,7 +114,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("fails", [0, 2, 5])
-def test_what_bookies_miss_is_recorded_before_the_metadata_name_others(fails: int) -> None:
+def test_missing_entries_are_recorded_before_the_metadata_name_other_bookies(fails: int) -> None:
     store, told = Recorder(fails=fails), list[Event]()
     driver = Driver(SimpleNamespace(interrupt=lambda: None), store)  # type: ignore[arg-type]  # as much as is needed
     driver.group.stop()  # this thread drives
@@ -169,7 +169,7 @@ class Reporting(Conversation[Any]):
         self.driver.report_missing(self, effect)
 
 
-def test_what_cannot_be_repaired_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_repair_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tried = [100.0], list[int]()
 
     def repair(ledger_id: int) -> bool:

@@ -71,7 +71,7 @@ def missing(client: LedgerManager, ledger_id: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("store_takes", [0.0, 0.6])
-def test_what_a_stopped_bookie_misses_is_on_record_when_the_client_has_closed(
+def test_entries_that_a_stopped_bookie_misses_are_on_record_when_the_client_has_closed(
     three_bookies: Cluster, slow: BookieProcess, store_takes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = three_bookies.connect()
@@ -161,7 +161,7 @@ def test_watches_end_before_the_links_do(tmp_path: Path, monkeypatch: pytest.Mon
         wire.interrupt()  # of a watch that was under way
 
 
-def test_what_a_thread_begins_while_the_client_closes_ends_with_an_error(tmp_path: Path) -> None:
+def test_calls_that_begin_while_the_client_closes_end_with_an_error(tmp_path: Path) -> None:
     """What threads that saw the client open begin when its links are closed: each gets ClosedError."""
     with inside(tmp_path / "cluster") as cluster:
         client = cluster.connect()

@@ -129,7 +129,7 @@ def test_the_open_end_of_a_ledger_waits_for_its_recovery(four: Inside) -> None:
     assert client.replicate(lost).fragments == 1
 
 
-def test_what_could_not_be_copied_is_left_and_stays_on_record(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_that_could_not_be_copied_stay_on_record(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     client = four.connect()
     ledger_id = fill(client, 30, ensemble_size=3)
     backend = cluster_backend_of(client)
@@ -412,7 +412,7 @@ def ask(links: Links, link: Any, request_id: int, add: Add) -> Status:
     raise AssertionError("no answer")
 
 
-def test_a_bookie_that_fails_says_so(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_bookie_reports_its_failure(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     manager = four.bookies[0]
     assert manager.health().state == "ok"
     assert manager.health().free_bytes

@@ -65,7 +65,7 @@ def test_reports_of_a_ledger_are_recorded_in_order(store: Store, reporting: Pend
     assert [report for _, report in store.recorded] == missing
 
 
-def test_what_fails_is_tried_again_after_pauses_that_grow(
+def test_failed_reports_are_tried_again_after_pauses_that_grow(
     store: Store, reporting: PendingReports, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []
@@ -100,7 +100,7 @@ def test_a_report_that_fails_does_not_hold_up_those_of_other_ledgers(store: Stor
 
 
 @pytest.mark.usefixtures("patient")
-def test_closing_tries_at_once_what_failed(store: Store, reporting: PendingReports) -> None:
+def test_closing_tries_failed_reports_at_once(store: Store, reporting: PendingReports) -> None:
     unrecorded = Unrecorded(remote())
     store.failing.add(unrecorded)
     reporting.add(unrecorded, MISSING)

@@ -165,7 +165,7 @@ def test_a_stopped_bookie_delays_no_append_and_catches_up_when_it_resumes(cluste
     assert len(metadata.fragments) == 1, "a short stop replaced the bookie"
 
 
-def test_what_a_stopped_bookie_owes_is_bounded(cluster: Cluster) -> None:
+def test_the_bytes_queued_for_a_stopped_bookie_are_bounded(cluster: Cluster) -> None:
     writer = cluster.writer(largest=200_000, entries=700, window=8)
     _more(writer, 20)
     before = _resident_bytes(writer)

@@ -143,7 +143,7 @@ def test_three_bookies_of_which_two_acknowledge_are_the_default(five: Inside) ->
     assert five.connect().create_ledger(ensemble_size=1, insecure=True).metadata.ack_quorum == 1
 
 
-def test_what_no_ensemble_can_be_is_refused_with_what_is_needed_and_found(five: Inside) -> None:
+def test_impossible_ensembles_are_refused_with_the_numbers_needed_and_found(five: Inside) -> None:
     client = five.connect()
     for shape in ((3, 4, 2), (3, 2, 3), (3, 3, 0), (0, 0, 0)):
         with pytest.raises(UsageError, match="ensemble_size"):

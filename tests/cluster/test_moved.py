@@ -70,7 +70,7 @@ def _place(listening: socket.socket) -> tuple[str, None]:
     return f"tcp://127.0.0.1:{listening.getsockname()[1]}", None
 
 
-def test_what_was_asked_at_the_old_address_ends_with_the_first_request_to_the_new_one() -> None:
+def test_requests_to_the_old_address_end_with_the_first_request_to_the_new_one() -> None:
     with _listen() as old, _listen() as new:  # neither says a word
         addresses = _Addresses()
         ledger: Any = SimpleNamespace(unlocked=False, ledger_id=7)

@@ -126,7 +126,7 @@ def test_connections_that_break_while_entries_are_on_their_way(cluster: Cluster)
 
 @pytest.mark.parametrize("damage", [lambda: Damage(b"/25 ", 1), lambda: DamageAnything(5_000)])
 @pytest.mark.parametrize("direction", ["requests", "replies"])
-def test_what_is_damaged_on_its_way_is_noticed_and_sent_again(
+def test_messages_damaged_on_the_way_are_noticed_and_sent_again(
     cluster: Cluster, direction: str, damage: Callable[[], Callable[[bytes], bytes]]
 ) -> None:
     writer, bookies = _created(cluster, cluster.connect(routed=True))
@@ -157,7 +157,7 @@ def test_a_slow_network_delays_and_nothing_else(cluster: Cluster, tmp_path: Path
     check_ledger(cluster, writer.ledger_id, 39, 39)
 
 
-def test_what_a_recovery_could_not_write_back_to_a_bookie_is_recorded(cluster: Cluster) -> None:
+def test_entries_that_a_recovery_could_not_write_back_are_recorded(cluster: Cluster) -> None:
     writer = cluster.writer(routed=True, window=20, pause_s=0.02)
     ledger_id = int(writer.said("ledger")[0])
     first, second, third = map(cluster.bookie, cluster.connect().ledger_metadata(ledger_id).fragments[0].ensemble)
@@ -181,7 +181,7 @@ def test_what_a_recovery_could_not_write_back_to_a_bookie_is_recorded(cluster: C
     assert metadata.last_entry_id > last_acked(writer)
 
 
-def test_what_a_killed_writer_had_not_sent_to_a_slow_bookie_is_recorded(cluster: Cluster) -> None:
+def test_entries_that_a_killed_writer_had_not_sent_to_a_slow_bookie_are_recorded(cluster: Cluster) -> None:
     writer = cluster.writer(routed=True, window=20, pause_s=0.001)
     ledger_id = int(writer.said("ledger")[0])
     slow = cluster.bookie(cluster.connect().ledger_metadata(ledger_id).fragments[0].ensemble[2])

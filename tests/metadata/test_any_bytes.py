@@ -189,7 +189,7 @@ def test_an_address_of_any_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["tcp://[", "tcp://a:b", "tcp://h:99999", "tcp://h", "ipc://", "tcp://:1", "tcp://"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_addresses_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
         check_address(text, secret=True)
 

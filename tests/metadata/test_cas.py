@@ -105,7 +105,7 @@ def test_a_lost_answer_hides_no_conflict(fault: Fault) -> None:
     assert world.sure.deletion_proof(1) is None
 
 
-def test_a_change_that_landed_and_was_changed_since_is_no_success_and_no_certain_failure() -> None:
+def test_the_outcome_is_unknown_if_a_lost_change_may_have_been_overwritten() -> None:
     world = World()
     version = world.cluster.create_ledger(ledger(1))
 
@@ -138,7 +138,7 @@ def test_a_ledger_that_was_created_and_deleted_since_does_not_count_as_there() -
 
 
 @pytest.mark.parametrize("lost", [Fault.REPLY_LOST, Fault.REQUEST_LOST])
-def test_what_cannot_be_settled_says_that_it_is_open(lost: Fault) -> None:
+def test_an_outcome_that_cannot_be_determined_is_reported_as_unknown(lost: Fault) -> None:
     world = World()
     version = world.cluster.create_ledger(ledger(1))
     world.store.faults = lambda operation, key: lost
@@ -152,7 +152,7 @@ def test_what_cannot_be_settled_says_that_it_is_open(lost: Fault) -> None:
         assert unknown.value.outcome_unknown
 
 
-def test_what_was_not_sent_is_known_to_have_failed() -> None:
+def test_a_change_that_was_not_sent_is_known_to_have_failed() -> None:
     world = World()
     world.store.faults = lambda operation, key: Fault.REFUSED
     with pytest.raises(MetadataUnreachableError) as refused:
@@ -161,7 +161,7 @@ def test_what_was_not_sent_is_known_to_have_failed() -> None:
     assert refused.value.retryable
 
 
-def test_what_was_not_sent_after_a_lost_answer_is_open() -> None:
+def test_a_retry_that_was_not_sent_after_a_lost_answer_leaves_the_outcome_unknown() -> None:
     world = World()
     faults = {"create": iter((Fault.REPLY_LOST,)), "get": iter((Fault.REFUSED,))}
     world.store.faults = lambda operation, key: next(faults.get(operation, iter(())), None)
@@ -182,7 +182,7 @@ def test_settling_never_trusts_a_stale_read() -> None:
     assert world.sure.read_ledger(1) == (ledger(1, length=9, version=1), newer)
 
 
-def test_a_stale_read_is_what_is_asked_for_only() -> None:
+def test_a_read_may_be_stale_only_if_requested() -> None:
     world = World()
     version = world.sure.create_ledger(ledger(1))
     world.sure.write_ledger(ledger(1, length=9, version=1), version)

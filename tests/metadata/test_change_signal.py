@@ -219,7 +219,7 @@ def test_looks_become_less_frequent_while_only_keys_change_that_are_not_watched(
     assert rests == [0.01, 0.02, 0.04, 0.04, 0.01, 0.01, 0.02, 0.02]
 
 
-def test_what_fails_at_rest_is_tried_again_without_haste(
+def test_failures_at_rest_are_tried_again_without_haste(
     resting: LmdbMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:

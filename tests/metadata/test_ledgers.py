@@ -71,7 +71,7 @@ def test_a_ledger_lives_and_is_deleted_for_ever(world: World) -> None:
             cluster.delete_ledger(7, newer)
 
 
-def test_what_was_never_created_is_not_deleted(world: World) -> None:
+def test_a_ledger_that_was_never_created_does_not_count_as_deleted(world: World) -> None:
     cluster = cluster_on(world.open())
     assert cluster.deletion_proof(3) is None
     with pytest.raises(NoSuchLedgerError) as missing:
@@ -129,7 +129,7 @@ def test_many_ledgers_are_listed_without_reading_what_is_not_wanted() -> None:
     ("above", "wrong", "below"),
     [("000/0000/0000/0000", "12", ""), ("000/0000", "abcd", "/0000/0012"), ("000/0000", "00000", "/0000/0012")],
 )
-def test_a_key_that_is_no_ledgers_is_logged_and_left_out(
+def test_a_key_that_is_not_of_a_ledger_is_logged_and_left_out(
     above: str, wrong: str, below: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = SimServer()
@@ -141,7 +141,7 @@ def test_a_key_that_is_no_ledgers_is_logged_and_left_out(
 
 
 @pytest.mark.parametrize("ledger_id", [-1, LEDGER_ID_MAX + 1, True, 1.0, "1"])
-def test_what_is_no_ledger_id_is_refused(ledger_id: int) -> None:
+def test_invalid_ledger_ids_are_refused(ledger_id: int) -> None:
     with pytest.raises(UsageError):
         ledger_path(ledger_id)
 

@@ -120,7 +120,7 @@ def test_values_of_any_size_and_bytes(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "a/../b", ".", "a\0b", "x" * 481])
-def test_what_is_no_key_is_refused(world: World, key: str) -> None:
+def test_invalid_keys_are_refused(world: World, key: str) -> None:
     store = world.open()
     for call in (store.get, store.children, lambda key: store.create(key, b"v"), lambda key: store.delete(key, 1)):
         with pytest.raises(UsageError):
@@ -128,7 +128,7 @@ def test_what_is_no_key_is_refused(world: World, key: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * (VALUE_BYTES_MAX + 1)])
-def test_what_is_no_value_is_refused(world: World, value: bytes) -> None:
+def test_invalid_values_are_refused(world: World, value: bytes) -> None:
     store = world.open()
     with pytest.raises(UsageError):
         store.create("key", value)
@@ -233,7 +233,7 @@ def test_a_watch_may_use_the_tree_and_one_that_fails_harms_no_other(world: World
     assert other.get("copy", latest=True) is not None
 
 
-def test_a_closed_tree_says_so(world: World) -> None:
+def test_calls_of_a_closed_store_raise(world: World) -> None:
     store = world.open()
     store.create("key", b"v")
     store.close()

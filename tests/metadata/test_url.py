@@ -45,7 +45,7 @@ from pybk.metadata.url import open_metadata
         b"lmdb:///path",
     ],
 )
-def test_what_is_no_url_is_refused_with_the_two_that_are(url: Any) -> None:
+def test_invalid_urls_are_refused_and_the_error_names_the_two_valid_forms(url: Any) -> None:
     with pytest.raises(UsageError) as refused:
         open_metadata(url)
     assert "lmdb:///absolute/path" in str(refused.value)
@@ -103,7 +103,7 @@ def test_a_missing_client_of_zookeeper_says_what_to_install(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("query", ["group=", "group", "x=1", "group=a&group=b", "group=a&x=1", "groups=a"])
-def test_a_query_that_is_no_group_is_refused(query: str, tmp_path: Path) -> None:
+def test_a_query_other_than_a_group_is_refused(query: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has the query"):
         open_metadata(f"lmdb://{tmp_path}/metadata?{query}")
     with pytest.raises(UsageError, match="has a query"):

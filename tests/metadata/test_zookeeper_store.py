@@ -236,7 +236,7 @@ def test_the_error_without_a_server_names_its_address() -> None:
     assert not refused.value.outcome_unknown
 
 
-def test_what_is_not_sent_is_known_not_to_be() -> None:
+def test_requests_that_were_not_sent_are_known_to_have_failed() -> None:
     server = ZooKeeperServer()
     try:
         server.start()

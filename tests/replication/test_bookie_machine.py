@@ -108,7 +108,7 @@ def test_an_unknown_ledger_is_looked_up_once_and_then_made() -> None:
     assert bookie.ask("c", bookie.add(2, 2)) == []
 
 
-def test_what_waits_for_a_look_up_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_for_a_look_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     bookie = Bookie(known=False)
     adds = [bookie.add(number, number) for number in range(3)]
     monkeypatch.setattr(bookie_module, "PARKED_BYTES_MAX", sum(sum(add.runs[0].sizes) for add in adds[:2]))
@@ -129,7 +129,7 @@ def test_an_add_makes_no_ledger_that_does_not_exist(exists: bool | None, status:
     assert bookie.disk.state(LEDGER) is None
 
 
-def test_a_deletion_overtakes_what_was_looked_up_before() -> None:
+def test_a_deletion_overrides_an_earlier_look_up() -> None:
     bookie = Bookie(known=False)
     bookie.ask("a", bookie.add(0, 0))
     bookie.machine.ledger_deleted(LEDGER)
@@ -148,7 +148,7 @@ def test_a_deletion_answers_waiting_requests() -> None:
     assert bookie.machine.commit() == []
 
 
-def test_a_fence_comes_after_what_was_taken_and_before_its_reply() -> None:
+def test_a_fence_comes_after_accepted_adds_and_before_its_reply() -> None:
     """AB2, AB3."""
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 0, lac=-1))
@@ -242,7 +242,7 @@ def test_where_durable_entries_may_be_lost_only_recoveries_get_a_lac() -> None:
     assert (told.status, told.lac) == (Status.OK, 1)
 
 
-def test_what_is_about_to_be_acknowledged_is_not_denied() -> None:
+def test_entries_about_to_be_acknowledged_are_not_denied() -> None:
     """I17."""
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 1))
@@ -267,7 +267,7 @@ def test_durable_entries_are_read_without_a_sync() -> None:
     ("error", "status"),
     [(StorageFullError("full"), Status.READ_ONLY), (StorageFailedError("sync"), Status.UNKNOWN)],
 )
-def test_what_could_not_be_synced_is_not_acknowledged(error: Exception, status: Status) -> None:
+def test_entries_that_could_not_be_synced_are_not_acknowledged(error: Exception, status: Status) -> None:
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 0))
     bookie.disk.error = error
@@ -397,7 +397,7 @@ def test_a_fence_that_failed_for_one_ledger_holds_up_no_other() -> None:
     assert bookie.reply(ReadLac(LEDGER, fence=True)).status is Status.OK
 
 
-def test_what_the_storage_cannot_read_is_unknown() -> None:
+def test_entries_that_the_storage_cannot_read_are_unknown() -> None:
     """K5."""
     bookie = Bookie()
     bookie.disk.errors = 1.0
@@ -406,7 +406,7 @@ def test_what_the_storage_cannot_read_is_unknown() -> None:
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-def test_what_a_failed_sync_left_staged_is_synced_before_it_is_read(deferred: bool) -> None:
+def test_entries_that_a_failed_sync_left_staged_are_synced_before_they_are_read(deferred: bool) -> None:
     """Or it would be unknown for ever, and no recovery could find the ledger's end (I10)."""
     bookie = Bookie()
     bookie.ask("a", bookie.add(0, 1, deferred=deferred))
@@ -420,7 +420,7 @@ def test_what_a_failed_sync_left_staged_is_synced_before_it_is_read(deferred: bo
     assert bookie.reply(read()).run.last == 1
 
 
-def test_what_was_staged_before_an_error_is_synced_before_it_is_read() -> None:
+def test_entries_staged_before_an_error_are_synced_before_they_are_read() -> None:
     """I10."""
     bookie = Bookie()
     other = EntryRun(2, 1, array("q", [5]), (b"other",))

@@ -34,7 +34,7 @@ def test_a_broadcast_to_no_bookies_ends_at_once() -> None:
     assert asking().effects == [BroadcastEnded(())]
 
 
-def test_what_was_not_asked_is_no_answer() -> None:
+def test_unexpected_events_are_ignored() -> None:
     driven = asking(0)
     assert driven.feed(Woken()) == []
     (send,) = driven.sends

@@ -54,7 +54,7 @@ def close_at_the_lac(recovery: Recovery, lac: int) -> list[UnderReplicated]:
     return recorded
 
 
-def test_what_a_fenced_bookie_lacks_of_the_confirmed_is_recorded_before_anything_is_written() -> None:
+def test_confirmed_entries_that_a_fenced_bookie_lacks_are_recorded_before_anything_is_written() -> None:
     recovery = Recovery()
     recovery.mark()
     fenced(recovery, 0, lac=4, held=4)
@@ -117,7 +117,7 @@ def test_a_bookie_that_has_all_that_it_takes_lacks_nothing() -> None:
     assert find_the_end(recovery, 4, run(4, 4, 4)) == []
 
 
-def test_what_a_bookie_lacks_is_counted_by_the_residues_that_it_takes() -> None:
+def test_missing_entries_are_counted_by_the_residues_of_the_bookie() -> None:
     recovery = Recovery(metadata((4, 2, 2)))
     recovery.mark()
     for number, held in enumerate((4, 1, 2, 2)):
@@ -233,7 +233,7 @@ def test_a_recovery_that_did_not_close_the_ledger_says_nothing_of_what_it_wrote_
     assert recovery.recorded == []
 
 
-def test_a_failed_force_of_a_replaced_bookie_is_no_failure_of_the_new_one() -> None:
+def test_a_failed_force_of_a_replaced_bookie_does_not_fail_the_new_one() -> None:
     writer = Writer(deferred=True)
     writer.submit(0, 0)
     writer.answer(0)

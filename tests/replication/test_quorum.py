@@ -18,7 +18,7 @@ def bits(members: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize("quorum", SHAPES, ids=str)
-def test_coverage_is_what_its_definition_says(quorum: Quorum) -> None:
+def test_coverage_agrees_with_its_definition(quorum: Quorum) -> None:
     """No write set has an ack quorum made of bookies that did not answer alone (windows form)."""
     for known in range(1 << quorum.ensemble_size):
         unsafe = any(

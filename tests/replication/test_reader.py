@@ -196,7 +196,7 @@ def test_a_bad_copy_is_read_elsewhere_and_named() -> None:
     assert reading.only(ReadEnded) == ReadEnded(None, Status.OK, ((bookie(0), 2),))
 
 
-def test_silence_is_no_bad_copy() -> None:
+def test_a_silent_bookie_is_not_counted_as_a_bad_copy() -> None:
     reading = Reading(0, 0)
     reading.lose(0)
     reading.answer(1, Reply(Status.WRONG_INSTANCE))
@@ -204,7 +204,7 @@ def test_silence_is_no_bad_copy() -> None:
     assert reading.only(ReadEnded).bad == ()
 
 
-def test_an_answer_to_something_else_is_no_answer() -> None:
+def test_an_answer_with_another_entry_is_not_accepted() -> None:
     reading = Reading(0, 0)
     reading.answer(0, ReadReply(Status.OK, run(1, 1)))
     assert ids(reading) == []
@@ -268,7 +268,7 @@ def test_only_a_denial_by_all_is_a_denial() -> None:
         assert (ended.missing, ended.status) == (0, status)
 
 
-def test_what_all_bookies_deny_is_unknown_if_the_metadata_cannot_be_read() -> None:
+def test_entries_that_all_bookies_deny_are_unknown_if_the_metadata_cannot_be_read() -> None:
     """C17: another bookie may have taken the place of one that denies the entry, and have it."""
     reading = Reading(0, 0)
     exhaust(reading, NO, NO, NO)
@@ -277,7 +277,7 @@ def test_what_all_bookies_deny_is_unknown_if_the_metadata_cannot_be_read() -> No
     assert (ended.missing, ended.status) == (0, Status.UNKNOWN)
 
 
-def test_what_new_metadata_put_into_a_later_fragment_is_asked_of_its_bookies() -> None:
+def test_entries_that_new_metadata_put_into_a_later_fragment_are_requested_from_its_bookies() -> None:
     """C17: bookies of the fragment before it deny what they never had."""
     reading = Reading(0, 9)
     exhaust(reading, UNKNOWN, UNKNOWN, UNKNOWN)
@@ -434,14 +434,14 @@ def striped() -> Reading:
     return reading
 
 
-def test_only_what_is_exhausted_is_asked_of_new_bookies() -> None:
+def test_only_exhausted_entries_are_requested_from_new_bookies() -> None:
     reading = striped()
     before = sorted(reading.asked())
     reading.feed(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 3))), 8))
     assert sorted(reading.asked()) == sorted([*before, (7, 1, 3)])
 
 
-def test_what_is_exhausted_later_is_tried_with_the_metadata_that_came_last() -> None:
+def test_entries_exhausted_later_are_tried_with_the_latest_metadata() -> None:
     reading = striped()
     reading.feed(MetadataRead(metadata((4, 2, 2), (0, (0, 7, 2, 8))), 8))
     for number in (2, 3):

@@ -169,7 +169,7 @@ def test_later_adds_carry_the_same_lac() -> None:
     assert [send.request.lac for send in recovery.adds() if isinstance(send.request, Add)] == [-1] * 3
 
 
-def test_what_is_unknown_is_never_guessed() -> None:
+def test_a_recovery_never_guesses_an_unknown_entry() -> None:
     recovery = Recovery()
     recovery.reading()
     recovery.answer(0, NO)
@@ -352,7 +352,7 @@ def test_a_refused_close_adopts_the_winner(last: int) -> None:
     assert recovery.only(Done).metadata == won
 
 
-def test_a_close_refused_for_a_swap_keeps_the_swap() -> None:
+def test_a_close_refused_because_of_an_ensemble_change_keeps_the_change() -> None:
     recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (0, 1, 2))))
     recovery.reading(lac=4)
     recovery.told(0, NO, first=5)

@@ -72,7 +72,7 @@ def test_the_fragment_determines_the_bookie() -> None:
     assert Audit(0, 4, moved).audit.bookie == bookie(1)
 
 
-def test_what_is_denied_is_missing_and_the_rest_is_read_all_the_same() -> None:
+def test_denied_entries_are_missing_and_the_others_are_still_read() -> None:
     audit = Audit(0, 5)
     audit.answer(1, ReadReply(Status.NO_SUCH_ENTRY, run(0, 1)))
     assert audit.only(EntriesRead).run == run(0, 1)
@@ -91,7 +91,7 @@ def test_a_bookie_that_knows_nothing_of_the_ledger_misses_all_of_it() -> None:
     assert audit.audit.missing == (Span(0, 9, 1),)
 
 
-def test_what_came_and_failed_is_damaged_and_what_did_not_come_is_unknown() -> None:
+def test_entries_that_fail_verification_are_damaged_and_unanswered_ones_unknown() -> None:
     audit = Audit(0, 3)
     audit.answer(1, ReadReply(Status.UNKNOWN, run(0, 0), damaged=True))
     audit.answer(1, UNKNOWN)
@@ -101,7 +101,7 @@ def test_what_came_and_failed_is_damaged_and_what_did_not_come_is_unknown() -> N
     assert audit.audit.unknown == (Span(2, 2, 1),)
 
 
-def test_what_does_not_come_checked_and_comes_unchecked_is_damaged() -> None:
+def test_entries_that_only_an_unchecked_read_returns_are_damaged() -> None:
     audit = Audit(0, 2, checked=True)
     audit.answer(1, ReadReply(Status.UNKNOWN, run(0, 0)))
     probe, rest = (send.request for send in audit.sends)
@@ -136,7 +136,7 @@ def test_an_answer_in_between_shows_that_the_bookie_is_alive() -> None:
     assert not audit.audit.silent
 
 
-def test_an_answer_of_nothing_is_no_progress() -> None:
+def test_an_empty_answer_leaves_entries_unknown() -> None:
     audit = Audit(0, 0)
     audit.answer(1, ReadReply(Status.OK))
     assert audit.ended()

@@ -89,7 +89,7 @@ def test_an_open_last_fragment_is_not_copied() -> None:
         assert copy.sends == []
 
 
-def test_what_is_done_already_is_not_done_again() -> None:
+def test_a_fragment_without_lost_bookies_is_not_copied() -> None:
     copy = Copying(closed(), 5)
     assert copy.only(Done).metadata == closed()
 
@@ -154,7 +154,7 @@ def test_a_replacement_that_another_client_made_is_kept() -> None:
         assert copy.only(Failed).reason is Reason.UNDECIDED
 
 
-def test_a_swap_whose_reply_was_lost_is_a_swap() -> None:
+def test_a_compare_and_set_whose_reply_was_lost_counts() -> None:
     copy = swapping()
     written = replace(closed(), fragments=(Fragment(0, (bookie(0), bookie(7), bookie(2))),), version=1)
     copy.feed(MetadataRefused(written, 4))

@@ -80,7 +80,7 @@ def test_the_seeds_try_what_they_should() -> None:
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE), ids=str)
-def test_what_failed_once_does_not_fail_again(seed: int) -> None:
+def test_seeds_that_failed_once_pass(seed: int) -> None:
     harness, error = run(seed)
     assert error is None, f"{FAILED_ONCE[seed]}: {error}\n{harness.plan}"
 
@@ -111,7 +111,7 @@ def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", SURVIVORS, ids=lambda mutant: mutant.name)
-def test_survivors_are_what_their_reasons_say(mutant: Mutant) -> None:
+def test_mutants_listed_as_survivors_survive(mutant: Mutant) -> None:
     """If one of these is noticed by now, its reason in the table is wrong: it belongs to the others."""
     assert not any(kills(mutant, seed) for seed in range(50))
 

@@ -149,7 +149,7 @@ def test_options_of_a_write() -> None:
         ({**ONE, "endingOffsets": "earliest"}, "leave it out"),
     ],
 )
-def test_what_cannot_be_read_is_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
+def test_invalid_read_options_are_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said) as refused:
         source_options(lowered(options))
     assert "hush" not in str(refused.value)
@@ -187,7 +187,7 @@ def test_a_batch_read_does_not_begin_at_the_end() -> None:
         ({**CLUSTER, "password": ""}, "insecure=true"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
+def test_invalid_write_options_are_refused_before_anything_is_done(options: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         sink_options(lowered(options), streaming=False)
 

@@ -78,7 +78,7 @@ def test_too_few_executors_are_an_error(either: SparkSession, settings: dict[str
         start_bookies(either, executors=2, timeout_s=0.1, **settings)
 
 
-def test_what_is_missing_or_wrong_is_said(either: SparkSession, settings: dict[str, Any]) -> None:
+def test_missing_and_wrong_settings_are_reported(either: SparkSession, settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="configure"):
         start_bookies(either)
     with pytest.raises(UsageError, match="absolute"):

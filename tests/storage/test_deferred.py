@@ -33,7 +33,7 @@ def written(directory: Path, payload: bytes) -> bool:
     return any(payload in path.read_bytes() for path in directory.rglob("*.log"))
 
 
-def test_the_time_is_well_below_what_is_promised() -> None:
+def test_the_commit_delay_is_well_below_the_promised_time() -> None:
     assert BUFFERED_NS <= 50_000_000
 
 
@@ -123,7 +123,7 @@ def test_the_clock_is_not_started_for_each_commit(tmp_path: Path, monkeypatch: p
         monkeypatch.undo()
 
 
-def test_only_what_is_asked_for_happens_without_a_background(tmp_path: Path) -> None:
+def test_without_a_background_only_calls_write(tmp_path: Path) -> None:
     manager = open_store(SimFileSystem(1))
     manager.create_ledger(write_flags=DEFERRED, insecure=True).append(b"x")
     assert not store_of(manager).log.clock_runs
@@ -131,7 +131,7 @@ def test_only_what_is_asked_for_happens_without_a_background(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("end", ["writer.close()", "manager.close()", "sys.exit(3)", "raise KeyboardInterrupt", ""])
-def test_no_deferred_entry_is_lost_by_an_end_of_the_program_that_is_no_crash(tmp_path: Path, end: str) -> None:
+def test_no_deferred_entry_is_lost_if_the_program_ends_without_a_crash(tmp_path: Path, end: str) -> None:
     program = PROGRAM.replace("print(writer.last_add_confirmed, flush=True)\nsys.stdin.readline()\n", end)
     process = python(program, tmp_path)
     process.communicate(timeout=PROCESS_S)

@@ -160,7 +160,7 @@ def test_an_interrupted_making_is_taken_up_again(again: list[str], power_loss: b
         manager.close()
 
 
-def test_another_store_is_no_leftover_of_an_interrupted_making() -> None:
+def test_another_store_is_not_taken_for_an_interrupted_creation() -> None:
     fs = SimFileSystem(0)
     Store.open("/a", config=CONFIG, fs=fs, environment=lambda path: SimEnvironment(fs, path)).close()
     fs.crash_at(0, only="commit")
@@ -189,7 +189,7 @@ def test_directories_that_do_not_fit_are_not_remembered(tmp_path: Path) -> None:
         assert_whole(manager)
 
 
-def test_what_does_not_open_is_not_remembered(tmp_path: Path) -> None:
+def test_directories_of_a_failed_open_are_not_remembered(tmp_path: Path) -> None:
     with open_at(tmp_path / "a", {StorageHint.HDD: str(tmp_path / "h0")}) as manager:
         fill(manager)
     remembered = (tmp_path / "a" / "directories").read_bytes()
@@ -261,7 +261,7 @@ def test_a_list_that_cannot_be_saved_leaves_no_store_open() -> None:
 # ---- what is said ----------------------------------------------------------------------------------------------------
 
 
-def test_a_path_that_is_no_directory_is_the_callers_mistake(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_a_usage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in ("file", "file/below"):
         with pytest.raises(UsageError, match="is not a directory"):

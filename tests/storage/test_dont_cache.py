@@ -145,7 +145,7 @@ def test_without_the_flag_pages_stay(
     assert cached(tmp_path) > 0
 
 
-def test_what_is_read_lies_in_private_memory(tmp_path: Path) -> None:
+def test_reads_return_private_memory(tmp_path: Path) -> None:
     with open_quick(tmp_path, background=False) as manager:
         with manager.create_ledger(insecure=True) as writer:
             writer.append_many([bytes([number]) * 1000 for number in range(50)])

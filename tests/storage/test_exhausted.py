@@ -167,7 +167,7 @@ def test_a_limit_that_is_too_low_is_refused_at_open_and_stays_as_it_is(tmp_path:
 # ---- one failure at a time -----------------------------------------------------------------------------------------
 
 
-def test_a_directory_that_cannot_be_opened_is_no_failed_sync(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_opened_does_not_count_as_a_failed_sync(tmp_path: Path) -> None:
     with pytest.raises(NotOpenedError) as caught, syncing("the file"):
         OsFileSystem().sync_directory(str(tmp_path / "missing"))
     assert caught.value.errno == errno.ENOENT
@@ -178,7 +178,7 @@ def test_a_directory_that_cannot_be_opened_is_no_failed_sync(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["sync", "write_zeros"])
-def test_a_file_made_ahead_that_fails_is_made_again_and_health_says_so(
+def test_a_failed_preallocation_is_retried_and_reported_by_health(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_quick(tmp_path, background=False) as manager:
@@ -246,7 +246,7 @@ def test_a_thread_that_cannot_be_started_refuses_the_job_alone(tmp_path: Path, m
         assert manager.health().state == "ok"
 
 
-def test_packing_what_was_compressed_without_the_codec_is_a_trouble_and_no_end(
+def test_packing_compressed_records_without_the_codec_is_a_trouble_and_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("zstandard")
@@ -319,7 +319,7 @@ def test_appends_without_memory_for_the_watermark_or_a_log_file_fail_no_store(
         assert contents(manager, writer.ledger_id) == [b"durable", b"later"]
 
 
-def test_a_map_that_finds_no_memory_says_so_and_not_that_the_device_failed(
+def test_a_map_without_memory_is_refused_and_not_reported_as_a_device_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"

@@ -198,7 +198,7 @@ def test_recovery_that_fails_or_is_stopped_can_be_done_again(seed: int) -> None:
             open_and_check(stopped_recovery(again(stopped), operation), world)
 
 
-def test_reading_that_fails_says_so_and_works_again() -> None:
+def test_a_failed_read_raises_and_a_later_one_works() -> None:
     fs = SimFileSystem(1)
     manager = open_world(fs)
     world = World()
@@ -219,7 +219,7 @@ def test_reading_that_fails_says_so_and_works_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(0, len(OPERATIONS), 5))
-def test_open_that_cannot_read_says_so_and_changes_nothing(seed: int) -> None:
+def test_an_open_that_cannot_read_raises_and_changes_nothing(seed: int) -> None:
     stopped, world = stopped_store(seed)
     probe = again(stopped)
     open_world(probe).close()

@@ -26,7 +26,7 @@ from tests.storage.store_harness import ROOT, World, abandon, count_operations, 
 from tests.storage.test_crash import check, check_catalog, check_without_index, stopped
 from tests.storage.test_named_records import test_a_stop_at_any_operation_loses_no_record as stop_changing_records
 from tests.storage.test_transaction_group import (
-    test_a_group_record_without_its_own_records_is_no_commit as forge_groups,
+    test_a_group_record_without_its_own_records_is_not_a_valid_commit as forge_groups,
 )
 from tests.storage.test_transaction_group import (
     test_a_group_that_is_interrupted_before_it_counts_leaves_nothing as interrupt_a_group,

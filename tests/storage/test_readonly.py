@@ -305,7 +305,7 @@ def test_a_ledger_created_while_a_checkpoint_ran_is_not_taken_for_deleted(
             readers[0].read_last_add_confirmed()
 
 
-def test_a_checkpoint_between_two_looks_at_the_index_is_no_damage(
+def test_a_checkpoint_between_two_reads_of_the_index_is_not_reported_as_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"background": False, "fill_ratio": 0.01}

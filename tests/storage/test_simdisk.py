@@ -136,7 +136,7 @@ def test_failed_sync_is_forgotten_by_the_next_one() -> None:
     assert found_after(prepare, kill=True) == {b"new"}
 
 
-def test_what_was_killed_can_still_lose_power() -> None:
+def test_a_killed_process_can_still_lose_power() -> None:
     found = set()
     for seed in SEEDS:
         fs = SimFileSystem(seed)

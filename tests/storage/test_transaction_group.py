@@ -376,7 +376,7 @@ def records_of(found: Grouped) -> list[bytes]:
     return [bytes(data[one.body_start - RECORD_HEADER_BYTES : one.body_end]) for one in found.commit.records]
 
 
-def test_a_group_record_without_its_own_records_is_no_commit() -> None:
+def test_a_group_record_without_its_own_records_is_not_a_valid_commit() -> None:
     found = grouped()
     header, first, second, named = records_of(found)
     lsn = found.commit.lsn

@@ -175,7 +175,7 @@ def test_nothing_of_a_session_reaches_the_next_bookie_there() -> None:
             assert outcomes(links) == [(link, 1, None)]
 
 
-def test_what_is_asked_of_a_bookie_that_is_down_is_unanswered_and_not_lost() -> None:
+def test_requests_to_a_bookie_that_is_down_end_unanswered_and_are_not_lost() -> None:
     with Links() as links:
         link = links.connect(BOOKIE, "tcp://127.0.0.1:1")
         for number in range(20):
@@ -298,7 +298,7 @@ def test_poll_is_woken_from_another_thread() -> None:
 # ---- bounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_on_the_way_is_bounded() -> None:
+def test_bytes_under_way_are_bounded() -> None:
     with world(outstanding_bytes_max=10_000) as here:
         silent(here)
         link = here.link()
@@ -315,7 +315,7 @@ def test_what_is_on_the_way_is_bounded() -> None:
         assert not link.send(1001, add(7, entries(0, (1000,))))
 
 
-def test_what_reads_ask_for_counts() -> None:
+def test_bytes_requested_by_reads_count() -> None:
     with world(outstanding_bytes_max=10_000) as here:
         link = here.link()
         assert link.send(1, Read(7, 0, 9, 1, 50_000))  # alone it may be larger
@@ -340,7 +340,7 @@ def test_a_full_queue_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
         assert link.send(0, add())
 
 
-def test_what_can_never_be_sent_is_refused() -> None:
+def test_messages_that_can_never_be_sent_are_refused() -> None:
     with world(message_bytes_max=1000) as here:
         link = here.link()
         with pytest.raises(UsageError, match=r"the limit is 1000.*send smaller batches"):

@@ -42,7 +42,7 @@ def test_short_secrets_are_refused(secret: bytes) -> None:
     assert repr(secret) not in str(refused.value)
 
 
-def test_a_text_is_no_secret() -> None:
+def test_a_secret_must_be_bytes() -> None:
     with pytest.raises(UsageError, match="not str"):
         ClusterKeys.derive("a text of more than sixteen", CLUSTER)  # type: ignore[arg-type]
 
@@ -59,7 +59,7 @@ def test_a_right_holds_for_one_session_bookie_and_ledger() -> None:
 
 
 @pytest.mark.parametrize("public", [b"", b"\xff" * 32, b"\0" * 31])
-def test_what_is_no_key_proves_nothing(public: bytes) -> None:
+def test_an_invalid_key_proves_nothing(public: bytes) -> None:
     proof = RightsKey(SEED).sign(SESSION, INSTANCE, 7)
     assert not proves_right(public, proof, SESSION, INSTANCE, 7)
     assert not proves_right(RightsKey(SEED).public, proof[:-1], SESSION, INSTANCE, 7)

@@ -45,7 +45,7 @@ def test_listening_on_this_host_needs_none(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "tcp://", "udp://127.0.0.1:1", "127.0.0.1:1", "pgm://x"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_malformed_addresses_are_refused(address: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
         Server([address], INSTANCE, KEYS)
 
@@ -194,7 +194,7 @@ def test_a_plain_password_does_not_come_in(context: Any) -> None:
         assert server.counters.garbage == 0
 
 
-def test_what_travels_is_not_readable() -> None:
+def test_bytes_on_the_wire_are_not_readable() -> None:
     """A proxy between client and bookie sees no byte of an entry."""
     payload = b"a payload that nobody else may read"
     for keys in (KEYS, None):

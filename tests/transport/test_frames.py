@@ -177,7 +177,7 @@ def test_missing_and_surplus_bytes_and_frames_are_seen(message: WireRequest | Wi
 
 
 @given(st.binary(max_size=400), st.lists(st.binary(max_size=40), max_size=3))
-def test_garbage_is_no_message(head: bytes, bodies: list[bytes]) -> None:
+def test_garbage_is_not_decoded_as_a_message(head: bytes, bodies: list[bytes]) -> None:
     with pytest.raises(FrameError):
         received(head, [memoryview(body) for body in bodies], request=True)
 
@@ -258,7 +258,7 @@ TABLE = 112
         (Authorize(7, b"", b"s" * 64), 3, "<B", codec.MessageKind.LAC_PACKET),
     ],
 )
-def test_what_no_request_can_say_is_refused(message: WireRequest, place: int, layout: str, value: int) -> None:
+def test_values_that_no_request_can_have_are_refused(message: WireRequest, place: int, layout: str, value: int) -> None:
     with pytest.raises(FrameError):
         received(put(message, place, layout, value), [], request=True)
 
@@ -271,7 +271,7 @@ def test_what_no_request_can_say_is_refused(message: WireRequest, place: int, la
         (Answer(Status.OK, entries()), 88, "<H", 0),
     ],
 )
-def test_what_no_reply_can_say_is_refused(message: WireReply, place: int, layout: str, value: int) -> None:
+def test_values_that_no_reply_can_have_are_refused(message: WireReply, place: int, layout: str, value: int) -> None:
     with pytest.raises(FrameError):
         received(put(message, place, layout, value), [], request=False)
 
@@ -311,7 +311,7 @@ def test_a_request_never_passes_for_a_reply() -> None:
             received(*sent(encode(message)), request=not request_kind)
 
 
-def test_what_a_newer_version_adds_to_the_head_is_skipped() -> None:
+def test_fields_that_a_newer_version_adds_to_the_head_are_skipped() -> None:
     head = bytearray(sent(encode(add(7, entries(3, (100, 40)))))[0])
     end = int.from_bytes(head[6:8], "little")
     head[end:end] = b"something newer"
@@ -346,7 +346,7 @@ def test_bytes_stay_what_they_are() -> None:
     assert head.hex() == expected
 
 
-def test_what_no_message_can_hold_is_refused_at_once() -> None:
+def test_values_that_do_not_fit_a_message_are_refused_at_once() -> None:
     with pytest.raises(UsageError, match="65 runs; it takes at most 64"):
         encode(add(7, *[entries()] * 65))
     with pytest.raises(UsageError, match=f"the limit is {DESCRIPTION_BYTES_MAX}"):

@@ -105,7 +105,7 @@ class WriteTracker:
     done = False
 
 
-def test_what_was_sent_counts_until_it_is_written_whatever_the_client_says() -> None:
+def test_sent_bytes_count_until_written_whatever_the_client_reports() -> None:
     lanes = Lanes()
     lane = lanes.of(b"a")
     marks = []

@@ -219,7 +219,7 @@ def test_garbage_is_harmless(keys: ClusterKeys | None) -> None:
         assert here.server.counters.received == 5
 
 
-def test_bytes_that_are_no_zmtp_are_harmless() -> None:
+def test_bytes_that_are_not_zmtp_are_harmless() -> None:
     with world() as here:
         host, port = here.server.addresses[0].removeprefix("tcp://").split(":")
         for data in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 100_000, bytes(64)):
@@ -465,7 +465,7 @@ def test_replies_to_a_client_that_is_gone_are_dropped() -> None:
         assert here.server.counters.dropped == 1
 
 
-def test_what_waits_is_taken_in_bounded_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_messages_are_taken_in_bounded_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "RECEIVED_MAX", 10)
     with world(None) as here:
         link = here.link()
@@ -492,7 +492,7 @@ def test_receive_is_woken_from_another_thread() -> None:
         assert server.receive(0) == []
 
 
-def test_what_came_while_something_was_sent_is_not_waited_for() -> None:
+def test_messages_that_arrive_during_a_send_are_received_at_once() -> None:
     """Sending takes ZeroMQ's signal that something came, so nobody may rely on it afterwards."""
     with world() as here:
         here.answer = lambda _peer, _number, _request: None
@@ -628,7 +628,7 @@ def test_strangers_before_the_end_of_their_handshake_are_bounded(monkeypatch: py
         here.until(lambda: here.ask(here.link(), add()) == OK)
 
 
-def test_what_strangers_may_send_before_their_handshake_ends_is_bounded(keys: ClusterKeys | None) -> None:
+def test_bytes_that_strangers_may_send_before_their_handshake_ends_are_bounded(keys: ClusterKeys | None) -> None:
     """ZeroMQ keeps what comes of a frame, up to its full size, until the handshake fails."""
     frame = struct.pack(">BQ", 0x06, MESSAGE_BYTES_MAX - 1)  # of a handshake, and long
     mechanism = b"NULL" if keys is None else b"CURVE"

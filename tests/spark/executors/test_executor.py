@@ -56,7 +56,7 @@ def test_a_process_is_known_by_its_number_and_its_start(sleeper: subprocess.Pope
         Process.of(process.pid)
 
 
-def test_this_is_no_task() -> None:
+def test_calls_outside_of_a_task_are_refused() -> None:
     for find in (Executor.of_task, Executor.of_daemon):
         with pytest.raises(IllegalOperationError):
             find()
@@ -123,7 +123,7 @@ def test_a_bookie_is_found_while_its_process_has_the_lock(sleeper: subprocess.Po
     os.close(fd)
 
 
-def test_what_a_file_says_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_state_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     assert read_state(path) is None
     write_state(path, {"a": 1})

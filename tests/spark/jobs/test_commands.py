@@ -186,7 +186,7 @@ def test_orphans_are_collected_without_spark(cluster: Inside, tmp_path: Path) ->
     assert set(client.list_ledgers()) == {other}
 
 
-def test_what_cannot_be_is_wrong_usage(commands: Commands, tmp_path: Path) -> None:
+def test_impossible_arguments_are_wrong_usage(commands: Commands, tmp_path: Path) -> None:
     open_quick(tmp_path / "store").close()
     for arguments in (
         ["tier", str(tmp_path / "store"), "hdd"],
@@ -220,7 +220,7 @@ def test_a_command_starts_spark_by_itself(spark: SparkSession, tmp_path: Path) -
     assert json.loads(done.stdout)["entries"] == 7
 
 
-def test_without_spark_it_is_said_what_to_install(tmp_path: Path) -> None:
+def test_without_spark_the_error_names_the_package_to_install(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "sys.modules['pyspark'] = None\n"

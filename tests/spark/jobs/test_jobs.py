@@ -170,7 +170,7 @@ def test_a_damaged_copy_is_found_exactly_and_repaired(
     assert verify(spark, cluster.url, **arguments).entries == 10 * 3 + 40 * 3
 
 
-def test_what_a_bookie_lost_is_missing_and_is_brought_back(spark: SparkSession, cluster: Inside) -> None:
+def test_entries_that_a_bookie_lost_are_reported_and_restored(spark: SparkSession, cluster: Inside) -> None:
     client = cluster.connect()
     ledger_id = fill(client, 30, ensemble_size=3, write_quorum=2, ack_quorum=2)
     bad = client.ledger_metadata(ledger_id).fragments[0].ensemble[0].bookie_id
@@ -198,7 +198,7 @@ def test_a_missing_bookie_is_reported_and_replaced(spark: SparkSession, cluster:
     assert gone not in client.ledger_metadata(ledger_id).fragments[0].ensemble
 
 
-def test_what_is_confirmed_of_an_open_ledger_is_checked(
+def test_confirmed_entries_of_an_open_ledger_are_checked(
     spark: SparkSession, cluster: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = cluster.connect()
@@ -407,7 +407,9 @@ def test_a_store_is_not_moved_from_outside(spark: SparkSession, tmp_path: Path) 
 # ---- inventory ---------------------------------------------------------------------------------------------------
 
 
-def test_what_there_is_and_what_is_under_replicated(spark: SparkSession, cluster: Inside) -> None:
+def test_the_inventory_lists_ledgers_bookies_and_under_replicated_fragments(
+    spark: SparkSession, cluster: Inside
+) -> None:
     client = cluster.connect()
     whole = fill(client, 30, ledger_type="logs", ensemble_size=4, write_quorum=2, ack_quorum=2)
     hinted = fill(client, 10, storage_hints={StorageHint.SSD}, digest_type=DigestType.CRC32C)

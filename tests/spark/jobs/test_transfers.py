@@ -376,7 +376,7 @@ def test_a_commit_after_the_listing_is_seen_whole_or_not_at_all(target: Inside) 
 # ---- export and import -------------------------------------------------------------------------------------------
 
 
-def test_what_was_exported_and_imported_is_the_same(
+def test_an_imported_export_equals_the_original(
     spark: SparkSession, source: Inside, target: Inside, tmp_path: Path
 ) -> None:
     here, there = source.connect(), target.connect()

@@ -141,7 +141,7 @@ def test_a_refused_commit_publishes_nothing(place: Connection) -> None:
     assert len(left(place, "refused", manifests=True)) == 2
 
 
-def test_an_abort_spares_what_counts(place: Connection) -> None:
+def test_an_abort_spares_committed_ledgers(place: Connection) -> None:
     sink = sink_of(place, "abort")
     good, bad = write(place, "abort"), write(place, "abort")
     assert commit(sink, 0, good)
@@ -307,7 +307,7 @@ def test_orphans_go_and_nothing_else_does(place: Connection) -> None:
     assert collect_orphans(place, older_than=0.0, password=b"another") == {"orphans": [locked.ledger_id]}
 
 
-def test_what_is_no_age_collects_nothing(place: Connection) -> None:
+def test_an_invalid_age_collects_nothing(place: Connection) -> None:
     orphan = write(place, "ages")
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="older_than"):
@@ -328,7 +328,7 @@ def test_orphans_are_collected_by_the_url_of_a_cluster(cluster: Inside, place: C
         manifest.collect("/srv/data")
 
 
-def test_what_was_collected_cannot_be_committed_any_more(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collected_ledgers_cannot_be_committed(place: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, slow = sink_of(place, "slow"), write(place, "slow")
     change = ClusterMetadata.write_pointer
     collected: list[list[int]] = []
@@ -359,7 +359,7 @@ def test_commits_collect_orphans_now_and_then(place: Connection, monkeypatch: py
     assert sink.record().floor_ns > orphan.created_ns
 
 
-def test_a_collection_that_fails_is_no_matter_of_the_commit(
+def test_a_collection_that_fails_does_not_fail_the_commit(
     place: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:

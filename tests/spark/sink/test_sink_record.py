@@ -47,7 +47,7 @@ attempts = st.builds(
 
 
 @given(records, attempts)
-def test_what_is_published_was_not_and_nothing_is_left_out(record: SinkRecord, attempt: Attempt) -> None:
+def test_published_attempts_are_new_and_none_is_left_out(record: SinkRecord, attempt: Attempt) -> None:
     action = decide(record, attempt)
     if not isinstance(action, Publish):
         return
@@ -66,7 +66,7 @@ def test_what_is_published_was_not_and_nothing_is_left_out(record: SinkRecord, a
 
 
 @given(records, attempts)
-def test_what_was_published_is_skipped_or_refused(record: SinkRecord, attempt: Attempt) -> None:
+def test_old_attempts_are_skipped_or_refused(record: SinkRecord, attempt: Attempt) -> None:
     action = decide(record, attempt)
     old = attempt.number <= record.last
     mine = record.query == attempt.query and attempt.run not in record.runs[:-1]

@@ -54,7 +54,7 @@ def test_an_offset_changes_when_there_is_something_to_read_or_a_ledger_ends() ->
     assert step(second, ledger(2, 0), now_ns=2 * NOW) is second  # deleted once it was read
 
 
-def test_what_is_finished_leaves_the_offset() -> None:
+def test_finished_ledgers_leave_the_offset() -> None:
     first = step(Offset(), *(ledger(number, 3, closed=True, created_ns=NOW + number) for number in range(100)))
     assert first.ended == dict.fromkeys(range(100), 3)
     again = (ledger(number, 3, closed=True, created_ns=NOW + number) for number in range(100))

@@ -33,7 +33,7 @@ def numbers(some: Ranges) -> set[int]:
 
 
 @given(ranges(), ranges())
-def test_what_ranges_have_in_common(one: Ranges, other: Ranges) -> None:
+def test_the_intersection_of_ranges(one: Ranges, other: Ranges) -> None:
     found = intersect(one, other)
     assert numbers(found) == numbers(one) & numbers(other)
     assert list(found) == sorted(found)

@@ -51,7 +51,9 @@ def test_pieces_are_read_in_order(options: SourceOptions, writer: LedgerWriter) 
     assert payload_bytes(options, EntryRange(ledger_id, 0, 0)) == 1
 
 
-def test_what_another_process_knew_to_be_confirmed_is_waited_for(options: SourceOptions, writer: LedgerWriter) -> None:
+def test_a_read_waits_for_entries_that_another_process_knew_to_be_confirmed(
+    options: SourceOptions, writer: LedgerWriter
+) -> None:
     def append() -> None:
         for _ in range(10):
             writer.append(b"more")

@@ -93,7 +93,7 @@ def test_one_file_of_a_ledger_whose_parts_lie_in_files_by_turns_is_packed() -> N
     manager.close()
 
 
-def test_what_is_deleted_gives_its_space_back() -> None:
+def test_deleted_ledgers_give_their_space_back() -> None:
     fs = SimFileSystem(3)
     manager = open_store(fs, SMALL)
     for hint in StorageHint:

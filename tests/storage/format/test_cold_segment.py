@@ -333,7 +333,7 @@ def compressed(body: bytes, raw_bytes: int, codec: int = Codec.ZSTD) -> RecordHe
     return RecordHeader(RecordKind.ENTRIES, codec, 5, 0, 0, 1, 1, len(body), raw_bytes, xxh3_64_intdigest(body))
 
 
-def test_compressed_bodies_are_what_their_header_says() -> None:
+def test_compressed_bodies_match_their_headers() -> None:
     zstandard = pytest.importorskip("zstandard")
     body = zstandard.ZstdCompressor().compress(b"a" * 1000)
     assert decompress(compressed(body, 1000), body) == b"a" * 1000

@@ -99,7 +99,7 @@ def test_missing_fields_are_refused(name: str) -> None:
         decode_cookie(sealed(fields), where="here")
 
 
-def test_newer_format_says_so() -> None:
+def test_a_newer_cookie_format_is_refused_with_its_version() -> None:
     with pytest.raises(UnsupportedFormatError, match="cookie format 3; this pybk reads 2 and older"):
         decode_cookie(sealed(fields_of(TIER) | {"format": 3, "more": 1}), where="here")
 

@@ -53,7 +53,7 @@ def test_commit_header_comes_back(lsn: int, durable: int, file_id: int, count: i
 
 
 @given(garbage=st.binary(max_size=200), offset=st.integers(0, 300))
-def test_garbage_is_no_commit(garbage: bytes, offset: int) -> None:
+def test_garbage_is_not_read_as_a_commit(garbage: bytes, offset: int) -> None:
     assert decode_commit_header(memoryview(garbage), offset, 1) is None
     assert decode_commit_header(memoryview(b"PBKC\1\0\0\0" + garbage), 0, 1) is None
 

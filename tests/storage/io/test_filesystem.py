@@ -141,7 +141,7 @@ def test_names(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("method", ["open", "view", "unlink", "file_bytes", "list_directory", "map_shared"])
-def test_what_is_missing_is_an_error(disk: Disk, method: str) -> None:
+def test_operations_on_a_missing_file_raise(disk: Disk, method: str) -> None:
     fs, root = disk
     with pytest.raises(FileNotFoundError):
         getattr(fs, method)(f"{root}/missing")
@@ -235,7 +235,7 @@ _CONTENT = b"0123456789" * 10
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("method", ["write", "write_durable"])
-def test_a_disk_that_gets_full_on_the_way_says_so(
+def test_a_disk_that_fills_up_during_a_write_raises_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, code: int
 ) -> None:
     file = OsFileSystem().create(str(tmp_path / "a"), 0)

@@ -121,7 +121,7 @@ def test_transaction_is_of_no_use_after_its_with(reopen: Open) -> None:
         reading.get(b"a")
 
 
-def test_closed_environment_says_so(reopen: Open) -> None:
+def test_a_closed_environment_raises(reopen: Open) -> None:
     environment = reopen()
     environment.close()
     environment.close()
@@ -187,7 +187,7 @@ def test_file_of_another_format_is_refused(path: str) -> None:
         LmdbEnvironment(path)
 
 
-def test_file_that_is_no_environment_is_refused(path: str) -> None:
+def test_a_file_that_is_not_an_environment_is_refused(path: str) -> None:
     os.mkdir(path)
     (Path(path) / "data.mdb").write_bytes(Random(1).randbytes(1 << 16))
     for _ in range(2):

@@ -67,7 +67,7 @@ def test_a_file_without_its_unused_last_pages_is_sound(tmp_path: Path) -> None:
     assert read_all(path) == 1
 
 
-def test_what_is_no_map_at_all_is_left_to_lmdb(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_lmdb_map_is_left_to_lmdb(tmp_path: Path) -> None:
     assert missing_pages(str(tmp_path / "nothing")) is None
     for data in (b"", b"x", bytes(3 * PAGE), b"\xff" * 3 * PAGE):
         (tmp_path / "data.mdb").write_bytes(data)

@@ -173,7 +173,7 @@ def mend(fs: SimFileSystem) -> None:
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_is_left_is_taken_and_the_rest_doubted_until_it_is_back(harm: Harm) -> None:
+def test_salvage_keeps_sound_entries_and_leaves_the_rest_in_limbo_until_repaired(harm: Harm) -> None:
     fs = harmed(harm)
     with pytest.raises(CorruptError):
         open_bookie(fs)
@@ -367,7 +367,7 @@ def test_a_ledger_of_which_nothing_is_left_is_neither_denied_nor_written() -> No
     replicas.close()
 
 
-def test_what_is_here_is_in_doubt_though_the_metadata_name_others() -> None:
+def test_local_replicas_are_in_limbo_even_if_the_metadata_name_other_bookies() -> None:
     fs = harmed(lambda fs: None)
     replicas = open_bookie(fs)
     replicas.fence(9, describe())
@@ -403,7 +403,7 @@ def test_a_deleted_ledger_leaves_limbo_with_all_else() -> None:
 
 
 @pytest.mark.parametrize("harm", [kept_file_lost, kept_file_cut, gap_in_a_file])
-def test_what_was_salvaged_is_moved_packed_and_deleted_like_all_else(harm: Harm) -> None:
+def test_salvaged_entries_are_moved_packed_and_deleted_like_others(harm: Harm) -> None:
     fs = harmed(harm)
     replicas = salvage(fs)
     unknown = missing(replicas)

@@ -68,7 +68,7 @@ def test_verifying_changes_nothing(store: Path) -> None:
     assert {f: f.read_bytes() for f in store.rglob("*") if f.is_file() and f.name != "lock.mdb"} == before
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_store_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(CookieError, match="no store"):
             verify_store(str(path))
@@ -214,7 +214,9 @@ def test_strangers_in_the_directories_are_left_alone(store: Path, tmp_path: Path
     assert (path / "hdd" / "notes-of-the-day.log").exists()
 
 
-def test_compressed_entries_without_the_extra_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_entries_without_the_extra_are_not_reported_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = replace(CONFIG, cold_compression="zstd")
     with LedgerManager.open(tmp_path, config=config) as manager:
         with manager.create_ledger(storage_hints={StorageHint.HDD}, digest_type=DigestType.XXH3) as writer:

@@ -133,7 +133,7 @@ def test_one_run_checks_ledgers_of_many_passwords(
         ("[types]\na = { file = 'a', base64 = 'a' }", "types.a takes a password"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_passwords_is_said_without_them(tmp_path: Path, text: str, says: str) -> None:
+def test_errors_in_a_file_of_passwords_do_not_show_passwords(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Passwords.read(str(passwords_file(tmp_path, text)))
     assert "hidden" not in repr(Passwords(b"hidden", {"a": b"hidden"}, {1: b"hidden"}))

@@ -238,7 +238,7 @@ def test_dump_prints_the_records_of_a_further_tier(moved: tuple[Path, int]) -> N
     assert sum(row["count"] for row in dumped) >= len(PAYLOADS)
 
 
-def test_dump_prints_all_tiers_and_goes_on_after_damage(tmp_path: Path) -> None:
+def test_dump_prints_all_tiers_and_continues_after_damage(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path, config=StoreConfig(background=False)) as manager:
         for hint in StorageHint:
             with manager.create_ledger(insecure=True, storage_hints={hint}) as writer:

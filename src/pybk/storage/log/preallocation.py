@@ -64,7 +64,7 @@ class LogFileSupply:
     Sizes double from 1 MiB up to ``log_file_bytes`` while the log fills its files, and begin again when it rests, so
     that a small store stays small. Zeros are written in steps with pauses, so that syncs of the log pass between them.
     While commits are large, files are only allocated: a commit of 564 KiB takes 306 µs in an allocated file and 289 µs
-    in a zeroed one, and zeros would double what the device has to write.
+    in a zeroed one, which does not justify the zeros: they would double the bytes that the device has to write.
 
     Threads: the log's leader takes files, the maintenance thread makes and removes them.
     """
