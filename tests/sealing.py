@@ -1,4 +1,4 @@
-"""Ledgers at the level that seals them, and changes that somebody makes to metadata behind the API."""
+"""Ledgers at the level that seals them, and changes made to metadata without the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold when a commit fails between the moment that something was decided and the moment that it is staged."""
+"""A commit that fails between a decision and the staging of its result leaves the ledgers consistent."""
 
 from __future__ import annotations
 

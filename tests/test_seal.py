@@ -1,4 +1,4 @@
-"""The kind and the end of a ledger in a store are sealed, and what was changed behind the API is found."""
+"""The kind and the end of a ledger in a store are sealed, and changes made without the API are found."""
 
 from __future__ import annotations
 

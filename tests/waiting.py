@@ -37,7 +37,7 @@ def wait_until(condition: Callable[[], T], what: str = "", seconds: float = WAIT
 
 
 def source_of(condition: Callable[[], object]) -> str:
-    """Return the lines of a condition, for the error of who waits for it."""
+    """Return the source lines of a condition, for the error of a wait that fails."""
     try:
         return inspect.getsource(condition).strip()
     except (OSError, TypeError):

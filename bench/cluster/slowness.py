@@ -30,7 +30,7 @@ STOPPED_SECONDS: Final = 0.05
 WELL: Final = "all well"
 FACTOR: Final = 2
 GROWTH_MIB: Final = 64
-"""What a link and the writer may hold for a bookie that is behind, and a margin."""
+"""Bytes that a link and the writer may hold for a slow bookie, and a margin."""
 
 
 # ---- the slow bookie -------------------------------------------------------------------------------------------------

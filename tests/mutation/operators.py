@@ -140,7 +140,7 @@ def fingerprint(name: Name) -> str:
 
 
 def is_same_code(mutation: Mutation, source: bytes, module: str) -> bool:
-    """Return whether a mutation compiles to the same code, so that it is no mutant."""
+    """Return whether a mutation compiles to the same code, so that it does not count as a mutant."""
     name = Name(module, mutation.function, mutation.operator, mutation.number)
     return _bare(compile(source, module, "exec")) == _bare(compile(mutated(name, source), module, "exec"))
 

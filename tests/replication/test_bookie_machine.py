@@ -326,7 +326,7 @@ def test_long_polls_are_answered_when_the_lac_moves() -> None:
 
 
 def test_long_polls_are_answered_at_their_deadline() -> None:
-    """Also if the ledger is fenced meanwhile, which is no news of the LAC (BK #2052)."""
+    """Also if the ledger is fenced meanwhile, which does not change the LAC (BK #2052)."""
     bookie = Bookie()
     bookie.ask("p", ReadLac(LEDGER, beyond=3, wait_ns=100))
     bookie.ask("q", ReadLac(LEDGER, beyond=3, wait_ns=200))
@@ -377,7 +377,7 @@ def test_polls_that_were_answered_leave_nothing() -> None:
 
 
 def test_a_fence_that_failed_is_made_again_until_it_is_durable() -> None:
-    """AB3: in memory it may be there, and refuse adds; that is no reason to answer that it is."""
+    """AB3: in memory it may be there, and refuse adds; the bookie must not answer that it is."""
     for request in (ReadLac(LEDGER, fence=True), read(fence=True)):
         bookie = Bookie()
         bookie.disk.error = StorageFailedError("sync")

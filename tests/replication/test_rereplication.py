@@ -48,7 +48,7 @@ class Copying(Driven):
             self.feed(BookiesChosen({place: bookie(number) for place, number in zip(wanted, to, strict=False)}))
 
 
-def test_entries_are_copied_as_they_are_and_then_the_bookies_swapped() -> None:
+def test_entries_are_copied_unchanged_and_then_the_bookies_replaced() -> None:
     copy = Copying(closed(), 1)
     (read,) = copy.sends
     assert isinstance(read.request, Read)
@@ -59,7 +59,7 @@ def test_entries_are_copied_as_they_are_and_then_the_bookies_swapped() -> None:
     assert add.bookie == bookie(7)
     assert add.request.recovery, "the ledger may be fenced there (C7)"
     assert [bytes(each) for each in entries_of(add.request.runs[0])] == [entry(number) for number in range(5)]
-    assert copy.effects == [], "nothing is swapped before the copies are durable"
+    assert copy.effects == [], "the ensemble stays until the copies are durable"
     copy.answer(7)
     written = copy.only(WriteMetadata)
     assert written.version == 3
@@ -75,7 +75,7 @@ def test_only_residues_of_the_lost_places_are_copied() -> None:
 
 
 def test_the_copy_goes_to_the_end_of_the_fragment() -> None:
-    """C15: what lies behind the last confirmed entry that is known is of the fragment, too."""
+    """C15: entries after the last confirmed one that is known are part of the fragment, too."""
     copy = Copying(metadata((3, 3, 2), (0, (0, 1, 2)), (15, (3, 4, 6))), 1)
     (read,) = copy.sends
     assert isinstance(read.request, Read)
@@ -94,7 +94,7 @@ def test_a_fragment_without_lost_bookies_is_not_copied() -> None:
     assert copy.only(Done).metadata == closed()
 
 
-def test_a_fragment_without_entries_is_only_swapped() -> None:
+def test_a_fragment_without_entries_only_gets_the_new_ensemble() -> None:
     copy = Copying(closed(-1), 1)
     assert copy.only(WriteMetadata).metadata.fragments[0].ensemble[1] == bookie(7)
 

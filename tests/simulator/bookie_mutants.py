@@ -314,7 +314,7 @@ BOOKIE_MUTANTS = (
     ),
     Mutant(
         "L8",
-        "what was never forced is denied behind a durable fence alone (D6)",
+        "what was never forced is denied after a durable fence alone (D6)",
         (
             Piece(
                 BOOKIE + "_read",
@@ -367,7 +367,7 @@ BOOKIE_MUTANTS = (
     ),
     Mutant(
         "L11",
-        "a bookie that may have lost entries tells no LAC but to recoveries (D6)",
+        "a bookie that may have lost entries reports a LAC to recoveries alone (D6)",
         (Piece(BOOKIE + "_read_lac", "before is not None and before.gap", "False"),),
     ),
     Mutant(

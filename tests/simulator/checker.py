@@ -110,7 +110,7 @@ class Checker:
         """I17: nobody says no of what was confirmed."""
         honest = not self.ledger.plan.loses_data and self.ledger.metadata.current is not None
         lied = honest and status in NEGATIVE and entry_id <= self.confirmed
-        self.check(not lied, f"I17: a reader was told that there is no entry {entry_id}")
+        self.check(not lied, f"I17: a reader was answered that entry {entry_id} does not exist")
 
     def firm_end(self) -> int:
         """Return the last entry that is known to be in the ledger for ever."""

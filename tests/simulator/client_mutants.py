@@ -375,7 +375,7 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "W3",
-        "a new fragment begins behind the last confirmed entry (AW5)",
+        "a new fragment begins after the last confirmed entry (AW5)",
         (Piece(WRITER + "_changed", "self._inflight.lac + 1", "self.last_submitted + 1"),),
     ),
     Mutant(

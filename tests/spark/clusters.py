@@ -71,7 +71,7 @@ def make_home(directory: Path, java_options: list[str]) -> Path:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Return the environment of Spark's processes; what they leave behind stays in a directory."""
+    """Return the environment of Spark's processes; the files that they leave stay in a directory."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYBK_", "SPARK_", "PYSPARK_"))}
     jars = need_spark() / "jars"
     return {

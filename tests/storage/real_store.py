@@ -53,9 +53,9 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 
 
 def python_path() -> str:
-    """Return the ``PYTHONPATH`` of processes that a test starts: this checkout, behind what the test itself was given.
+    """Return the ``PYTHONPATH`` of processes that a test starts: this checkout, after the value that the test got.
 
-    What the test was given has the mutant, if there is one (``tests.mutation``).
+    That value has the path of the mutant, if there is one (``tests.mutation``).
     """
     given = os.environ.get("PYTHONPATH")
     return os.pathsep.join([*([given] if given else []), str(ROOT / "src"), str(ROOT)])

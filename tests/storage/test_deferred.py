@@ -75,7 +75,7 @@ def test_each_burst_of_deferred_entries_is_written(tmp_path: Path) -> None:
 
 
 def looks_of(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list that gets what the committer's clock says, each time that it is looked at."""
+    """Return a list to which each reading of the committer's clock is appended."""
     looks: list[float] = []
     look = Log.sleep_seconds
 

@@ -75,7 +75,7 @@ def test_no_store_takes_a_directory_of_another(tmp_path: Path, tier: StorageHint
     assert content_of(tmp_path / "a") == before
     with open_at(tmp_path / "a") as manager:
         assert_whole(manager)
-    open_at(tmp_path / "b").close()  # what was refused stands in nobody's way
+    open_at(tmp_path / "b").close()  # a refused open does not prevent later ones
 
 
 @pytest.mark.parametrize("name", ["index/data.mdb", "entries/data.mdb", f"{1:016x}.log", f"{1:016x}.cold"])

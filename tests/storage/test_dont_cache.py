@@ -1,4 +1,4 @@
-"""DONT_CACHE leaves nothing behind: no page of a file in the page cache, no map, no index page."""
+"""DONT_CACHE leaves nothing in memory: no page of a file in the page cache, no map, no index page."""
 
 from __future__ import annotations
 

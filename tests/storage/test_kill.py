@@ -234,7 +234,7 @@ class Killer:
             else:
                 assert ledger_id in listed, f"ledger {ledger_id} is gone"
         for ledger_id in sorted(listed):
-            # What was not heard of was being created: there may be such a ledger, and what it holds must be right.
+            # A ledger that was not reported was being created: it may exist, and its entries must be right.
             self._check_ledger(manager, ledger_id, self._known.setdefault(ledger_id, Known()))
         for ledger_id in sorted(listed)[:-_LEDGERS_MAX]:
             manager.delete_ledger(ledger_id)

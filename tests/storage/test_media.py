@@ -321,7 +321,7 @@ def test_the_error_of_a_cut_file_names_the_file_and_both_sizes(tmp_path: Path) -
     with pytest.raises(CorruptError, match="cut from 20000 to 5000 bytes") as caught:
         populate(fs, view, 0, 20_000)
     assert (caught.value.path, caught.value.offset) == (path, 5000)
-    populate(fs, view, 1 << 30, 1 << 31)  # beyond the map: for who decodes to say
+    populate(fs, view, 1 << 30, 1 << 31)  # beyond the map: decoding reports it
     del view
 
 
@@ -354,4 +354,4 @@ if __name__ == "__main__":
     if sys.argv[3] == "1":
         OsFileSystem.populates = False
     _CASES[sys.argv[1]](sys.argv[2])
-    os._exit(0)  # closing what was cut is no part of this
+    os._exit(0)  # closing files that were cut is not part of this test

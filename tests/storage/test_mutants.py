@@ -453,7 +453,7 @@ MUTANTS = [
         ],
     ),
     Mutant(
-        "files of the log's tail are no leftovers",
+        "files of the log's tail are not leftovers",
         KILL,
         [Piece("store:remove_leftovers", "not (row.kind == LOG and file_id >= mark.first_log_file_id)", "True")],
     ),

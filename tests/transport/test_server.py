@@ -418,7 +418,7 @@ def test_a_client_that_does_not_read_costs_a_bounded_amount_and_no_delay(
         assert all(here.server.reply(peer, number, large) for number in range(100))
         assert here.server.counters.unread == 97
         assert here.ask(link, add()) == OK
-        # Who says what it has read is served again.
+        # A client that reports what it has read is served again.
         slow.mac, mac = peer.mac, slow.mac
         assert mac is peer.mac
         slow.counter += 1
@@ -493,7 +493,7 @@ def test_receive_is_woken_from_another_thread() -> None:
 
 
 def test_messages_that_arrive_during_a_send_are_received_at_once() -> None:
-    """Sending takes ZeroMQ's signal that something came, so nobody may rely on it afterwards."""
+    """Sending takes ZeroMQ's signal that something came, so the signal cannot be relied on afterwards."""
     with world() as here:
         here.answer = lambda _peer, _number, _request: None
         link = here.link()
@@ -511,7 +511,7 @@ def test_messages_that_arrive_during_a_send_are_received_at_once() -> None:
 
 
 def test_a_hostile_client_cannot_take_another_ones_place(keys: ClusterKeys | None) -> None:
-    """Z3: a routing id belongs to who came with it first."""
+    """Z3: a routing id belongs to the connection that used it first."""
     with Server([TCP], INSTANCE, keys) as server, RawClient(server, keys) as first:
         first.socket.disconnect(server.addresses[0])
         first.socket.setsockopt(zmq.ROUTING_ID, b"chosen")

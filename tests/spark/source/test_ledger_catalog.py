@@ -79,7 +79,7 @@ def test_what_a_sink_wrote_counts_from_its_commit_on(cluster: Inside) -> None:
 def test_a_commit_during_a_listing_counts_as_a_whole_or_not_at_all(
     cluster: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids come in no order, so one ledger of a commit may be behind the place of the listing, and one before it."""
+    """Ids come in no order, so one ledger of a commit may come after the position of the listing, and one before it."""
     other, found = cluster.connect(), connection(options(cluster, ledger="0").where)
     first, second = fill(found.manager, "halves"), fill(other, "halves")
     assert first < second

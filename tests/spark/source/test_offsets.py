@@ -83,7 +83,7 @@ def test_old_ledgers_that_are_not_finished_are_named() -> None:
 
 
 def test_a_clock_that_is_ahead_finishes_nothing() -> None:
-    """The floor stays an hour behind the newest ledger, too."""
+    """The floor stays an hour older than the newest ledger, too."""
     first = step(Offset(), ledger(5, 1, closed=True, created_ns=NOW), now_ns=100 * NOW)
     assert first.before_ns == NOW - LATE_NS
     late = ledger(3, 2, created_ns=NOW - LATE_NS // 2)

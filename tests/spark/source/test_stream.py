@@ -270,7 +270,7 @@ def test_a_ledger_that_goes_after_it_was_listed(store: Store) -> None:
 
 @pytest.mark.parametrize("count", [5, 0])
 def test_a_ledger_that_goes_unread_while_no_query_runs(store: Store, count: int) -> None:
-    """Nothing was read of it, and who listed it is no more: the offset has it."""
+    """No entry of it was read, and the driver that listed it has ended: the offset has it."""
     store.create("one", 5)
     two = store.create("two", count)
     query = Query(store.options, maxEntriesPerTrigger=3)

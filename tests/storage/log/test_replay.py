@@ -404,7 +404,7 @@ def test_commit_headers_prove_what_was_durable() -> None:
 
 def test_commits_without_space_and_of_other_formats_prove_nothing() -> None:
     file = OpenLogFile(3, "x", memoryview(ZEROS + commit(7, 3) + commit(1 << 63, 3) + newer(8, 3) + commit(9, 3)))
-    for lsn, proven in ((7, 8), (6, 8), (5, 6)):  # the last one is three blocks behind the first
+    for lsn, proven in ((7, 8), (6, 8), (5, 6)):  # the last one is three blocks after the first
         assert proven_durable(file, BLOCK_BYTES, lsn) == proven
     claims = commit(2, 3, durable=1 << 62)
     assert proven_durable(OpenLogFile(3, "x", memoryview(GARBAGE[:BLOCK_BYTES] + claims)), 0, 1) == 0

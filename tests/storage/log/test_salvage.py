@@ -138,10 +138,10 @@ HARMS: dict[Harm, int] = {
     kept_file_cut: 60,
     environment_lost: COUNT,
 }
-"""What may happen, and how many entries that loses at least."""
+"""Kinds of harm, and how many entries each loses at least."""
 
 STORED = (kept_file_lost, kept_file_cut, environment_lost)
-"""What may happen to a tier; what lay there is still known."""
+"""Kinds of harm to a tier; the index still knows the entries that were there."""
 
 
 def harmed(harm: Harm) -> SimFileSystem:
@@ -152,7 +152,7 @@ def harmed(harm: Harm) -> SimFileSystem:
 
 
 def mend(fs: SimFileSystem) -> None:
-    """Bring back what a bookie in limbo lacks; then it is as if nothing had been."""
+    """Bring back the entries that a bookie in limbo lacks, which ends the limbo."""
     replicas = open_bookie(fs)
     assert set(replicas.in_limbo()) == set(LEDGERS)
     bring(replicas, COUNT)
@@ -314,7 +314,7 @@ def test_of_many_records_without_their_ledger_the_first_are_reported() -> None:
 
 
 def test_of_a_damaged_batch_the_others_are_taken() -> None:
-    """The commit behind it proves that it was durable, and where it ends."""
+    """The commit after it proves that it was durable, and where it ends."""
     fs = harmed(lambda fs: overwrite(log_files(fs)[1], commits(fs, 1)[2] + 64, b"?" * 64, fs))
     replicas = open_bookie(fs, salvage=True)
     assert replicas.store.salvage is not None
