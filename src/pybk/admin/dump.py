@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pybk.errors import CookieError, PybkError
+from pybk.errors import CookieError, PybkError, UnsupportedFormatError
 from pybk.storage.directories import main_cookie, store_directories
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
@@ -64,7 +64,12 @@ def dump_store(path: str) -> Iterator[DumpRow]:
             }
         for named in state.named.values():
             yield {"what": "named", "name": named.name, "version": named.version, "bytes": len(named.value or b"")}
-        environments = [row for row in state.files.values() if tier_of_kind(row.kind).uses_environments]
+        for row in state.files.values():
+            try:
+                if volumes.tier_of(row).uses_environments:
+                    environments.append(row)
+            except UnsupportedFormatError as error:
+                yield {"what": "problem", "message": str(error)}
     files = OpenedFiles(fs, cookie.store_id, volumes, {})
     for row in (*volumes.found().values(), *environments):
         volumes.add(row)

@@ -238,6 +238,21 @@ def test_dump_prints_the_records_of_a_further_tier(moved: tuple[Path, int]) -> N
     assert sum(row["count"] for row in dumped) >= len(PAYLOADS)
 
 
+def test_dump_reports_files_of_a_tier_that_this_version_does_not_have_and_prints_the_others(
+    moved: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, _ = moved
+    monkeypatch.setattr(registry, "TIERS", registry.TIERS[:-1])
+    for refuse in (LedgerManager.open, lambda path: verify_store(str(path)), lambda path: rebuild_index(str(path))):
+        with pytest.raises(UnsupportedFormatError, match="is of kind object"):
+            refuse(root)
+    rows = list(dump_store(str(root)))
+    problems = [row["message"] for row in rows if row["what"] == "problem"]
+    assert len(problems) == len(BUCKET)
+    assert all("is of kind object; this pybk reads cold, entries, log" in message for message in problems)
+    assert {row["kind"] for row in rows if row["what"] == "file"} == {"entries"}
+
+
 def test_dump_prints_all_tiers_and_continues_after_damage(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path, config=StoreConfig(background=False)) as manager:
         for hint in StorageHint:
