@@ -85,7 +85,8 @@ def rebuild_index(
     Raises:
         StoreLockedError: A process has the store open.
         CookieError: There is no store at the path, or a directory belongs to another store.
-        CorruptError: The catalog or the end of the log is damaged, so that it is unknown what the index should hold.
+        CorruptError: The catalog or the end of the log is damaged, so that it is unknown what the index should hold;
+            nothing was changed. Damaged entries alone are among the ``problems``, and the store opens with them.
         StorageFullError: There is not enough space for the new index; nothing was changed.
 
     Durability: On return the new index is durable. After a crash the store has its old index, the new one, or none;

@@ -14,7 +14,7 @@ import pytest
 
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
-from pybk.errors import CookieError, CorruptError, PybkError, StoreLockedError, UnauthorizedError
+from pybk.errors import CookieError, CorruptError, DigestMismatchError, PybkError, StoreLockedError, UnauthorizedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
@@ -395,6 +395,41 @@ def test_a_log_that_does_not_follow_the_catalog_is_refused(tmp_path: Path) -> No
         file.unlink()
     with pytest.raises(CorruptError, match="durable"):
         rebuild_index(str(tmp_path))
+
+
+def flip_a_byte(file: Path, offset: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[offset] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_control_record_of_the_log_is_refused_because_the_store_would_not_open(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager, manager.create_ledger(ledger_type="marker", password=b"p") as writer:
+        writer.append(b"payload")
+    (log,) = files_of(tmp_path, "log")
+    flip_a_byte(log, log.read_bytes().index(b"marker"))
+    before = dump_index(tmp_path)
+    with pytest.raises(CorruptError, match="control record of ledger 0") as refused:
+        rebuild_index(str(tmp_path), accept_loss=True)
+    assert dump_index(tmp_path) == before
+    with pytest.raises(CorruptError) as opened:
+        open_store(tmp_path)
+    assert str(refused.value) == str(opened.value)
+
+
+def test_damaged_entries_of_the_log_are_reported_and_the_store_opens(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager, manager.create_ledger(password=b"p") as writer:
+        writer.append_many([b"sound"])
+        writer.append_many([b"damaged", b"damaged"])
+    (log,) = files_of(tmp_path, "log")
+    flip_a_byte(log, log.read_bytes().index(b"damaged"))
+    found = rebuild_index(str(tmp_path))
+    assert (found.made, found.lost, len(found.problems)) == (True, (), 1)
+    assert f"{log}: the record of entries 1 to 2 of ledger {writer.ledger_id}" in found.problems[0]
+    with open_store(tmp_path) as manager, manager.open_ledger(writer.ledger_id, password=b"p") as reader:
+        assert next(reader.read(0, 0)).payload == b"sound"
+        with pytest.raises(DigestMismatchError):
+            list(reader.read(1, 2))
 
 
 def test_a_store_that_is_open_and_a_directory_that_is_none_are_refused(tmp_path: Path) -> None:

@@ -63,26 +63,35 @@ def apply_commit(ledgers: ReplayTarget, file: OpenLogFile, commit: ReplayedCommi
         if kind == RecordKind.ENTRIES:
             _apply_entries(ledgers, file, record)
         elif kind == RecordKind.GROUP:
-            _check_control(file, record)
+            check_control(record, where=file.path)
             for member in members_of(commit.records, number):
                 _check_member(ledgers, file, member)
         elif kind == RecordKind.NAMED:
             ledgers.replayed_named(_named(file, record))
         else:
-            _check_control(file, record)
+            check_control(record, where=file.path)
             if kind == RecordKind.LEDGER:
                 _apply_metadata(ledgers, bytes(file.data[record.body_start : record.body_end]), file.path)
             else:
                 _apply_control(ledgers, record.header, file.path)
 
 
-def _check_control(file: OpenLogFile, record: ReplayedRecord) -> None:
-    """Raise unless a control record is of a known kind and whole."""
+def check_control(record: ReplayedRecord, *, where: str) -> None:
+    """Raise unless a control record is of a known kind and whole.
+
+    Args:
+        record: A record of another kind than ENTRIES.
+        where: The path of the log file, for errors.
+
+    Raises:
+        CorruptError: It is damaged, so the store cannot be opened.
+        UnsupportedFormatError: It is of a kind that this version does not know.
+    """
     header = record.header
-    check_kind(header, where=file.path)
+    check_kind(header, where=where)
     if not record.sound:
         raise CorruptError(
-            f"{file.path}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
+            f"{where}: the control record of ledger {header.ledger_id} at offset {record.body_start} is "
             "damaged; restore the file from a backup"
         )
 
@@ -102,7 +111,7 @@ def _check_member(ledgers: ReplayTarget, file: OpenLogFile, record: ReplayedReco
 
 def _named(file: OpenLogFile, record: ReplayedRecord) -> NamedRow:
     """Return the change of a named record that a log record contains."""
-    _check_control(file, record)
+    check_control(record, where=file.path)
     body = bytes(file.data[record.body_start : record.body_end])
     return decode_named(record.header.first_entry_id, body, where=file.path)
 

@@ -31,13 +31,14 @@ from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegmentWriter
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.record import RecordKind, RunLocations, check_kind
+from pybk.storage.format.record import RecordKind, RunLocations
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import catalog_ids, catalog_path, newest_catalog
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.permissions import access_of
+from pybk.storage.log.recovery import check_control
 from pybk.storage.log.replay import OpenLogFile, Replay
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.tiling import tile
@@ -112,7 +113,8 @@ def rebuild_index(
     Raises:
         StoreLockedError: A process has the store open.
         CookieError: There is no store, or a directory is not what it should be.
-        CorruptError: The catalog or the log's tail is damaged, so that it is unknown what there should be.
+        CorruptError: The catalog or a control record of the log's tail is damaged, so that it is unknown what there
+            should be; nothing was changed.
         StorageFullError: No space for the new index; nothing was changed.
 
     Durability: On return the new index is in place. After a stop at any point the store has its old index, none, or the
@@ -262,19 +264,31 @@ class _Rebuilder:
     def _check_log(self) -> dict[int, int]:
         """Return the ledgers that the log names from where the catalog ends, with the entries it holds of each.
 
+        A damaged record of entries is a problem, because the store opens with it and a read of the entries fails. A
+        damaged control record is an error, because the store cannot be opened with it.
+
         Raises:
-            CorruptError: It does not continue there, so the catalog is not of the last checkpoint.
+            CorruptError: The log does not continue there, so the catalog is not of the last checkpoint; or a control
+                record is damaged, so that it is unknown what happened to its ledger.
         """
         mark = self._state.mark
         rows = [row for file_id, row in self._volumes.found(LOG).items() if file_id >= mark.first_log_file_id]
         durable = max(mark.durable_lsn, self._watermark())
-        paths = ((row.file_id, self._volumes.path_of(row)) for row in rows)
-        files = (OpenLogFile.load(self._fs, file_id, path) for file_id, path in paths)
+        paths = {row.file_id: self._volumes.path_of(row) for row in rows}
+        files = (OpenLogFile.load(self._fs, file_id, path) for file_id, path in paths.items())
         ledgers: dict[int, int] = {}
         for commit in Replay(files, first_lsn=mark.next_lsn, durable_lsn=durable, store_id=self._store_id):
             for record in commit.records:
-                header = record.header
-                check_kind(header, where=f"log file {commit.file_id:016x}")
+                header, where = record.header, paths[commit.file_id]
+                if header.kind != RecordKind.ENTRIES:
+                    check_control(record, where=where)
+                elif not record.sound:
+                    last = header.first_entry_id + header.entry_count - 1
+                    self._problems.append(
+                        f"{where}: the record of entries {header.first_entry_id} to {last} of ledger "
+                        f"{header.ledger_id} at offset {record.body_start} is damaged, so reads of them fail; "
+                        "restore the file from a backup"
+                    )
                 if header.kind in (RecordKind.NAMED, RecordKind.GROUP):
                     continue
                 ledgers[header.ledger_id] = ledgers.get(header.ledger_id, 0) + header.entry_count
