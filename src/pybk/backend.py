@@ -21,6 +21,7 @@ from pybk.health import Health
 from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata
 from pybk.metadata.registration import BookieRegistration
+from pybk.metadata.store import Watch
 from pybk.metrics import Metrics
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
@@ -48,6 +49,31 @@ class Replicated(NamedTuple):
     ledgers: int
     fragments: int
     left: tuple[str, ...]
+
+
+class NamedRecord(NamedTuple):
+    """A small value that layers above ledgers change by compare-and-set.
+
+    Attributes:
+        name: Its name, ``group/name``.
+        version: The version that the next change names.
+        value: Its bytes.
+    """
+
+    name: str
+    version: int
+    value: bytes
+
+
+class Lock(Protocol):
+    """An advisory lock that is held; it also ends with the process, and with its session in a cluster."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is still held, as far as this process knows."""
+
+    def release(self) -> None:
+        """Release it; a second call does nothing."""
 
 
 class Quorums(NamedTuple):
@@ -261,6 +287,56 @@ class LedgerBackend(Protocol):
             follows: The caller waits for more entries and is notified of them, so an entry that is not visible yet may
                 be returned later.
         """
+
+    # ---- named records -------------------------------------------------------------------------------------------
+
+    def read_record(self, name: str) -> NamedRecord | None:
+        """Return a named record as of its last change; None if there is none.
+
+        Args:
+            name: ``group/name``, the group without a ``/``.
+        """
+
+    def write_record(self, name: str, value: bytes | None, version: int | None) -> int:
+        """Change a named record if it has a version, durably.
+
+        Args:
+            name: As for ``read_record``.
+            value: Its new value; None removes it.
+            version: The version that it has; None creates it.
+
+        Returns:
+            Its new version.
+
+        Raises:
+            VersionConflictError: It has another version. With ``outcome_unknown`` this change may have been made
+                before another one.
+            MetadataUnreachableError: In a cluster; with ``outcome_unknown`` it may have been made, or may be yet.
+            StorageError: In a store; as for an append.
+        """
+
+    def watch_record(self, name: str, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after changes of a named record, from some thread; it must not block.
+
+        It may also be called without a change. A read-only store polls while a record is watched or a ledger followed.
+        """
+
+    def try_lock(self, name: str, owner: str) -> Lock | None:
+        """Take an advisory lock if it is free; None if it is held, by this process or another.
+
+        Args:
+            name: Its name, 1 to 128 bytes.
+            owner: Describes the holder, for people.
+        """
+
+    def break_lock(self, name: str) -> None:
+        """Take a lock away from its holder, if it has one."""
+
+    def lock_owner(self, name: str) -> str | None:
+        """Return the owner of a lock as its holder gave it; None if the lock is free."""
+
+    def records(self, prefix: str) -> list[NamedRecord]:
+        """Return the named records whose names begin with ``prefix``, which begins with ``group/``, by name."""
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from pybk.backend import BackendIdentity, Quorums, Replicated
+from pybk.backend import BackendIdentity, NamedRecord, Quorums, Replicated
 from pybk.digest import EntryDigest
 from pybk.entry import EntryBatch
 from pybk.errors import IllegalOperationError, UsageError
@@ -17,8 +17,42 @@ from pybk.metadata.registration import BookieRegistration
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
+from pybk.storage.named_records import NamedRecords
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
+
+
+class LocalWatch:
+    """A watch of a named record of a store. Threads: any."""
+
+    def __init__(self, named: NamedRecords, name: str, callback: Callable[[], None]) -> None:
+        self._named = named
+        self._name = name
+        self._callback = callback
+        named.watch(name, callback)
+
+    def cancel(self) -> None:
+        """Stop calling the callback. Idempotent."""
+        self._named.unwatch(self._name, self._callback)
+
+
+class LocalLock:
+    """A lock among the users of a store. Threads: any."""
+
+    def __init__(self, locks: dict[str, LocalLock], name: str, owner: str) -> None:
+        self._locks = locks
+        self._name = name
+        self.owner = owner
+
+    @property
+    def held(self) -> bool:
+        """Whether it was not released."""
+        return self._locks.get(self._name) is self
+
+    def release(self) -> None:
+        """Release it."""
+        if self.held:
+            del self._locks[self._name]
 
 
 class StoreBackend:
@@ -44,6 +78,8 @@ class StoreBackend:
         self.close = store.close
         store_id, salt, cost = self.identity
         self.key_ring = KeyRing(store_id, salt, cost=cost)
+        self._locks: dict[str, LocalLock] = {}
+        """The advisory locks that are held, by name."""
 
     @property
     def where(self) -> str:
@@ -182,6 +218,48 @@ class StoreBackend:
         raise IllegalOperationError(
             f"{self.where} is a store of one process; only a cluster has bookies: LedgerManager.connect"
         )
+
+    # ---- named records -------------------------------------------------------------------------------------------
+
+    def read_record(self, name: str) -> NamedRecord | None:
+        """Return a record of the store's catalog."""
+        self.store.check_usable()
+        self.store.catch_up()
+        found = self.store.named.get(name)
+        return None if found is None or found.value is None else NamedRecord(found.name, found.version, found.value)
+
+    def write_record(self, name: str, value: bytes | None, version: int | None) -> int:
+        """Change a record with one synced write."""
+        store = self._live()
+        return store.named.compare_and_set(name, version, value, level=store.feature_level)
+
+    def watch_record(self, name: str, callback: Callable[[], None]) -> LocalWatch:
+        """Watch a record of the store's catalog."""
+        self.store.check_usable()
+        watch = LocalWatch(self.store.named, name, callback)
+        self.store.keep_looking()
+        return watch
+
+    def try_lock(self, name: str, owner: str) -> LocalLock | None:
+        """Take a lock among the users of this store in this process; no other process can write to the store."""
+        lock = LocalLock(self._locks, name, owner)
+        return lock if self._locks.setdefault(name, lock) is lock else None
+
+    def break_lock(self, name: str) -> None:
+        """Take a lock away from its holder in this process."""
+        self._locks.pop(name, None)
+
+    def lock_owner(self, name: str) -> str | None:
+        """Return the owner of a lock in this process."""
+        held = self._locks.get(name)
+        return None if held is None else held.owner
+
+    def records(self, prefix: str) -> list[NamedRecord]:
+        """Return records of the store's catalog."""
+        self.store.check_usable()
+        self.store.catch_up()
+        found = self.store.named.all(prefix)
+        return [NamedRecord(each.name, each.version, each.value) for each in found if each.value is not None]
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

@@ -954,6 +954,11 @@ class LedgerManager:
         return await asyncio.to_thread(self.metrics)
 
 
+def backend_of(manager: LedgerManager) -> LedgerBackend:
+    """Return the backend of a manager, for layers that keep named records, too."""
+    return manager._usable()
+
+
 def _unauthorized(metadata: LedgerMetadata) -> UnauthorizedError:
     """Return the error for a password that is not the ledger's."""
     also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""

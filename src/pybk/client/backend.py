@@ -44,7 +44,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from pybk.backend import BackendIdentity, Quorums, Replicated
+from pybk.backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
 from pybk.client.broadcast import flush, move, repair
 from pybk.client.driver import Driver
 from pybk.client.follower import Followers
@@ -66,6 +66,7 @@ from pybk.errors import (
     NoSuchLedgerError,
     PybkError,
     UsageError,
+    VersionConflictError,
 )
 from pybk.feature_level import FeatureLevel
 from pybk.group_commit import Completion
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from pybk.keys import LedgerKeys
     from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.registration import BookieRegistration
+    from pybk.metadata.store import Watch
     from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.transport.client_links import Links
@@ -510,6 +512,54 @@ class ClusterBackend:
         while ids := self._metadata.list_ledgers(after=after, count=_PAGE):
             yield from self._metadata.read_sound_ledgers(ids)
             after = ids[-1]
+
+    # ---- named records -------------------------------------------------------------------------------------------
+
+    def read_record(self, name: str) -> NamedRecord | None:
+        """Return a pointer of the cluster's metadata."""
+        group, _, rest = name.partition("/")
+        found = self._metadata.read_pointer(group, rest)
+        return None if found is None else NamedRecord(name, found.version, found.value)
+
+    def write_record(self, name: str, value: bytes | None, version: int | None) -> int:
+        """Change a pointer of the cluster's metadata."""
+        group, _, rest = name.partition("/")
+        try:
+            if value is not None:
+                return self._metadata.write_pointer(group, rest, value, version)
+            assert version is not None, "only a record that exists is removed"
+            self._metadata.delete_pointer(group, rest, version)
+        except MetadataVersionError as error:
+            raise VersionConflictError(
+                f"the named record {name!r} has another version than {version}; read it again, and decide anew",
+                outcome_unknown=error.outcome_unknown,
+            ) from error
+        return version
+
+    def watch_record(self, name: str, callback: Callable[[], None]) -> Watch:
+        """Watch a pointer of the cluster's metadata."""
+        group, _, rest = name.partition("/")
+        return self._metadata.watch_pointer(group, rest, callback)
+
+    def try_lock(self, name: str, owner: str) -> Lock | None:
+        """Take a lock of the cluster."""
+        return self._metadata.try_lock(name, owner)
+
+    def break_lock(self, name: str) -> None:
+        """Take a lock of the cluster away from its holder."""
+        self._metadata.break_lock(name)
+
+    def lock_owner(self, name: str) -> str | None:
+        """Return the owner of a lock of the cluster."""
+        return self._metadata.lock_owner(name)
+
+    def records(self, prefix: str) -> list[NamedRecord]:
+        """Return pointers of one group."""
+        group, _, rest = prefix.partition("/")
+        found = self._metadata.list_pointers(group)
+        return sorted(
+            NamedRecord(f"{group}/{name}", each.version, each.value) for name, each in found if name.startswith(rest)
+        )
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

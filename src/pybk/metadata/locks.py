@@ -198,6 +198,14 @@ class Locks(AuthenticatedValues):
             payload, lambda values: (str(values["by"]), str(values["owner"])), where=f"metadata key {key!r}"
         )
 
+    def break_lock(self, name: str) -> None:
+        """Remove a lock, if it is held, by this client or another; the lease of its holder does not notice."""
+        key = _lock_key(name)
+        node = self._store.get(key, latest=True)
+        if node is not None:
+            with suppress(MetadataVersionError):
+                self._delete(key, node.version)
+
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock, as its holder gave it to ``try_lock``; None if the lock is free."""
         key = _lock_key(name)

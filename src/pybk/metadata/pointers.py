@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 from pybk.errors import MetadataExistsError, MetadataVersionError, UsageError
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.registration import name_in_key
+from pybk.metadata.store import Watch
 
 POINTERS_KEY: Final = "pointers"
-POINTER_BYTES_MAX: Final = 64 << 10
+POINTER_BYTES_MAX: Final = 448 << 10
 
 
 class Pointer(NamedTuple):
@@ -74,6 +77,35 @@ class Pointers(AuthenticatedValues):
                 f"pointer {group}/{name} was created by another process; read it again",
                 outcome_unknown=error.outcome_unknown,
             ) from error
+
+    def delete_pointer(self, group: str, name: str, version: int) -> None:
+        """Remove a pointer, durably.
+
+        Raises:
+            MetadataVersionError: It has another version, or does not exist.
+        """
+        self._delete(pointer_key(group, name), version)
+
+    def list_pointers(self, group: str) -> list[tuple[str, Pointer]]:
+        """Return the pointers of a group with their names, in no particular order.
+
+        A pointer that is made or removed meanwhile may be among them or not.
+
+        Raises:
+            MetadataForgedError, CorruptError: As ``read_pointer``.
+        """
+        root = f"{POINTERS_KEY}/{name_in_key(group)}"
+        keys = [f"{root}/{child}" for child in self._store.children(root)]
+        found = []
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
+            if node is not None:
+                value = self._payload_of(ValueKind.POINTER, key, node.value)
+                found.append((unquote(key.rpartition("/")[2]), Pointer(value, node.version)))
+        return found
+
+    def watch_pointer(self, group: str, name: str, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after changes of a pointer, as ``MetadataStore.watch`` does."""
+        return self._store.watch(pointer_key(group, name), callback)
 
 
 def pointer_key(group: str, name: str) -> str:

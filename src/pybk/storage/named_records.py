@@ -60,7 +60,27 @@ class NamedRecords:
         self._tail: dict[str, NamedRow] = {}  # changed since the last checkpoint; without a value: removed
         self.pending: dict[str, Commit] = {}
         """The commit that changes a record, by name, until it is done."""
+        self._watchers: dict[str, list[Callable[[], None]]] = {}
         self.log: Log | None = None
+
+    def watch(self, name: str, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after each durable change of a record, from some thread; it must not block."""
+        with self._lock:
+            self._watchers.setdefault(name, []).append(callback)
+
+    def unwatch(self, name: str, callback: Callable[[], None]) -> None:
+        """Undo ``watch``."""
+        with self._lock:
+            callbacks = self._watchers.get(name, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+            if not callbacks:
+                self._watchers.pop(name, None)
+
+    @property
+    def watched(self) -> bool:
+        """Whether any record is watched."""
+        return bool(self._watchers)
 
     def get(self, name: str) -> NamedRow | None:
         """Return a record as of its last durable change, None if it does not exist."""
@@ -211,6 +231,9 @@ class NamedRecords:
         """Take a durable change; called by the log's leader, maybe twice, and by replay."""
         with self._lock:
             self._tail[row.name] = row
+            callbacks = list(self._watchers.get(row.name, ()))
+        for callback in callbacks:
+            callback()
 
     def tail(self) -> list[NamedRow]:
         """Return the records that changed since the last checkpoint; called while the log stands still."""
@@ -228,6 +251,9 @@ class NamedRecords:
         """Forget all changes: the log is read again from a newer checkpoint."""
         with self._lock:
             self._tail.clear()
+            callbacks = [callback for each in self._watchers.values() for callback in each]
+        for callback in callbacks:
+            callback()
 
     def after_fork(self) -> None:
         """Replace the lock in a forked child, because a thread that does not exist there may have held it."""

@@ -205,9 +205,9 @@ class ReadOnlyStore(StoreReader):
                 descriptor.wake_followers()
 
     def _nothing_follows(self) -> bool:
-        """Return whether no ledger is followed; the polling thread has to end then."""
+        """Return whether no ledger is followed and no record watched; the thread that looks has to end then."""
         with self.lock:
-            if any(descriptor.advanced_callbacks for descriptor in self._descriptors.values()):
+            if self.named.watched or any(descriptor.advanced_callbacks for descriptor in self._descriptors.values()):
                 return False
             self._follower = None
         return True
