@@ -29,10 +29,13 @@ _LOOK_SECONDS: Final = 1.0
 _DROPPED_SECONDS: Final = 10.0
 """How long an open waits for the close of managers that were garbage-collected without a close."""
 
-_APPLICATIONS: Final = ("pybk.admin", "pybk.opening", "pybk.spark")
+_APPLICATIONS: Final = ("pybk.admin", "pybk.opening", "pybk.spark", "pybk.streams")
 """Modules that use managers as applications do: their frames do not hold locks of a store."""
 
 _HANDLES: Final = ("pybk.manager", "pybk.reader", "pybk.writer")
+
+_CALLERS: Final = frozenset({"_run", "_make"})
+"""Functions of ``pybk.workers`` from which workers make calls."""
 
 _GLOBAL_LOCKS: Final = {
     "threading": {"start", "enumerate", "active_count", "current_thread"},
@@ -74,7 +77,8 @@ def where_called(what: str) -> Where:
         if module.startswith("pybk."):
             if name == "_run_callbacks" and not waits:
                 return Where.CALLBACK
-            leaving = module in _HANDLES and name == "__exit__"  # ``__exit__`` holds no lock while it calls close
+            # ``__exit__`` holds no lock while it calls close, nor does a worker while it makes a call.
+            leaving = (module in _HANDLES and name == "__exit__") or (module == "pybk.workers" and name in _CALLERS)
             if not leaving and not module.startswith(_APPLICATIONS):
                 inside = inside or f"{module}.{name}"
                 # Frames of ``pybk.futures`` lie between a callback and the code that runs it.

@@ -224,6 +224,11 @@ class PiecesFuture(AppendFuture[range]):
         return of_batch(error, self._value[0], self._value[-1])
 
 
+def origin_of(future: AppendFuture[Any]) -> tuple[AppendLog, Completion]:
+    """Return an append without its result, for a layer that makes its own futures."""
+    return future._log, future._commit
+
+
 def of_batch(error: PybkError, first: int, last: int) -> PybkError:
     """Return a copy of ``error`` saying that some of the entries ``first`` to ``last`` may be in the ledger."""
     unknown = copy(error)

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from typing import Final, NoReturn, Self, SupportsIndex
 
@@ -21,6 +21,7 @@ from pybk.loop_calls import call_in
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.wake_up import WakeUp
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20
@@ -230,18 +231,13 @@ class LedgerReader:
             entries.
         """
         first = self._checked_first(first)
-        still = threading.Lock()  # locked until the ledger changes; unlike an Event, a signal handler may release it
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # another thread released it
-                still.release()
-
+        changed = WakeUp()
         while True:
-            still.acquire(blocking=False)
-            with self._woken_by(wake):  # registered before the check, so that no change is missed in between
+            changed.sleep()
+            with self._woken_by(changed.wake):  # registered before the check, so that no change is missed in between
                 last, final = self._position(first)
                 if first > last and not final:
-                    still.acquire()
+                    changed.wait()
             if first <= last:
                 yield from self._entries(first, last)
                 first = last + 1
@@ -422,6 +418,19 @@ class LedgerReader:
     async def __aexit__(self, *_: object) -> None:
         """Close the reader."""
         self.close()
+
+
+def woken_by(reader: LedgerReader, callback: Callable[[], None]) -> AbstractContextManager[None]:
+    """Have a callback called when a reader's ledger changes, or the reader is closed, until the ``with`` block ends.
+
+    For layers that wait for several things at once. The callback runs in some thread and must not block.
+    """
+    return reader._woken_by(callback)
+
+
+def position_of(reader: LedgerReader, first: int) -> tuple[int, bool]:
+    """Return the last entry that can be read now, and whether it is final; refreshes it if it is before ``first``."""
+    return reader._position(first)
 
 
 def checked_whole(reader: LedgerReader) -> bytes:

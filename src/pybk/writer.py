@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Final, NoReturn, Self, cast
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.append_order import AppendOrder
-from pybk.backend import LedgerBackend
+from pybk.backend import AppendLog, LedgerBackend
 from pybk.closing import where_called
 from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.digest import EntryDigest
@@ -29,7 +29,7 @@ from pybk.errors import (
     TooManyRequestsError,
     UsageError,
 )
-from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch
+from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch, origin_of
 from pybk.group_commit import Completion
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
@@ -40,6 +40,14 @@ Payload = bytes | bytearray | memoryview
 
 ENTRY_ID_MAX: Final = (1 << 63) - 2
 _CHUNK_BYTES: Final = 4 << 20
+
+
+Staged = tuple[AppendLog, Completion]
+"""Entries that were staged: what an ``AppendFuture`` is made of, besides its result."""
+
+
+class _DisplacedError(Exception):
+    """Entries cannot be staged, because the ledger does not end where the caller thinks."""
 
 
 class LedgerWriter:
@@ -578,6 +586,60 @@ class LedgerWriter:
     ) -> None:
         """Close the ledger as ``__exit__`` does, in a thread."""
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+def stage(
+    writer: LedgerWriter, payloads: Sequence[bytes], after: int, *, kick: bool, wait: bool = True
+) -> Staged | None:
+    """Append entries for a layer that makes its own futures, ``AppendFuture(*staged, result)`` or of a subclass.
+
+    Args:
+        writer: The ledger's.
+        payloads: 0 to ``max_entry_bytes`` bytes each, at least one; not checked again.
+        after: The entry that they must follow.
+        kick: Have a background thread make them durable. False leaves that to ``AppendFuture.result``, which is
+            faster for a thread that waits at once.
+        wait: As for ``append_async``.
+
+    Returns:
+        None, with nothing done, if other entries come before: appends were refused or interrupted.
+
+    Raises:
+        PybkError: As ``append_many``.
+    """
+    lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
+
+    def staged() -> Staged | None:
+        if writer._closed:
+            writer._refuse()
+        writer._descriptor.account_staged()
+        if writer._descriptor.last_pushed != after:
+            raise _DisplacedError
+        if len(payloads) > 1:
+            future = writer._stage_pieces(list(payloads), lengths)
+            return None if future is None else origin_of(future)
+        found = writer._stage(payloads[0])
+        return None if found is None else (writer._log, found[1] if writer._wanted else ACKNOWLEDGED)
+
+    try:
+        with writer._descriptor.lock:
+            found = staged()
+        if found is None:
+            _, end = next(_pieces(lengths + writer._overhead))
+            nbytes = int(lengths[:end].sum()) + writer._overhead * end
+            found = writer._turns.in_turn(staged, nbytes, wait=wait)
+    except _DisplacedError:
+        return None
+    if kick:
+        writer._log.kick()
+    return found
+
+
+def ends_with(writer: LedgerWriter, entry_id: int) -> bool:
+    """Return whether an entry is the last one that was appended."""
+    with writer._descriptor.lock:
+        writer._descriptor.account_staged()
+        return writer._descriptor.last_pushed == entry_id
 
 
 def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
