@@ -17,6 +17,8 @@ from pybk.errors import (
     LedgerExistsError,
     LedgerFencedError,
     LedgerRecoveryError,
+    LogFencedError,
+    LogLockedError,
     MetadataError,
     MetadataUnreachableError,
     MetadataVersionError,
@@ -72,11 +74,12 @@ def test_every_error_is_in_the_tree_and_keeps_its_message(kind: type[PybkError])
 
 def test_outcome_is_unknown_only_where_the_entry_may_be_there() -> None:
     unknown = {kind for kind in ERRORS if kind.outcome_unknown}
-    assert unknown == {LedgerFencedError, AppendTimeoutError, StorageFailedError}
+    assert unknown == {LedgerFencedError, LogFencedError, AppendTimeoutError, StorageFailedError}
 
 
 def test_only_errors_that_pass_by_themselves_are_retryable() -> None:
     assert {kind for kind in ERRORS if kind.retryable} == {
+        LogLockedError,
         TooManyRequestsError,
         StorageFullError,
         StorageRefusedError,

@@ -276,3 +276,58 @@ class MetadataExistsError(MetadataError):
 
 class MetadataForgedError(MetadataError):
     """A value in the metadata store was not written with the cluster secret that this process uses."""
+
+
+class LogError(PybkError):
+    """Something about a log as a whole: its ledgers, its writer or its readers."""
+
+
+class NoSuchLogError(LogError):
+    """The log was never created, or it was deleted."""
+
+    code = -7
+
+
+class LogFencedError(LogError):
+    """Another writer took the log over; what this one appended and was not acknowledged may be in it or not."""
+
+    code = -101
+    outcome_unknown = True
+
+
+class LogLockedError(LogError):
+    """A live writer has the log."""
+
+    retryable = True
+
+
+class LogSealedError(LogError):
+    """The log has ended for good, so it takes no more records."""
+
+    code = -11
+
+
+class TruncatedError(LogError):
+    """The record was dropped.
+
+    Attributes:
+        first_seq: The first record that was kept; -1 if it is not known.
+    """
+
+    code = -13
+
+    def __init__(self, message: str = "", *, first_seq: int = -1, outcome_unknown: bool | None = None) -> None:
+        super().__init__(message, outcome_unknown=outcome_unknown)
+        self.first_seq = first_seq
+
+
+class RewoundError(TruncatedError):
+    """The log was cut before this reader's position, so what it has read is partly void; read again from ``seq`` + 1.
+
+    Attributes:
+        seq: The last record that was kept.
+    """
+
+    def __init__(self, message: str = "", *, seq: int = -1, outcome_unknown: bool | None = None) -> None:
+        super().__init__(message, outcome_unknown=outcome_unknown)
+        self.seq = seq

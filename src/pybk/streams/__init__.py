@@ -1,0 +1,1 @@
+"""Logs, write-ahead logs, subscriptions and blobs, built on ledgers."""

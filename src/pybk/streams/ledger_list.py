@@ -1,0 +1,382 @@
+"""Ledger lists: in which order the ledgers of a log are created, listed, fenced, closed and deleted.
+
+A log is longer than a ledger, and outlives its writers. Its ledgers are listed in one record (``list_record``), which
+is changed by compare-and-set. Each operation here is a generator: it yields steps and is sent their results, and does
+no input or output itself. ``pybk.streams.ledger_steps`` performs the steps with a ledger manager; the simulator in the
+tests performs them in every order that faults allow.
+
+Rules, which the steps' order keeps:
+
+- **T1** A writer appends to a ledger only after the compare-and-set that lists it has succeeded.
+- **T2** A take-over first fences every open segment, which are at most two, because a roll overlaps them. Then it
+  creates a ledger, and its compare-and-set makes it the owner: the epoch grows.
+- **T3** Each segment begins with the record after its predecessor's last one: a writer switches only when everything
+  that it appended before is acknowledged, so no fence can take it away.
+- **T4** The outcome of a compare-and-set whose answer was lost is read from the record. The ledger that it lists is
+  deleted only once the record shows that it never will be listed.
+- **T5** A segment is added with the number ``next_segment``, which then grows. So an unlisted ledger with a lower
+  number never becomes listed, and may be deleted; nor does any unlisted ledger of a sealed log.
+- **T6** Ledgers are removed from the list first and deleted then; ``pending_deletes`` names those in between.
+- **T7** The first record that is kept never moves backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError
+from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd, new_list
+
+T = TypeVar("T")
+
+
+class ReadList(NamedTuple):
+    """Read the record, as of now. Result: ``Found``, or None if there is no such list."""
+
+
+class Found(NamedTuple):
+    """A record and the version that the next ``WriteList`` names."""
+
+    record: ListRecord
+    version: int
+
+
+class WriteList(NamedTuple):
+    """Replace the record if it has a version; None creates it.
+
+    Result: ``Written``; ``CONFLICT``; or ``UNKNOWN`` if the answer was lost, so that it may take effect at any time
+    while the version stays.
+    """
+
+    record: ListRecord
+    version: int | None
+
+
+class RemoveList(NamedTuple):
+    """Remove the record if it has a version. Result: as for ``WriteList``."""
+
+    version: int
+
+
+class Written(NamedTuple):
+    """The record was written; its new version."""
+
+    version: int
+
+
+class Conflict(NamedTuple):
+    """The record has another version; nothing was written."""
+
+
+class Unknown(NamedTuple):
+    """Whether the record was written is not known."""
+
+
+CONFLICT: Final = Conflict()
+UNKNOWN: Final = Unknown()
+
+
+class CreateLedger(NamedTuple):
+    """Create the ledger of a segment, with a header entry, both durable. Result: its id.
+
+    Attributes:
+        number: The segment's number.
+        epoch: The epoch of its writer.
+        generation: The generation of its records.
+        predecessor: The ledger of the segment before it; None for the first.
+    """
+
+    number: int
+    epoch: int
+    generation: int
+    predecessor: int | None
+
+
+class RecoverLedger(NamedTuple):
+    """Fence the writer of a segment's ledger, and close it. Result: its ``SegmentEnd``."""
+
+    segment: Segment
+
+
+class SwitchTo(NamedTuple):
+    """Append further records to this segment, once those of the one before are acknowledged (T3). Result: None."""
+
+    segment: Segment
+
+
+class CloseLedger(NamedTuple):
+    """Wait for what this writer has appended to a segment, and close its ledger. Result: its ``SegmentEnd``."""
+
+    segment: Segment
+
+
+class DeleteLedger(NamedTuple):
+    """Delete a ledger that is not listed. Result: whether it is gone; False means to try again some other time."""
+
+    ledger_id: int
+
+
+Step = ReadList | WriteList | RemoveList | CreateLedger | RecoverLedger | SwitchTo | CloseLedger | DeleteLedger
+Steps = Generator[Step, Any, T]
+Clock = Callable[[], int]
+
+
+class Owned(NamedTuple):
+    """What a take-over, a roll or a cut results in.
+
+    Attributes:
+        record: The record that listed the segment first.
+        segment: The open segment that the writer appends to.
+    """
+
+    record: ListRecord
+    segment: Segment
+
+
+def create(name: str, kind: ListKind, uid: bytes, start_seq: int) -> Steps[ListRecord]:
+    """Create a list without segments, unless it exists; returns the record that exists then."""
+    while True:
+        found: Found | None = yield ReadList()
+        if found is not None:
+            return found.record
+        yield WriteList(new_list(name, kind, uid, start_seq), None)
+
+
+def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
+    """Become the writer: fence the one before, list a new ledger under a new epoch (rules T1, T2).
+
+    Raises:
+        NoSuchLogError: The list does not exist.
+        LogSealedError: The log has ended for good.
+    """
+    while True:
+        found = yield from _read(name)
+        record = found.record
+        if record.sealed:
+            raise LogSealedError(f"log {name!r} was sealed after record {record.end_seq - 1}; it takes no more")
+        ends = yield from _recovered(record)
+        ledger_id = yield from _create_ledger(record, record.epoch + 1)
+        changed = record.taken_over(ends, ledger_id, now_ns())
+        settled = yield from _list_ledger(name, ledger_id, changed, found.version)
+        if settled is not None and settled.epoch == changed.epoch:
+            yield from _delete_pending(name, settled)
+            return Owned(settled, settled.segments[-1])
+
+
+def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
+    """Continue in a new ledger: create, list, switch, and only then close the old one, so that appends never wait.
+
+    A roll that was interrupted by an error is completed by the next one.
+
+    Args:
+        name: The list.
+        epoch: The writer's.
+        current: The number of the segment that the writer appends to.
+        now_ns: Returns the time.
+
+    Raises:
+        LogFencedError: Another writer took the log over.
+        NoSuchLogError: The log was deleted.
+    """
+    owned: Owned | None = None
+    while owned is None:
+        found = yield from _read_owned(name, epoch)
+        if any(each.number < current for each in found.record.open_segments):
+            yield from close(name, epoch, now_ns, keep=current)
+            continue
+        if found.record.open_segments and found.record.open_segments[-1].number > current:
+            owned = Owned(found.record, found.record.open_segments[-1])
+            continue
+        ledger_id = yield from _create_ledger(found.record, epoch)
+        changed = found.record.rolled(ledger_id, now_ns())
+        settled = yield from _list_ledger(name, ledger_id, changed, found.version)
+        if settled is not None:
+            _check_owner(settled, epoch)
+            owned = Owned(settled, settled.segments[-1])
+    yield SwitchTo(owned.segment)
+    yield from close(name, epoch, now_ns, keep=owned.segment.number)
+    return owned
+
+
+def close(name: str, epoch: int, now_ns: Clock, *, keep: int | None = None, seal: bool = False) -> Steps[ListRecord]:
+    """Close the open segments but one, and say in the record where they end.
+
+    Args:
+        name: The list.
+        epoch: The writer's.
+        now_ns: Returns the time.
+        keep: The number of the segment that stays open; None for none.
+        seal: Also end the log for good.
+
+    Raises:
+        LogFencedError, NoSuchLogError: As ``roll``.
+    """
+    found = yield from _read_owned(name, epoch)
+    ends: dict[int, SegmentEnd] = {}
+    for each in found.record.open_segments:
+        if each.number != keep:
+            ends[each.number] = yield CloseLedger(each)
+
+    def closed(record: ListRecord) -> ListRecord:
+        if record.sealed and record.epoch == epoch:
+            return record  # by an attempt whose answer was lost
+        _check_owner(record, epoch)
+        changed = record.closed(ends, now_ns())
+        return changed.ended() if seal else changed
+
+    record = yield from update(name, closed)
+    return (yield from _delete_pending(name, record))
+
+
+def truncate(name: str, seq: int) -> Steps[ListRecord]:
+    """Drop the records before ``seq``, and delete the ledgers that hold no others (rule T7)."""
+    record = yield from update(name, lambda record: record.truncated(seq))
+    return (yield from _delete_pending(name, record))
+
+
+def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
+    """Drop the records after ``seq``; those that follow have a higher generation.
+
+    Raises:
+        UsageError: There is no such record to end with; nothing was dropped.
+        LogFencedError, NoSuchLogError: As ``roll``.
+    """
+    yield from close(name, epoch, now_ns)
+    while True:
+        found = yield from _read_owned(name, epoch)
+        found.record.check_cut(seq, found.record.end_seq)
+        ledger_id = yield from _create_ledger(found.record, epoch, found.record.generation + 1)
+        changed = found.record.cut(seq, ledger_id, now_ns())
+        settled = yield from _list_ledger(name, ledger_id, changed, found.version)
+        if settled is not None:
+            _check_owner(settled, epoch)
+            yield from _delete_pending(name, settled)
+            return Owned(settled, settled.segments[-1])
+
+
+def drop(name: str) -> Steps[None]:
+    """Delete a log: fence its writer, empty and seal its record, delete its ledgers, remove the record (rule T6)."""
+
+    def emptied(record: ListRecord) -> ListRecord:
+        return record.truncated(record.end_seq).ended()
+
+    while True:
+        found: Found | None = yield ReadList()
+        if found is None:
+            return
+        record = found.record
+        if record.open_segments:
+            ends = yield from _recovered(record)
+            yield WriteList(emptied(record.closed(ends, 0)), found.version)
+        elif not record.sealed or record.segments:
+            yield WriteList(emptied(record), found.version)
+        elif record.pending_deletes:
+            record = yield from _delete_pending(name, record)
+            if record.pending_deletes:
+                return
+        else:
+            yield RemoveList(found.version)
+
+
+def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]]) -> Steps[list[int]]:
+    """Delete ledgers of a list that are not listed and never will be (rule T5); returns them.
+
+    Args:
+        uid: The list's.
+        ledgers: Id and segment number of ledgers whose descriptions name the list.
+    """
+    found: Found | None = yield ReadList()
+    record = None if found is None or found.record.uid != uid else found.record
+    orphans = [
+        ledger_id
+        for ledger_id, number in ledgers
+        if record is None or (ledger_id not in record.ledgers and (record.sealed or number < record.next_segment))
+    ]
+    return (yield from _deleted(orphans))
+
+
+def update(name: str, change: Callable[[ListRecord], ListRecord]) -> Steps[ListRecord]:
+    """Write what ``change`` makes of the record, which must come to the same if it is applied twice.
+
+    Returns:
+        The record, in which the change has taken effect.
+    """
+    while True:
+        found = yield from _read(name)
+        changed = change(found.record)
+        if changed == found.record:
+            return changed
+        result = yield WriteList(changed, found.version)
+        if isinstance(result, Written):
+            return changed
+
+
+def _read(name: str) -> Steps[Found]:
+    found: Found | None = yield ReadList()
+    if found is None:
+        raise NoSuchLogError(f"log {name!r} does not exist: never created, or deleted")
+    return found
+
+
+def _read_owned(name: str, epoch: int) -> Steps[Found]:
+    found = yield from _read(name)
+    _check_owner(found.record, epoch)
+    return found
+
+
+def _check_owner(record: ListRecord, epoch: int) -> None:
+    if record.epoch != epoch or record.sealed:
+        what = "sealed" if record.epoch == epoch else f"taken over by another writer, of epoch {record.epoch}"
+        raise LogFencedError(f"log {record.name!r} was {what}; this writer, of epoch {epoch}, can append no more")
+
+
+def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd]]:
+    """Fence the writer of every open segment, the older first (rule T2)."""
+    ends = {}
+    for each in record.open_segments:
+        ends[each.number] = yield RecoverLedger(each)
+    return ends
+
+
+def _create_ledger(record: ListRecord, epoch: int, generation: int | None = None) -> Steps[int]:
+    predecessor = record.segments[-1].ledger_id if record.segments else None
+    ledger_id: int = yield CreateLedger(
+        record.next_segment, epoch, record.generation if generation is None else generation, predecessor
+    )
+    return ledger_id
+
+
+def _list_ledger(name: str, ledger_id: int, changed: ListRecord, version: int) -> Steps[ListRecord | None]:
+    """Write the record that lists a new ledger, and find out whether it took effect (rule T4).
+
+    Returns:
+        The record that lists the ledger; None if it will never be listed, and the ledger is deleted.
+    """
+    while True:
+        result = yield WriteList(changed, version)
+        if isinstance(result, Written):
+            return changed
+        found: Found | None = yield ReadList()
+        if found is not None and ledger_id in found.record.ledgers:
+            return found.record
+        if found is None or found.version != version:
+            # The compare-and-set can succeed no more. If it did before, a take-over has removed the empty segment.
+            yield DeleteLedger(ledger_id)
+            return None
+
+
+def _delete_pending(name: str, record: ListRecord) -> Steps[ListRecord]:
+    """Delete the ledgers that were removed from the list, and forget those that are gone (rule T6)."""
+    gone = yield from _deleted(record.pending_deletes)
+    if not gone:
+        return record
+    return (yield from update(name, lambda found: found.deleted(gone)))
+
+
+def _deleted(ledger_ids: Iterable[int]) -> Steps[list[int]]:
+    gone = []
+    for each in ledger_ids:
+        if (yield DeleteLedger(each)):
+            gone.append(each)  # noqa: PERF401  # a comprehension cannot yield
+    return gone

@@ -1,0 +1,349 @@
+"""The record of a ledger list: which ledgers a log consists of, as one value that is changed by compare-and-set.
+
+This module decides and checks, without input or output: each change of a list is a method of ``ListRecord`` that
+returns the next record. ``pybk.streams.ledger_list`` says in which order changes are written and ledgers are created,
+fenced, closed and deleted. ``docs/streams.md`` has the format of the bytes.
+
+The records of a log have dense sequence numbers. The list divides them into segments, each of them one ledger:
+
+    truncated        CLOSED           CLOSED        OPEN
+    ...........|----------------|--------------|----------->
+               ^ first_seq                     ^ end_seq
+
+Segments have numbers, which grow by one and are never used again. ``epoch`` is the number of the last take-over: the
+writer of that epoch alone may add segments. ``generation`` grows when records are dropped at the end (``cut``), so a
+sequence number that is given again has a higher generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any, Final, NamedTuple
+
+from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.frozen_dict import FrozenDict
+from pybk.metadata.authenticated_values import decode_json, encode_json
+
+LIST_FORMAT: Final = 1
+SEQ_MAX: Final = (1 << 63) - 2
+UID_BYTES: Final = 16
+
+
+class ListKind(StrEnum):
+    """What a ledger list is the substrate of."""
+
+    WAL = "wal"
+    LOG = "log"
+
+
+class SegmentEnd(NamedTuple):
+    """What a segment holds, from its entries; known for sure once its ledger is closed.
+
+    Attributes:
+        first_seq: Its first record; None for a segment without records.
+        last_seq: Its last record, not counting a transaction that was not committed; None as ``first_seq``.
+        nbytes: Payload bytes of its ledger.
+    """
+
+    first_seq: int | None
+    last_seq: int | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment: one ledger of a list.
+
+    Attributes:
+        number: Its number, from 1 up.
+        ledger_id: Its ledger.
+        epoch: The epoch of the writer that added it.
+        generation: The generation of its records.
+        first_seq: Its first record, or the one that it begins with once it has one; None for a segment that a roll
+            added and whose predecessor is not closed yet.
+        last_seq: Its last record; None while it is OPEN. Its ledger may have more, which were cut off.
+        nbytes: Payload bytes of its ledger; 0 while it is OPEN.
+        created_ns: When it was added, nanoseconds since 1970.
+        closed_ns: When it was closed; 0 while it is OPEN.
+    """
+
+    number: int
+    ledger_id: int
+    epoch: int
+    generation: int
+    first_seq: int | None
+    last_seq: int | None = None
+    nbytes: int = 0
+    created_ns: int = 0
+    closed_ns: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its writer may still append to it, so that a take-over has to fence it."""
+        return self.last_seq is None
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecord:
+    """A ledger list at one moment.
+
+    Attributes:
+        name: The name of the log.
+        kind: What the list is for.
+        uid: 16 random bytes, made with the list: a log that is created again under the same name is another.
+        start_seq: The sequence number of the first record that the log ever had.
+        first_seq: The first record that was not truncated.
+        end_seq: The sequence number after the last record of the closed segments.
+        epoch: The number of the last take-over; 0 before the first.
+        generation: How often records were dropped at the end.
+        next_segment: The number of the segment that is added next. A ledger of this list with a lower number that is
+            not listed will never be listed, so it can be deleted (rule T5).
+        cuts: Generations, ascending, and the last record that each of them kept of those before, ascending too: a cut
+            that kept no more than an earlier one stands for both.
+        sealed: Whether the log has ended for good.
+        properties: The application's.
+        segments: By number, without gaps in sequence numbers. At most the last two are open.
+        pending_deletes: Ledgers that were removed from the list and may not be deleted yet.
+    """
+
+    name: str
+    kind: ListKind
+    uid: bytes
+    start_seq: int
+    first_seq: int
+    end_seq: int
+    epoch: int = 0
+    generation: int = 0
+    next_segment: int = 1
+    cuts: tuple[tuple[int, int], ...] = ()
+    sealed: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict, hash=False)
+    segments: tuple[Segment, ...] = ()
+    pending_deletes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the invariants; a record that breaks them is neither written nor believed."""
+        object.__setattr__(self, "properties", FrozenDict(self.properties))
+        problem = _problem_of(self)
+        if problem:
+            raise CorruptError(
+                f"the ledger list of {self.name!r}: {problem}; restore its record, or make it again from its ledgers"
+            )
+
+    # ---- what it says --------------------------------------------------------------------------------------------
+
+    @property
+    def open_segments(self) -> tuple[Segment, ...]:
+        """The segments that are open, at most two."""
+        return tuple(each for each in self.segments if each.is_open)
+
+    @property
+    def ledgers(self) -> frozenset[int]:
+        """The ledgers that are listed."""
+        return frozenset(each.ledger_id for each in self.segments)
+
+    def kept_of(self, generation: int) -> int:
+        """Return the last record that the cuts after a generation kept; ``SEQ_MAX`` if there was none."""
+        return min((seq for number, seq in self.cuts if number > generation), default=SEQ_MAX)
+
+    def segment_of(self, seq: int) -> Segment | None:
+        """Return the closed segment that holds a record, or the open one that holds it if any does; None otherwise."""
+        for each in reversed(self.segments):
+            if each.first_seq is not None and each.first_seq <= seq:
+                return each if each.last_seq is None or seq <= each.last_seq else None
+        return None
+
+    # ---- changes -------------------------------------------------------------------------------------------------
+
+    def taken_over(self, ends: Mapping[int, SegmentEnd], ledger_id: int, now_ns: int) -> ListRecord:
+        """Return the record after a take-over: a new epoch, and a new open segment.
+
+        Args:
+            ends: What each open segment was recovered to, by its number.
+            ledger_id: The ledger of the new segment, which has no record yet.
+            now_ns: The time, nanoseconds since 1970.
+        """
+        closed = self._closed(ends, now_ns)
+        return closed._added(ledger_id, self.epoch + 1, closed.end_seq, now_ns)
+
+    def rolled(self, ledger_id: int, now_ns: int) -> ListRecord:
+        """Return the record with one more open segment; the one before it stays open until ``closed``."""
+        first_seq = None if self.open_segments else self.end_seq
+        return self._added(ledger_id, self.epoch, first_seq, now_ns)
+
+    def closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
+        """Return the record with closed segments; ``ends`` says what each of them holds."""
+        return self._closed(ends, now_ns)
+
+    def truncated(self, seq: int) -> ListRecord:
+        """Return the record that begins with ``seq``; segments that end before it are removed.
+
+        A lower ``seq`` than ``first_seq`` changes nothing. The caller made sure that the record before ``seq`` exists.
+        """
+        first = max(seq, self.first_seq)
+        gone = [each for each in self.segments if each.last_seq is not None and each.last_seq < first]
+        return self._without(gone, first_seq=first)
+
+    def check_cut(self, seq: int, end_seq: int) -> None:
+        """Raise UsageError unless the log, whose last record is the one before ``end_seq``, can end with ``seq``."""
+        if not self.first_seq - 1 <= seq < end_seq:
+            raise UsageError(
+                f"log {self.name!r} cannot end with record {seq}; it has records {self.first_seq} to {end_seq - 1}"
+            )
+
+    def cut(self, seq: int, ledger_id: int, now_ns: int) -> ListRecord:
+        """Return the record in which ``seq`` is the last record, with a new open segment of a higher generation.
+
+        All segments have to be closed. Those after ``seq`` are removed; the one that holds ``seq`` ends there, although
+        its ledger has more entries.
+        """
+        gone = [each for each in self.segments if each.first_seq is not None and each.first_seq > seq]
+        shorter = self._without(
+            gone,
+            last=seq,
+            end_seq=seq + 1,
+            generation=self.generation + 1,
+            cuts=(*(each for each in self.cuts if each[1] < seq), (self.generation + 1, seq)),
+        )
+        return shorter._added(ledger_id, self.epoch, seq + 1, now_ns)
+
+    def ended(self) -> ListRecord:
+        """Return the sealed record; all segments have to be closed."""
+        return replace(self, sealed=True)
+
+    def deleted(self, ledger_ids: Iterable[int]) -> ListRecord:
+        """Return the record that does not remember these deleted ledgers."""
+        gone = set(ledger_ids)
+        return replace(self, pending_deletes=tuple(each for each in self.pending_deletes if each not in gone))
+
+    def _added(self, ledger_id: int, epoch: int, first_seq: int | None, now_ns: int) -> ListRecord:
+        new = Segment(self.next_segment, ledger_id, epoch, self.generation, first_seq, created_ns=now_ns)
+        return replace(self, epoch=epoch, next_segment=self.next_segment + 1, segments=(*self.segments, new))
+
+    def _closed(self, ends: Mapping[int, SegmentEnd], now_ns: int) -> ListRecord:
+        """Close segments in order: each has to continue where the one before it ended (rule T3)."""
+        segments: list[Segment] = []
+        gone: list[int] = []
+        end_seq = self.end_seq
+        for each in self.segments:
+            end = ends.get(each.number)
+            if end is None or not each.is_open:
+                segments.append(each)
+                continue
+            if end.first_seq is None or end.last_seq is None:
+                gone.append(each.ledger_id)
+                continue
+            if end.first_seq != end_seq:
+                raise CorruptError(
+                    f"log {self.name!r}: segment {each.number} (ledger {each.ledger_id}) begins with record "
+                    f"{end.first_seq}, but record {end_seq} comes next; run `pybk log check {self.name}`"
+                )
+            segments.append(
+                replace(each, first_seq=end_seq, last_seq=end.last_seq, nbytes=end.nbytes, closed_ns=now_ns)
+            )
+            end_seq = end.last_seq + 1
+        if segments and segments[-1].first_seq is None and (len(segments) == 1 or not segments[-2].is_open):
+            segments[-1] = replace(segments[-1], first_seq=end_seq)  # a roll added it before this end was known
+        return replace(self, segments=tuple(segments), end_seq=end_seq, pending_deletes=(*self.pending_deletes, *gone))
+
+    def _without(self, gone: Iterable[Segment], *, last: int = SEQ_MAX, **changes: Any) -> ListRecord:
+        """Return the record without some segments, and without records after ``last`` in the others."""
+        numbers = {each.number for each in gone}
+        kept = tuple(
+            replace(each, last_seq=last) if each.last_seq is not None and each.last_seq > last else each
+            for each in self.segments
+            if each.number not in numbers
+        )
+        ledgers = tuple(each.ledger_id for each in self.segments if each.number in numbers)
+        return replace(self, segments=kept, pending_deletes=(*self.pending_deletes, *ledgers), **changes)
+
+    # ---- bytes ---------------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Return the record as JSON."""
+        return encode_json(
+            {
+                "format": LIST_FORMAT,
+                "name": self.name,
+                "kind": self.kind.value,
+                "uid": self.uid.hex(),
+                "start_seq": self.start_seq,
+                "first_seq": self.first_seq,
+                "end_seq": self.end_seq,
+                "epoch": self.epoch,
+                "generation": self.generation,
+                "next_segment": self.next_segment,
+                "cuts": [list(each) for each in self.cuts],
+                "sealed": self.sealed,
+                "properties": dict(self.properties),
+                "segments": [[getattr(each, name) for name in Segment.__slots__] for each in self.segments],
+                "pending_deletes": list(self.pending_deletes),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> ListRecord:
+        """Decode the result of ``encode``; ``where`` names the record in errors.
+
+        Raises:
+            CorruptError: The bytes are not a record, or it breaks an invariant.
+            UnsupportedFormatError: A newer pybk wrote it.
+        """
+
+        def make(values: dict[str, Any]) -> ListRecord:
+            number = values.pop("format")
+            if number != LIST_FORMAT:
+                raise UnsupportedFormatError(
+                    f"{where}: format {number}; this pybk reads format {LIST_FORMAT}: install a newer pybk"
+                )
+            return cls(
+                **values
+                | {
+                    "kind": ListKind(values["kind"]),
+                    "uid": bytes.fromhex(values["uid"]),
+                    "cuts": tuple((number, seq) for number, seq in values["cuts"]),
+                    "segments": tuple(Segment(*each) for each in values["segments"]),
+                    "pending_deletes": tuple(values["pending_deletes"]),
+                }
+            )
+
+        return decode_json(data, make, where=where)
+
+
+def new_list(name: str, kind: ListKind, uid: bytes, start_seq: int) -> ListRecord:
+    """Return the record of a log that was never opened for writing."""
+    return ListRecord(name, kind, uid, start_seq, start_seq, start_seq)
+
+
+def _problem_of(record: ListRecord) -> str:
+    """Return which invariant a record breaks; empty if none."""
+    numbers = [each.number for each in record.segments]
+    ledgers = [*(each.ledger_id for each in record.segments), *record.pending_deletes]
+    if len(set(ledgers)) < len(ledgers):
+        return "a ledger is listed twice, or listed and to be deleted"
+    if any(low >= high for low, high in pairwise([0, *numbers, record.next_segment])):
+        return f"segments {numbers} do not ascend below {record.next_segment}"
+    if not record.start_seq <= record.first_seq:
+        return f"it begins with record {record.first_seq}, before the first one, {record.start_seq}"
+    if any(each.epoch > record.epoch or each.generation > record.generation for each in record.segments):
+        return "a segment is of a later epoch or generation than the list"
+    closed = [each for each in record.segments if not each.is_open]
+    opened = record.open_segments
+    if record.segments[len(closed) :] != opened or len(opened) > 2 or (record.sealed and opened):
+        return "more than the last two segments are open, or it is sealed and has an open one"
+    first = closed[0].first_seq if closed else record.end_seq
+    expected = first
+    for each in closed:
+        if expected is None or each.first_seq != expected or each.last_seq is None or each.last_seq < expected:
+            return f"segment {each.number} has records {each.first_seq} to {each.last_seq}; {expected} comes next"
+        expected = each.last_seq + 1
+    if expected != record.end_seq:
+        return f"the closed segments end before record {expected}, not before {record.end_seq}"
+    if first is None or (closed and first > record.first_seq):
+        return f"its first segment begins with record {first}, after record {record.first_seq}"
+    if opened and opened[0].first_seq != record.end_seq:
+        return f"the open segment begins with record {opened[0].first_seq}, not with {record.end_seq}"
+    return ""

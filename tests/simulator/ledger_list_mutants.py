@@ -1,0 +1,127 @@
+"""Broken rules of ledger lists, and a seed that notices each.
+
+``python -m tests.simulator.ledger_list_mutants [NAME ...]`` looks for the first seed that notices each.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.simulator.ledger_lists import run
+from tests.simulator.mutating import Mutant, Piece, mutated
+
+LIST = "pybk.streams.ledger_list:"
+RECORD = "pybk.streams.list_record:ListRecord."
+SEEDS_MAX = 2_000
+
+LEDGER_LIST_MUTANTS = (
+    Mutant(
+        "T1",
+        "a writer appends only to a ledger that is listed",
+        (Piece(LIST + "_list_ledger", "isinstance(result, Written)", "True"),),
+    ),
+    Mutant(
+        "T2a",
+        "a take-over fences both open segments",
+        (Piece(LIST + "_recovered", "record.open_segments", "record.open_segments[-1:]"),),
+    ),
+    Mutant("T2b", "a take-over has a new epoch", (Piece(RECORD + "taken_over", "self.epoch + 1", "self.epoch"),)),
+    Mutant(
+        "T2c",
+        "a writer that was taken over adds no segments",
+        (Piece(LIST + "_check_owner", "record.epoch != epoch or record.sealed", "record.sealed"),),
+    ),
+    Mutant(
+        "T3",
+        "a writer switches once everything before is acknowledged",
+        (Piece("tests.simulator.ledger_lists:World.drain", "ledger.acknowledged = len(ledger.entries)", "pass"),),
+    ),
+    Mutant(
+        "T4a",
+        "a ledger whose listing is unknown is kept while it may be listed yet",
+        (Piece(LIST + "_list_ledger", "found is None or found.version != version", "True"),),
+    ),
+    Mutant(
+        "T4b",
+        "a ledger that is listed after a lost answer is not deleted",
+        (Piece(LIST + "_list_ledger", "found is not None and ledger_id in found.record.ledgers", "False"),),
+    ),
+    Mutant(
+        "T5a",
+        "a sweep keeps the ledger that may be listed next",
+        (Piece(LIST + "sweep", "number < record.next_segment", "number <= record.next_segment"),),
+    ),
+    Mutant(
+        "T5b",
+        "a sweep keeps ledgers that are listed",
+        (Piece(LIST + "sweep", "ledger_id not in record.ledgers", "True"),),
+    ),
+    Mutant(
+        "T6",
+        "a ledger is deleted after it was removed from the list",
+        (
+            Piece(
+                LIST + "truncate",
+                "record = yield from update(_1, _2)",
+                (
+                    "found = yield from _read(name)\n"
+                    "yield from _deleted(found.record.truncated(seq).pending_deletes)\n"
+                    "record = yield from update(_1, _2)"
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "T7", "truncation does not move backwards", (Piece(RECORD + "truncated", "max(seq, self.first_seq)", "seq"),)
+    ),
+    Mutant(
+        "T8",
+        "records after a cut have a higher generation",
+        (Piece(RECORD + "cut", "generation=self.generation + 1", "generation=self.generation"),),
+    ),
+    Mutant("T9", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
+)
+
+KILLED_AT = {
+    "T1": 3,
+    "T2a": 2,
+    "T2b": 3,
+    "T2c": 3,
+    "T3": 14,
+    "T4a": 9,
+    "T4b": 5,
+    "T5a": 3,
+    "T5b": 0,
+    "T6": 3,
+    "T7": 0,
+    "T8": 2,
+    "T9": 7,
+}
+"""The first seed that notices each mutant."""
+
+
+def notices(mutant: Mutant, seed: int) -> str:
+    """Run a seed with a mutant, and return how it was noticed, or nothing."""
+    with mutated(mutant):
+        _, error = run(seed)
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def main() -> int:
+    """Print the first seed that notices each mutant."""
+    for mutant in LEDGER_LIST_MUTANTS:
+        if sys.argv[1:] and mutant.name not in sys.argv[1:]:
+            continue
+        for seed in range(SEEDS_MAX):
+            how = notices(mutant, seed)
+            if how:
+                sys.stdout.write(f'    "{mutant.name}": {seed},  # {how[:80]}\n')
+                break
+        else:
+            sys.stdout.write(f"    # {mutant.name} survives {SEEDS_MAX} seeds\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,490 @@
+"""Ledger lists in a world of faults: writers that take over, roll, truncate, cut, seal and die at any step.
+
+The steps of ``pybk.streams.ledger_list`` are performed here on models of the list's record and of ledgers. A ledger
+acknowledges entries in order; once it is fenced it keeps those that it acknowledged, and as many after them as chance
+has it. The record is changed by compare-and-set; an answer may be lost, and a change may take effect later.
+
+``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, PybkError, UsageError
+from pybk.streams import ledger_list
+from pybk.streams.ledger_list import (
+    CONFLICT,
+    UNKNOWN,
+    CloseLedger,
+    CreateLedger,
+    DeleteLedger,
+    Found,
+    ReadList,
+    RecoverLedger,
+    RemoveList,
+    Step,
+    Steps,
+    SwitchTo,
+    WriteList,
+    Written,
+)
+from pybk.streams.list_record import ListKind, ListRecord, SegmentEnd
+
+NAME: Final = "log"
+UID: Final = bytes(16)
+START_SEQ: Final = 1
+EVENTS: Final = 1000
+WRITERS: Final = 3
+
+
+class LogRecord(NamedTuple):
+    """A record as its writer gave it."""
+
+    generation: int
+    seq: int
+    value: object
+
+
+class LedgerGoneError(Exception):
+    """A ledger is not there."""
+
+
+class LostAnswerError(PybkError):
+    """A ledger operation failed, and nobody knows whether it was done."""
+
+
+class ModelLedger:
+    """A ledger: entries, how many of them are acknowledged, and whether it takes more."""
+
+    def __init__(self, created: CreateLedger) -> None:
+        self.created = created
+        self.entries: list[LogRecord] = []
+        self.acknowledged = 0
+        self.closed = False
+
+    def close(self, random: Random, *, by_writer: bool) -> None:
+        """Establish the end."""
+        if not self.closed:
+            end = len(self.entries) if by_writer else random.randint(self.acknowledged, len(self.entries))
+            del self.entries[end:]
+            self.acknowledged = end
+            self.closed = True
+
+    def end(self) -> SegmentEnd:
+        """Return what it holds."""
+        seqs = [entry.seq for entry in self.entries]
+        return SegmentEnd(seqs[0], seqs[-1], len(seqs)) if seqs else SegmentEnd(None, None, 0)
+
+
+class Process:
+    """One writer's process: an operation under way, and the records that it waits for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.owned: ListRecord | None = None
+        self.current = -1
+        """The ledger that it appends to."""
+        self.number = 0
+        """The number of its segment."""
+        self.next_seq = 0
+        self.appended = 0
+        self.pending: list[tuple[int, int, LogRecord]] = []
+        """Ledger, number of its entries up to the record, and the record, of those that are not acknowledged."""
+        self.steps: Steps[Any] | None = None
+        self.what = ""
+        self.answer: Any = None
+        self.error: Exception | None = None
+
+
+def shown(value: Any) -> str:
+    """Return a step or an answer as a line of the trace."""
+    record = getattr(value, "record", None)
+    if not isinstance(record, ListRecord):
+        return str(value)
+    segments = ", ".join(
+        f"{each.number}:{each.ledger_id}[{each.first_seq}..{'' if each.is_open else each.last_seq}]"
+        for each in record.segments
+    )
+    return (
+        f"{type(value).__name__} v{value.version} epoch {record.epoch} generation {record.generation} "
+        f"from {record.first_seq} to {record.end_seq}: {segments}; delete {record.pending_deletes}"
+    )
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.seed = seed
+        self.faults = self.random.choice((0.0, 0.02, 0.1, 0.3))
+        self.crashes = self.random.choice((0.0, 0.003, 0.02))
+        self.rivalry = self.random.choice((0.003, 0.03, 0.3))
+        self.found: Found | None = None
+        self.versions = 0
+        self.late: list[WriteList] = []
+        self.ledgers: dict[int, ModelLedger] = {}
+        self.next_ledger = 100
+        self.given: dict[tuple[int, int], object] = {}
+        """Every record that was ever acknowledged."""
+        self.log: dict[int, LogRecord] = {}
+        """The acknowledged records that no cut dropped."""
+        self.owners: dict[int, str] = {}
+        self.processes = [Process(f"writer {number}") for number in range(WRITERS)]
+        self.cutting: dict[str, int] = {}
+        self.trace: list[str] = []
+        self.done: dict[str, int] = {}
+        self.finishing = False
+
+    # ---- running -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Let everything happen; then take the log over without faults, and read it."""
+        self.perform(ledger_list.create(NAME, ListKind.WAL, UID, START_SEQ))
+        for _ in range(EVENTS):
+            self.event()
+            self.check()
+        self.finish()
+
+    def finish(self) -> None:
+        """Take the log over, sweep, and read everything."""
+        self.faults = 0.0
+        self.finishing = True
+        self.late.clear()
+        for process in self.processes:
+            self.crash(process)
+        try:
+            self.perform(ledger_list.take_over(NAME, lambda: 0))
+        except LogSealedError:
+            assert self.found is not None
+            assert self.found.record.sealed
+        self.check()
+        for _ in range(2):
+            self.perform(ledger_list.truncate(NAME, 0))
+            self.perform(ledger_list.sweep(UID, self.candidates()))
+        assert self.found is not None
+        record = self.found.record
+        read = {entry.seq: entry for entry in self.read(record)}
+        assert sorted(read) == list(range(record.first_seq, record.end_seq)), "there are gaps"
+        for seq, entry in self.log.items():
+            if seq >= record.first_seq:
+                assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
+        assert set(self.ledgers) == record.ledgers, "a ledger leaked"
+        assert not record.pending_deletes
+
+    def read(self, record: ListRecord) -> Iterator[LogRecord]:
+        """Yield the records that a reader finds, as the list has them."""
+        for segment in record.segments:
+            for entry in self.ledgers[segment.ledger_id].entries:
+                if entry.seq >= record.first_seq and (segment.last_seq is None or entry.seq <= segment.last_seq):
+                    yield entry
+
+    def perform(self, steps: Steps[Any]) -> Any:
+        """Perform an operation without interruption, outside of any process."""
+        outside = Process("outside")
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(self.step(outside, step))
+        except StopIteration as stop:
+            return stop.value
+
+    def event(self) -> None:
+        """Let one thing happen."""
+        if self.late and self.random.random() < 0.2:
+            self.apply(self.late.pop(self.random.randrange(len(self.late))))
+            return
+        if self.random.random() < 0.02:
+            with suppress(LostAnswerError):
+                self.perform(ledger_list.sweep(UID, self.candidates()))
+            return
+        process = self.random.choice(self.processes)
+        if self.random.random() < self.crashes:
+            self.crash(process)
+        elif self.random.random() < 0.4:
+            self.acknowledge(process)
+        elif process.owned is not None and process.what != "cut" and self.random.random() < 0.5:
+            self.append(process)
+        elif process.steps is None:
+            self.begin(process)
+        else:
+            self.advance(process)
+
+    def begin(self, process: Process) -> None:
+        """Begin an operation."""
+        now = lambda: 7  # noqa: E731
+        owned = process.owned
+        if owned is None and self.random.random() > self.rivalry:
+            return
+        if owned is None:
+            self.operate(process, "take over", ledger_list.take_over(NAME, now))
+            return
+        what = self.random.choices(("roll", "truncate", "cut", "close", "seal"), (10, 6, 3, 2, 0.1))[0]
+        if what == "roll":
+            self.operate(process, what, ledger_list.roll(NAME, owned.epoch, process.number, now))
+        elif what == "truncate" and self.log:
+            # Beyond what is acknowledged nothing may be dropped; the next record is the last that can be asked for.
+            seq = self.random.choice(sorted(self.log)) + self.random.randint(0, 1)
+            self.operate(process, what, ledger_list.truncate(NAME, seq))
+        elif what == "cut" and self.found is not None:
+            low, high = self.found.record.first_seq - 1, process.next_seq - 1
+            if low <= high:
+                seq = self.random.randint(low, high)
+                self.cutting[process.name] = seq
+                self.operate(process, what, ledger_list.cut(NAME, owned.epoch, seq, now))
+        elif what in ("close", "seal"):
+            self.operate(process, what, ledger_list.close(NAME, owned.epoch, now, seal=what == "seal"))
+
+    def operate(self, process: Process, what: str, steps: Steps[Any]) -> None:
+        """Have a process perform an operation, step by step from now on."""
+        process.steps, process.what, process.answer, process.error = steps, what, None, None
+
+    def advance(self, process: Process) -> None:
+        """Perform the next step of a process."""
+        steps = process.steps
+        assert steps is not None
+        try:
+            if process.error is not None:
+                error, process.error = process.error, None
+                step = steps.throw(error)
+            else:
+                step = steps.send(process.answer)
+        except StopIteration as stop:
+            self.completed(process, stop.value)
+            return
+        except LostAnswerError:
+            self.trace.append(f"{process.name}: {process.what} fails")
+            if process.what not in ("roll", "truncate"):
+                self.crash(process)
+            process.steps, process.what = None, ""
+            self.done["failed"] = self.done.get("failed", 0) + 1
+            return
+        except (LogFencedError, LogSealedError, NoSuchLogError) as error:
+            self.trace.append(f"{process.name}: {process.what} ends with {error}")
+            self.crash(process)
+            return
+        except UsageError:
+            self.cutting.pop(process.name, None)
+            process.steps, process.what = None, ""
+            return
+        try:
+            process.answer = self.step(process, step)
+        except (LostAnswerError, LogFencedError) as error:
+            process.error = error
+        self.trace.append(f"{process.name}: {process.what}: {shown(step)} -> {shown(process.error or process.answer)}")
+
+    def completed(self, process: Process, result: Any) -> None:
+        """An operation came to its end."""
+        what = process.what
+        self.done[what] = self.done.get(what, 0) + 1
+        self.trace.append(f"{process.name}: {what} is done")
+        process.steps, process.what = None, ""
+        if what in ("take over", "cut"):
+            record, segment = result
+            assert segment.ledger_id in record.ledgers
+            process.owned = record
+            process.current, process.number = segment.ledger_id, segment.number
+            assert segment.first_seq is not None
+            process.next_seq = segment.first_seq
+            if what == "take over":
+                assert record.epoch not in self.owners, f"epoch {record.epoch} has two owners"
+                self.owners[record.epoch] = process.name
+        elif what in ("close", "seal"):
+            process.owned = None
+            process.pending.clear()
+        if what == "cut":
+            self.cutting.pop(process.name, None)
+
+    def crash(self, process: Process) -> None:
+        """End a process and start another in its place."""
+        self.trace.append(f"{process.name} crashes")
+        self.cutting.pop(process.name, None)
+        self.processes[self.processes.index(process)] = Process(process.name + "'")
+
+    # ---- records -------------------------------------------------------------------------------------------------
+
+    def append(self, process: Process) -> None:
+        """Append a record to the current ledger."""
+        ledger = self.ledgers.get(process.current)
+        assert process.owned is not None
+        if ledger is None or ledger.closed:
+            return
+        process.appended += 1
+        record = LogRecord(ledger.created.generation, process.next_seq, (process.name, process.appended))
+        process.next_seq += 1
+        ledger.entries.append(record)
+        process.pending.append((process.current, len(ledger.entries), record))
+        self.trace.append(f"{process.name}: appends {record} to {process.current}")
+
+    def acknowledge(self, process: Process) -> None:
+        """Have the ledgers of a process acknowledge entries, and the process the records that it may acknowledge."""
+        for ledger_id in {ledger_id for ledger_id, _, _ in process.pending}:
+            ledger = self.ledgers.get(ledger_id)
+            if ledger is not None and not ledger.closed:
+                ledger.acknowledged = self.random.randint(ledger.acknowledged, len(ledger.entries))
+        self.confirm(process)
+
+    def confirm(self, process: Process) -> None:
+        """Acknowledge to the caller what may be."""
+        while process.pending:
+            ledger_id, entries, record = process.pending[0]
+            ledger = self.ledgers.get(ledger_id)
+            if ledger is None or ledger.acknowledged < entries or ledger.entries[entries - 1] != record:
+                return
+            process.pending.pop(0)
+            self.acknowledged(process, ledger_id, record)
+
+    def acknowledged(self, process: Process, ledger_id: int, record: LogRecord) -> None:
+        """A writer reports to its caller that a record is durable."""
+        self.trace.append(f"{process.name}: {record} of {ledger_id} is acknowledged")
+        key = record.generation, record.seq
+        assert key not in self.given, f"position {key} is given to {record.value} and to {self.given[key]}"
+        self.given[key] = record.value
+        before = self.log.get(record.seq)
+        assert before is None or before.generation < record.generation
+        self.log[record.seq] = record
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self, process: Process, step: Step) -> Any:
+        """Perform a step, and return its result."""
+        if self.random.random() < self.faults / 4 and not isinstance(step, ReadList | WriteList | RemoveList):
+            raise LostAnswerError("before it was done")
+        match step:
+            case ReadList():
+                return self.found
+            case WriteList() | RemoveList():
+                return self.write(step)
+            case CreateLedger():
+                self.next_ledger += 1
+                self.ledgers[self.next_ledger] = ModelLedger(step)
+                return self.next_ledger
+            case RecoverLedger(segment):
+                ledger = self.existing(segment.ledger_id)
+                ledger.close(self.random, by_writer=False)
+                return ledger.end()
+            case SwitchTo(segment):
+                self.drain(process)
+                process.current, process.number = segment.ledger_id, segment.number
+                return None
+            case CloseLedger(segment):
+                ledger = self.existing(segment.ledger_id)
+                if ledger.closed:
+                    raise LogFencedError("the ledger was fenced")
+                ledger.close(self.random, by_writer=True)
+                self.confirm(process)
+                return ledger.end()
+            case DeleteLedger(ledger_id):
+                if self.random.random() < self.faults:
+                    return False
+                assert self.found is None or ledger_id not in self.found.record.ledgers, "a listed ledger is deleted"
+                self.ledgers.pop(ledger_id, None)
+                return True
+
+    def drain(self, process: Process) -> None:
+        """Have everything acknowledged that was appended to the current ledger (rule T3)."""
+        ledger = self.ledgers.get(process.current)
+        if ledger is None or (ledger.closed and process.pending):
+            raise LogFencedError("the ledger was fenced")
+        ledger.acknowledged = len(ledger.entries)
+        self.confirm(process)
+
+    def existing(self, ledger_id: int) -> ModelLedger:
+        """Return a ledger that has to be there, unless the list does not name it any more."""
+        if ledger_id not in self.ledgers:
+            assert self.found is None or ledger_id not in self.found.record.ledgers, "a listed ledger is gone"
+            raise LogFencedError("the ledger was deleted")
+        return self.ledgers[ledger_id]
+
+    def write(self, step: WriteList | RemoveList) -> Any:
+        """Perform a compare-and-set, maybe later or without an answer."""
+        chance = self.random.random()
+        if isinstance(step, WriteList) and chance < self.faults / 3:
+            self.late.append(step)
+            return UNKNOWN
+        if chance < self.faults * 2 / 3:
+            return UNKNOWN
+        result = self.apply(step)
+        return UNKNOWN if chance < self.faults else result
+
+    def apply(self, step: WriteList | RemoveList) -> Any:
+        """Perform a compare-and-set."""
+        if step.version != (None if self.found is None else self.found.version):
+            return CONFLICT
+        self.versions += 1
+        if isinstance(step, RemoveList):
+            self.found = None
+            return Written(self.versions)
+        # Every write goes through bytes, as the real one.
+        record = ListRecord.decode(step.record.encode(), where="the record")
+        if self.found is not None:
+            self.changed(self.found.record, record)
+        self.found = Found(record, self.versions)
+        return Written(self.versions)
+
+    def changed(self, old: ListRecord, new: ListRecord) -> None:
+        """Check that a record follows another."""
+        assert new.epoch >= old.epoch
+        assert new.next_segment >= old.next_segment
+        assert new.first_seq >= old.first_seq, "truncation moves backwards"
+        assert not (old.sealed and not new.sealed), "a sealed log is open again"
+        if new.generation > old.generation:
+            for seq in [seq for seq in self.log if seq >= new.end_seq]:
+                del self.log[seq]
+
+    # ---- invariants ----------------------------------------------------------------------------------------------
+
+    def candidates(self) -> list[tuple[int, int]]:
+        """Return ledgers and their segment numbers, as their descriptions have them."""
+        return [(ledger_id, ledger.created.number) for ledger_id, ledger in self.ledgers.items()]
+
+    def check(self) -> None:
+        """Check what always holds."""
+        assert self.found is not None
+        record = self.found.record
+        listed = [segment.ledger_id for segment in record.segments]
+        assert len(set(listed)) == len(listed), "a ledger is listed twice"
+        assert all(ledger_id in self.ledgers for ledger_id in listed), "a listed ledger is gone"
+        assert sum(segment.is_open for segment in record.segments) <= 2
+        held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
+        for seq, entry in self.log.items():
+            assert seq < record.first_seq or entry in held, f"acknowledged record {entry} is in no listed ledger"
+
+
+def run(seed: int) -> tuple[World, Exception | None]:
+    """Run a seed, and return what came of it."""
+    world = World(seed)
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001  # whatever is raised is a failure of the seed
+        return world, error
+    return world, None
+
+
+def main(print_line: Callable[[str], object] = lambda line: sys.stdout.write(line + "\n")) -> int:
+    """Run seeds; returns 1 if one fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.ledger_lists")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run (default 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    arguments = parser.parse_args()
+    done: dict[str, int] = {}
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        world, error = run(seed)
+        for what, count in world.done.items():
+            done[what] = done.get(what, 0) + count
+        if error is not None:
+            print_line("\n".join(world.trace[-60:]))
+            print_line(f"seed {seed}: {type(error).__name__}: {error}")
+            return 1
+    print_line(f"{arguments.seeds} seeds, {done}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Ledger lists under faults: a short campaign, and the mutants that it has to notice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, notices
+from tests.simulator.ledger_lists import run
+from tests.simulator.mutating import Mutant
+
+SEEDS = 400
+
+
+def test_no_invariant_is_broken() -> None:
+    done: dict[str, int] = {}
+    for seed in range(SEEDS):
+        world, error = run(seed)
+        assert error is None, f"python -m tests.simulator.ledger_lists --seed {seed} --seeds 1: {error}"
+        for what, count in world.done.items():
+            done[what] = done.get(what, 0) + count
+    # A campaign in which nothing happens proves nothing.
+    assert min(done[what] for what in ("take over", "roll", "truncate", "cut", "close")) > 100
+    assert done["failed"] > 100
+    assert done["seal"] > 0
+
+
+@pytest.mark.parametrize("mutant", LEDGER_LIST_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
+    assert notices(mutant, KILLED_AT[mutant.name]), mutant.rule
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert run(5)[0].trace == run(5)[0].trace
