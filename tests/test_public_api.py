@@ -203,7 +203,15 @@ def test_the_directory_of_a_tier_is_refused_and_the_error_names_the_store(tmp_pa
             repair(hdd)
 
 
-INTERNAL_CONSTRUCTORS = {"AppendFuture", "LedgerManager", "LedgerReader", "LedgerWriter", "Opening"}
+INTERNAL_CONSTRUCTORS = {
+    "AppendFuture",
+    "LedgerManager",
+    "LedgerReader",
+    "LedgerWriter",
+    "Opening",
+    "Transaction",
+    "WriteAheadLog",
+}
 """Classes whose objects pybk makes: applications do not call them."""
 
 

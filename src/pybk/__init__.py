@@ -3,7 +3,7 @@
 from pybk.arguments import ClusterOptions, LedgerOptions, Tiers
 from pybk.backend import Replicated
 from pybk.config import StoreConfig, TierPolicy
-from pybk.credentials import Passwords
+from pybk.credentials import Passwords, Secret
 from pybk.digest import DigestType
 from pybk.entry import Entry, EntryBatch
 from pybk.errors import (
@@ -24,6 +24,10 @@ from pybk.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
     LedgerUnsealedError,
+    LogError,
+    LogFencedError,
+    LogLockedError,
+    LogSealedError,
     MetadataError,
     MetadataExistsError,
     MetadataForgedError,
@@ -31,10 +35,12 @@ from pybk.errors import (
     MetadataVersionError,
     NoSuchEntryError,
     NoSuchLedgerError,
+    NoSuchLogError,
     NotEnoughBookiesError,
     OutOfMemoryError,
     PybkError,
     ReadRangeError,
+    RewoundError,
     SealMismatchError,
     StorageError,
     StorageFailedError,
@@ -42,6 +48,7 @@ from pybk.errors import (
     StorageRefusedError,
     StoreLockedError,
     TooManyRequestsError,
+    TruncatedError,
     UnauthorizedError,
     UnsupportedFormatError,
     UsageError,
@@ -60,6 +67,9 @@ from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
+from pybk.streams.format import Records
+from pybk.streams.record_future import RecordFuture
+from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
 from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter
 
@@ -100,6 +110,10 @@ __all__ = [
     "LedgerType",
     "LedgerUnsealedError",
     "LedgerWriter",
+    "LogError",
+    "LogFencedError",
+    "LogLockedError",
+    "LogSealedError",
     "LostEntries",
     "MetadataError",
     "MetadataExistsError",
@@ -110,17 +124,22 @@ __all__ = [
     "MetricsSnapshot",
     "NoSuchEntryError",
     "NoSuchLedgerError",
+    "NoSuchLogError",
     "NotEnoughBookiesError",
     "Opening",
     "OutOfMemoryError",
     "Passwords",
-    "VerifyProblem",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
     "RebuildReport",
+    "RecordFuture",
+    "Records",
+    "RecoveryInfo",
     "Replicated",
+    "RewoundError",
     "SealMismatchError",
+    "Secret",
     "StorageError",
     "StorageFailedError",
     "StorageFullError",
@@ -131,11 +150,16 @@ __all__ = [
     "TierPolicy",
     "Tiers",
     "TooManyRequestsError",
+    "Transaction",
+    "TruncatedError",
     "UnauthorizedError",
     "UnsupportedFormatError",
     "UsageError",
+    "VerifyProblem",
     "VerifyReport",
     "VersionConflictError",
+    "WalRecord",
+    "WriteAheadLog",
     "WriteFlag",
     "rebuild_index",
     "rebuild_index_async",

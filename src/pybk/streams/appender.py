@@ -1,0 +1,199 @@
+"""Appends records to the open segment of a log, and continues in a new segment when that is due.
+
+Theory of operation
+===================
+
+**Order.** One lock orders everything: under it a record gets its sequence number and its entry is staged, so sequence
+numbers and entries ascend together. Waiting for durability happens outside of it, so that threads share commits.
+
+**Rolls** run in a thread of their own, and hold the lock only to switch. The switch waits until everything that was
+appended is acknowledged, so that no record of the new segment can outlive one of the old (rule T3); that takes as long
+as one append.
+
+**Repair.** Each entry is staged after the one that this writer staged last, or not at all. If an interrupt hit an
+append, or if entries were refused for want of space, the ledger does not end there. Then what the ledger has is
+established by closing it, and the log continues in a new segment: ``repair`` of the log's owner.
+
+**Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment`` and ``segment_bytes``. It is taken
+before the locks of a ledger, and held while an append waits for admission.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from pybk.errors import PybkError, StorageRefusedError
+from pybk.streams.format import encode_record, encode_records, records_bytes
+from pybk.streams.ledger_list import Owned
+from pybk.streams.list_record import Segment
+from pybk.streams.record_future import RecordFuture, log_error
+from pybk.writer import LedgerWriter, Staged, ends_with, stage
+
+SET_BYTES: Final = 64 << 10
+"""Bytes of the records that ``append_many`` puts in one entry: enough that the costs of an entry hardly count."""
+
+
+class Appender:
+    """The writer of a log, from a take-over to its close.
+
+    Threads: any.
+
+    Attributes:
+        epoch: Its epoch; 0 before the take-over.
+        generation: The generation of its records.
+        next_seq: The sequence number of the next record.
+        segment: The segment that it appends to; None before the take-over, and once it is closed.
+        segment_bytes: Payload bytes in that segment.
+        needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._writers: dict[int, LedgerWriter] = {}
+        """Writers of ledgers that are not closed, by segment number."""
+        self._writer: LedgerWriter | None = None
+        self._last_entry = -1
+        self.segment: Segment | None = None
+        self.next_seq = 0
+        self.epoch = 0
+        self.generation = 0
+        self.segment_bytes = 0
+        self.needs_repair = False
+
+    # ---- what steps call -----------------------------------------------------------------------------------------
+
+    def created(self, segment_number: int, writer: LedgerWriter) -> None:
+        """Keep the writer of a new ledger."""
+        self._writers[segment_number] = writer
+
+    def take(self, owned: Owned) -> None:
+        """Begin to append, after a take-over or a cut."""
+        self.epoch = owned.record.epoch
+        self.generation = owned.record.generation
+        self.switch(owned.segment)
+
+    def switch(self, segment: Segment) -> None:
+        """Append further records to a segment."""
+        with self._lock:
+            if segment.first_seq is not None:
+                self.next_seq = segment.first_seq
+            elif self._writer is not None:
+                self._drain(self._writer)
+            self._writer = self._writers[segment.number]
+            self._last_entry = 0  # its header
+            self.segment = segment
+            self.segment_bytes = 0
+            self.needs_repair = False
+
+    def _drain(self, writer: LedgerWriter) -> None:
+        """Return when everything that was appended is acknowledged; raises if the ledger ends elsewhere."""
+        try:
+            self.needs_repair = self.needs_repair or not ends_with(writer, self._last_entry)
+            writer.force()
+        except PybkError:
+            self.needs_repair = True
+            raise
+        if self.needs_repair:
+            raise StorageRefusedError(
+                f"log {self._name!r}: appends were refused or interrupted, so it is repaired first"
+            )
+
+    def close_segment(self, segment: Segment) -> None:
+        """Wait for what was appended to a segment, and close its ledger."""
+        writer = self._writers[segment.number]
+        with self._lock:
+            if writer is self._writer:
+                self._writer = self.segment = None
+                self.needs_repair = True
+        writer.close()
+        del self._writers[segment.number]
+
+    # ---- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes, time_ns: int | None, *, kick: bool, wait: bool = True) -> RecordFuture[int] | None:
+        """Stage one record.
+
+        Args:
+            data: The application's bytes.
+            time_ns: Its event time; None for none.
+            kick: As for ``pybk.writer.stage``.
+            wait: As for ``pybk.writer.stage``.
+
+        Returns:
+            A future of its sequence number; None if ``needs_repair`` is set, and nothing was done.
+        """
+        with self._lock:
+            seq = self.next_seq
+            staged = self._stage((encode_record(seq, data, time_ns),), 1, kick=kick, wait=wait)
+        return None if staged is None else RecordFuture(*staged, seq)
+
+    def append_at_once(self, data: bytes, time_ns: int | None) -> RecordFuture[int] | None:
+        """Stage one record; None, with nothing done, if that might have to wait, for the lock or for a repair."""
+        taken = list[bool]()
+        try:
+            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            taken.extend(map(self._lock.acquire, (False,)))
+            if True not in taken:
+                return None
+            seq = self.next_seq
+            staged = self._stage((encode_record(seq, data, time_ns),), 1, kick=True, wait=False)
+        finally:
+            if True in taken:
+                self._lock.release()
+        return None if staged is None else RecordFuture(*staged, seq)
+
+    def append_many(self, batch: Sequence[bytes], *, kick: bool) -> RecordFuture[range] | None:
+        """Stage records as one transaction; returns a future of their sequence numbers, None as ``append``."""
+        pieces = _pieces(batch)
+        with self._lock:
+            first = seq = self.next_seq
+            payloads = []
+            for number, piece in enumerate(pieces, 1):
+                payloads.append(encode_records(seq, piece, more=number < len(pieces)))
+                seq += len(piece)
+            staged = self._stage(payloads, len(batch), kick=kick)
+        return None if staged is None else RecordFuture(*staged, range(first, seq))
+
+    def _stage(self, payloads: Sequence[bytes], records: int, *, kick: bool, wait: bool = True) -> Staged | None:
+        """Stage entries after those before, and count their records; the caller holds the lock."""
+        writer = self._writer
+        if self.needs_repair or writer is None:
+            return None
+        try:
+            staged = stage(writer, payloads, self._last_entry, kick=kick, wait=wait)
+        except PybkError as error:
+            self.needs_repair = len(payloads) > 1  # some of them may be there
+            raise log_error(error) from error
+        if staged is None:
+            self.needs_repair = True
+            return None
+        self.next_seq += records
+        self.segment_bytes += sum(map(len, payloads))
+        self._last_entry += len(payloads)
+        return staged
+
+    def flush(self) -> None:
+        """Return when everything that was appended is durable."""
+        with self._lock:
+            writer = self._writer
+        if writer is not None:
+            try:
+                writer.force()
+            except PybkError as error:
+                raise log_error(error) from error
+
+
+def _pieces(batch: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """Cut records into pieces of about ``SET_BYTES``."""
+    pieces: list[Sequence[bytes]] = []
+    low = nbytes = 0
+    for number, data in enumerate(batch):
+        if nbytes and records_bytes(nbytes + len(data), number - low + 1) > SET_BYTES:
+            pieces.append(batch[low:number])
+            low, nbytes = number, 0
+        nbytes += len(data)
+    pieces.append(batch[low:])
+    return pieces

@@ -1,0 +1,286 @@
+"""Performs the steps of ``pybk.streams.ledger_list`` with the ledgers and named records of a manager."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+from pybk.digest import DigestType
+from pybk.errors import (
+    CorruptError,
+    LedgerFencedError,
+    LogFencedError,
+    MetadataUnreachableError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    PybkError,
+    UnauthorizedError,
+    VersionConflictError,
+)
+from pybk.flags import StorageHint, WriteFlag
+from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.store import Watch
+from pybk.reader import LedgerReader
+from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header
+from pybk.streams.ledger_list import (
+    CONFLICT,
+    UNKNOWN,
+    CloseLedger,
+    CreateLedger,
+    DeleteLedger,
+    Found,
+    ReadList,
+    RecoverLedger,
+    RemoveList,
+    Step,
+    Steps,
+    SwitchTo,
+    WriteList,
+    Written,
+)
+from pybk.streams.list_record import ListRecord, Segment, SegmentEnd
+from pybk.writer import LedgerWriter
+
+logger = logging.getLogger(__name__)
+
+GROUP: Final = "logs"
+"""The group of the lists' records among the named records."""
+
+SEGMENT_KEY: Final = "pybk.segment"
+"""Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, so that a list can be made again."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSpec:
+    """How the ledgers of a log are created and opened.
+
+    Attributes:
+        password: Their password.
+        digest_type: What guards their entries.
+        storage_hints: Where they should live.
+        write_flags: How they are written.
+        ledger_type: Their type, by which metrics are split.
+        quorums: Ensemble size, write quorum and ack quorum; None for the manager's defaults.
+        insecure: Allow an empty password.
+    """
+
+    password: bytes = field(default=b"", repr=False)
+    digest_type: DigestType = DigestType.HMAC_SHA256
+    storage_hints: frozenset[StorageHint] = frozenset()
+    write_flags: WriteFlag = WriteFlag.NONE
+    ledger_type: str = ""
+    quorums: tuple[int | None, int | None, int | None] = (None, None, None)
+    insecure: bool = False
+
+
+class SegmentOwner(Protocol):
+    """The part of a log's writer that steps refer to."""
+
+    def created(self, segment_number: int, writer: LedgerWriter) -> None:
+        """Keep the writer of a new ledger until the ledger is listed and switched to."""
+
+    def switch(self, segment: Segment) -> None:
+        """Append further records to a segment."""
+
+    def close_segment(self, segment: Segment) -> None:
+        """Wait for what was appended to a segment, and close its ledger."""
+
+
+class LedgerSteps:
+    """Performs steps for one list.
+
+    Args:
+        manager: Has the ledgers and the record.
+        name: The list's.
+        spec: How its ledgers are created and opened.
+        owner: Its writer, if this process is to be one.
+
+    Threads: any, one operation at a time each.
+    """
+
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, owner: SegmentOwner | None = None) -> None:
+        self.manager = manager
+        self.name = name
+        self.spec = spec
+        self._owner = owner
+        self._uid = b""
+        self._record_name = f"{GROUP}/{name}"
+        self._backend = backend_of(manager)
+
+    def perform(self, steps: Steps[T]) -> T:
+        """Perform an operation; returns its result, and raises what it or one of its steps raises."""
+        answer: Any = None
+        try:
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+                answer = self._step(step)
+        finally:
+            steps.close()
+
+    def read(self) -> Found | None:
+        """Return the record as it is now."""
+        found = self._backend.read_record(self._record_name)
+        if found is None:
+            return None
+        record = ListRecord.decode(found.value, where=f"the record of log {self.name!r}")
+        self._uid = record.uid
+        return Found(record, found.version)
+
+    def existing(self) -> Found:
+        """Return the record as it is now.
+
+        Raises:
+            NoSuchLogError: There is no such log.
+        """
+        found = self.read()
+        if found is None:
+            raise NoSuchLogError(f"log {self.name!r} does not exist: never created, or deleted")
+        return found
+
+    @property
+    def data_bytes_max(self) -> int:
+        """The longest record that an entry can hold, bytes."""
+        return self._backend.config.max_entry_bytes - HEADER_BYTES - TIME_BYTES
+
+    def last_seq(self) -> int:
+        """Return the last record that can be read now; the one before ``first_seq`` if there is none."""
+        record = self.existing().record
+        for segment in reversed(record.open_segments):
+            try:
+                reader = self.open_segment(segment)
+            except NoSuchLedgerError:
+                return self.last_seq()  # the log was truncated, or taken over, since the record was read
+            with reader:
+                end = segment_end(reader, segment, where=f"log {self.name!r}, ledger {segment.ledger_id}")
+            if end.last_seq is not None:
+                return end.last_seq
+        return max(record.end_seq, record.first_seq) - 1
+
+    def watch(self, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after changes of the record, from some thread; it must not block."""
+        return self._backend.watch_record(self._record_name, callback)
+
+    def _step(self, step: Step) -> Any:
+        match step:
+            case ReadList():
+                return self.read()
+            case WriteList(record, version):
+                return self._write(record.encode(), version)
+            case RemoveList(version):
+                return self._write(None, version)
+            case CreateLedger():
+                return self._create(step)
+            case RecoverLedger(segment):
+                return self._end_of(segment, recover=True)
+            case SwitchTo(segment):
+                return self._writing.switch(segment)
+            case CloseLedger(segment):
+                return self._close(segment)
+            case DeleteLedger(ledger_id):
+                return self._delete(ledger_id)
+
+    @property
+    def _writing(self) -> SegmentOwner:
+        assert self._owner is not None, "only a writer rolls and closes"
+        return self._owner
+
+    def _write(self, value: bytes | None, version: int | None) -> Any:
+        try:
+            return Written(self._backend.write_record(self._record_name, value, version))
+        except VersionConflictError as error:
+            return UNKNOWN if error.outcome_unknown else CONFLICT
+        except MetadataUnreachableError as error:
+            if not error.outcome_unknown:
+                raise
+            return UNKNOWN
+
+    def _create(self, step: CreateLedger) -> int:
+        header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
+        spec = self.spec
+        ensemble_size, write_quorum, ack_quorum = spec.quorums
+        writer = self.manager.create_ledger(
+            password=spec.password,
+            ledger_type=spec.ledger_type,
+            storage_hints=spec.storage_hints,
+            write_flags=spec.write_flags,
+            digest_type=spec.digest_type,
+            custom_metadata={SEGMENT_KEY: header.describe()},
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            insecure=spec.insecure,
+        )
+        writer.append(header.encode())
+        self._writing.created(step.number, writer)
+        return writer.ledger_id
+
+    def open_segment(self, segment: Segment, *, recover: bool = False) -> LedgerReader:
+        """Open the ledger of a segment; NoSuchLedgerError if it was deleted."""
+        return self.manager.open_ledger(segment.ledger_id, password=self.spec.password, recover=recover)
+
+    def check_password(self) -> None:
+        """Raise UnauthorizedError if the password is not that of the log's ledgers."""
+        for segment in reversed(self.existing().record.segments):
+            with suppress(NoSuchLedgerError):
+                if not self.manager.check_password(segment.ledger_id, self.spec.password):
+                    raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
+                return
+
+    def _end_of(self, segment: Segment, *, recover: bool) -> SegmentEnd:
+        try:
+            reader = self.open_segment(segment, recover=recover)
+        except NoSuchLedgerError as error:
+            raise CorruptError(
+                f"log {self.name!r}: ledger {segment.ledger_id} of segment {segment.number} is missing; restore it, or "
+                "give its records up"
+            ) from error
+        with reader:
+            return segment_end(reader, segment, where=f"log {self.name!r}, ledger {segment.ledger_id}")
+
+    def _close(self, segment: Segment) -> SegmentEnd:
+        try:
+            self._writing.close_segment(segment)
+        except LedgerFencedError as error:
+            raise LogFencedError(f"log {self.name!r} was taken over by another writer") from error
+        return self._end_of(segment, recover=False)
+
+    def _delete(self, ledger_id: int) -> bool:
+        try:
+            self.manager.delete_ledger(ledger_id, password=self.spec.password)
+        except NoSuchLedgerError:
+            return True
+        except (PybkError, OSError) as error:
+            logger.warning("log %r: ledger %d is not needed, and could not be deleted: %s", self.name, ledger_id, error)
+            return False
+        return True
+
+
+def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> SegmentEnd:
+    """Return what a closed ledger of a list holds, without a transaction that was not committed.
+
+    Raises:
+        CorruptError: It is not the ledger of this segment.
+    """
+    last = reader.last_add_confirmed
+    if last < 0:
+        return SegmentEnd(None, None, reader.length)
+    header = SegmentHeader.decode(next(reader.read(0, 0)).payload, where=f"{where} entry 0")
+    if header.number != segment.number:
+        raise CorruptError(f"{where} is segment {header.number}, not {segment.number}; restore the list's record")
+    first_seq = None
+    while last > 0:
+        found = decode_entry_header(next(reader.read(last, last)).payload, where=f"{where} entry {last}")
+        if EntryFlag.MORE not in found.flags:
+            first_seq = decode_entry_header(next(reader.read(1, 1)).payload, where=f"{where} entry 1").seq
+            return SegmentEnd(first_seq, found.seq + found.records - 1, reader.length)
+        last -= 1
+    return SegmentEnd(None, None, reader.length)

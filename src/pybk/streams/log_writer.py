@@ -1,0 +1,243 @@
+"""The writer's half of a log: takes it over, appends, rolls, cuts and closes. ``WriteAheadLog`` is built on it.
+
+Owner's operations (roll, repair, cut, close) exclude each other by ``_operation``; appends continue meanwhile, except
+for the moment in which the appender switches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from pybk.backend import Lock
+from pybk.errors import ClosedError, LogFencedError, LogLockedError, PybkError
+from pybk.manager import LedgerManager, backend_of
+from pybk.streams import ledger_list
+from pybk.streams.appender import Appender
+from pybk.streams.background import background
+from pybk.streams.ledger_list import Owned
+from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps
+from pybk.streams.record_future import RecordFuture
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SEGMENT_BYTES: Final = 64 << 20
+SEGMENT_AGE_S: Final = 4 * 3600.0
+_LOOK_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 1.0
+
+
+class RollPolicy(NamedTuple):
+    """When a log continues in a new ledger; whichever comes first.
+
+    Attributes:
+        nbytes: Payload bytes of a segment.
+        age_s: Seconds after the first record of a segment, also if no other follows.
+    """
+
+    nbytes: int = SEGMENT_BYTES
+    age_s: float = SEGMENT_AGE_S
+
+
+class LogWriter:
+    """The writer of one log, until it is closed or another takes the log over.
+
+    Args:
+        manager: Has the ledgers.
+        name: The log's.
+        spec: How its ledgers are created and opened.
+        policy: When it rolls.
+
+    Attributes:
+        appender: Appends to the open segment.
+        steps: Performs operations on the list.
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, policy: RollPolicy) -> None:
+        self.appender = Appender(name)
+        self.steps = LedgerSteps(manager, name, spec, self.appender)
+        self._backend = backend_of(manager)
+        self._name = name
+        self._policy = policy
+        self._operation = threading.RLock()
+        self._lock: Lock | None = None
+        self._fenced: LogFencedError | None = None
+        self._rolling = False
+        self._timed = -1
+        """The segment whose age is timed."""
+        self.closed = False
+
+    # ---- taking over ---------------------------------------------------------------------------------------------
+
+    def take_over(self, *, wait_s: float, steal: bool) -> Owned:
+        """Become the log's writer.
+
+        Args:
+            wait_s: Seconds to wait for a live writer to let go of the log.
+            steal: Take it from a live writer, which is then fenced.
+
+        Raises:
+            LogLockedError: A live writer has it.
+            PybkError: As ``ledger_list.take_over``.
+        """
+        self._take_lock(wait_s, steal=steal)
+        try:
+            owned = self.steps.perform(ledger_list.take_over(self._name, time.time_ns))
+        except BaseException:
+            self._release()
+            raise
+        self.appender.take(owned)
+        return owned
+
+    def _take_lock(self, wait_s: float, *, steal: bool) -> None:
+        deadline = time.monotonic() + wait_s
+        owner = f"{socket.gethostname()}, process {os.getpid()}"
+        while (lock := self._backend.try_lock(f"log.{self._name}", owner)) is None:
+            if time.monotonic() >= deadline and steal:
+                self._backend.break_lock(f"log.{self._name}")
+            elif time.monotonic() >= deadline:
+                holder = self._backend.lock_owner(f"log.{self._name}")
+                raise LogLockedError(
+                    f"log {self._name!r} has a live writer ({holder}); close it there, wait for it with wait=..., or "
+                    "take the log from it with steal=True, which fences it"
+                )
+            else:
+                time.sleep(_LOOK_SECONDS)
+        self._lock = lock
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    # ---- appending -----------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes, time_ns: int | None, *, kick: bool, wait: bool = True) -> RecordFuture[int]:
+        """Stage a record; see ``Appender.append``."""
+        while (future := self._staged(lambda: self.appender.append(data, time_ns, kick=kick, wait=wait))) is None:
+            self.repair()
+        return future
+
+    def append_at_once(self, data: bytes, time_ns: int | None) -> RecordFuture[int] | None:
+        """Stage a record; None, with nothing done, if that might have to wait."""
+        return self._staged(lambda: self.appender.append_at_once(data, time_ns))
+
+    def append_many(self, batch: Sequence[bytes], *, kick: bool) -> RecordFuture[range]:
+        """Stage records as one transaction; see ``Appender.append_many``."""
+        while (future := self._staged(lambda: self.appender.append_many(batch, kick=kick))) is None:
+            self.repair()
+        return future
+
+    def _staged(self, stage: Callable[[], T]) -> T:
+        try:
+            staged = stage()
+        except LogFencedError as error:
+            self._fenced = error
+            raise
+        if self.appender.segment_bytes >= self._policy.nbytes and not self._rolling:
+            self._rolling = True
+            background().submit(self._roll_in_background)
+        elif self.appender.segment is not None and self._timed != self.appender.segment.number:
+            self._timed = self.appender.segment.number
+            background().call_later(self._policy.age_s, partial(_roll_old, weakref.ref(self), self._timed))
+        return staged
+
+    # ---- operations ----------------------------------------------------------------------------------------------
+
+    def operate(self, operation: Callable[[], T]) -> T:
+        """Perform an owner's operation, one at a time."""
+        with self._operation:
+            if self.closed:
+                raise ClosedError(f"log {self._name!r} is closed here; open it again")
+            if self._fenced is not None:
+                raise self._fenced.with_traceback(None)
+            try:
+                return operation()
+            except LogFencedError as error:
+                self._fenced = error
+                raise
+
+    def roll(self) -> None:
+        """Continue in a new segment; returns once it is listed and the one before is closed."""
+        self.operate(self._roll)
+
+    def _roll(self) -> None:
+        segment = self.appender.segment
+        if segment is None or self.appender.needs_repair:
+            self._repair()
+            return
+        self.steps.perform(ledger_list.roll(self._name, self.appender.epoch, segment.number, time.time_ns))
+
+    def repair(self) -> None:
+        """Close what the ledgers have, and continue in a new segment, after appends were refused or interrupted."""
+        with self._operation:
+            if self.appender.needs_repair:  # no other thread has done it
+                self.operate(self._repair)
+
+    def _repair(self) -> None:
+        epoch = self.appender.epoch
+        self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns))
+        self.steps.perform(ledger_list.roll(self._name, epoch, 0, time.time_ns))
+
+    def cut(self, seq: int) -> None:
+        """Drop the records after ``seq``; see ``ledger_list.cut``."""
+
+        def cut() -> None:
+            self.steps.existing().record.check_cut(seq, self.appender.next_seq)
+            self.appender.take(self.steps.perform(ledger_list.cut(self._name, self.appender.epoch, seq, time.time_ns)))
+
+        self.operate(cut)
+
+    def _roll_in_background(self) -> None:
+        try:
+            self.roll()
+        except LogFencedError:
+            pass  # the next append says so
+        except (PybkError, OSError) as error:
+            if not self.closed:
+                logger.warning("log %r continues in its present ledger, as it could not roll: %s", self._name, error)
+                time.sleep(_RETRY_SECONDS)
+        finally:
+            self._rolling = False
+
+    def roll_old(self, number: int) -> None:
+        """Roll, if a segment is still the one that is appended to."""
+        segment = self.appender.segment
+        if segment is not None and segment.number == number and self.appender.segment_bytes and not self.closed:
+            self._roll_in_background()
+
+    def close(self, *, seal: bool = False) -> None:
+        """Close the open segments, and let go of the log; a second call does nothing.
+
+        Raises:
+            LogFencedError: Another writer has it.
+        """
+        with self._operation:
+            if self.closed:
+                return
+            try:
+                if self._fenced is None:
+                    self.operate(
+                        lambda: self.steps.perform(
+                            ledger_list.close(self._name, self.appender.epoch, time.time_ns, seal=seal)
+                        )
+                    )
+            finally:
+                self.closed = True
+                self._release()
+
+
+def _roll_old(writer: weakref.ref[LogWriter], number: int) -> None:
+    found = writer()
+    if found is not None:
+        found.roll_old(number)

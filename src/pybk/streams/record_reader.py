@@ -1,0 +1,291 @@
+"""Reads the records of a log in order, over the ledgers of its segments, while a writer appends.
+
+A reader knows the sequence number that comes next and never skips one: each entry says which records it holds, and an
+entry that does not continue where the one before ended is damage. It moves to the next segment only when the list's
+record says where the present one ends.
+
+    at rest in no segment --record lists one--> reading a ledger --read to its last record--> in no segment
+          |                                        |  ^
+          +-- the log is sealed: the end           +--+ no more entries: wait for the ledger or the record to change
+
+If the log was cut before the reader's position, what it returned may be void, and ``RewoundError`` says from where on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from pybk.errors import CorruptError, NoSuchLedgerError, RewoundError, TruncatedError
+from pybk.loop_calls import call_in
+from pybk.reader import LedgerReader, position_of, woken_by
+from pybk.streams.format import Records, decode_batch, decode_entry_header
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
+from pybk.wake_up import WakeUp
+
+READ_BYTES: Final = 4 << 20
+"""Entry bytes that are read and verified at a time."""
+
+_FIRST_ENTRY: Final = 1
+"""Entry 0 of a segment's ledger is its header."""
+
+
+class RecordReader:
+    """A position in a log.
+
+    Args:
+        steps: The log's.
+        seq: The first record to return; None for the first that was not truncated.
+        generation: That of the record before ``seq``, so that a cut before it is noticed; None for the log's present
+            one.
+
+    Attributes:
+        seq: The record that comes next.
+        generation: The generation of the log as of the last look at its record.
+
+    Threads: one at a time; ``close`` from any.
+    """
+
+    def __init__(self, steps: LedgerSteps, seq: int | None, generation: int | None = None) -> None:
+        self._steps = steps
+        self._record = record = self._steps.existing().record
+        self.generation = record.generation if generation is None else generation
+        self.seq = record.first_seq if seq is None else seq
+        self._check(record)
+        self._segment: Segment | None = None
+        self._reader: LedgerReader | None = None
+        self._entry, self._entry_seq = _FIRST_ENTRY, self.seq
+        """The entry that comes next, and its first record."""
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of the ledger; a ``read`` that waits returns None."""
+        self._closed = True
+        if self._reader is not None:
+            self._reader.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the log is sealed and read to its end."""
+        return self._record.sealed and self.seq >= self._record.end_seq
+
+    # ---- the record ----------------------------------------------------------------------------------------------
+
+    def _look(self) -> ListRecord:
+        """Read the record again, and check that this position is still in the log."""
+        self._record = record = self._steps.existing().record
+        self._check(record)
+        return record
+
+    def _check(self, record: ListRecord) -> None:
+        kept = record.kept_of(self.generation)
+        if self.seq > kept + 1:
+            raise RewoundError(
+                f"log {record.name!r} was cut after record {kept}, before {self.seq}; read from {kept + 1} again",
+                seq=kept,
+            )
+        self.generation = max(self.generation, record.generation)
+        if self.seq < record.first_seq:
+            raise TruncatedError(
+                f"record {self.seq} of log {record.name!r} was truncated; the first one is {record.first_seq}",
+                first_seq=record.first_seq,
+            )
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
+        """Return the records that come next, at least one.
+
+        Args:
+            timeout: Seconds to wait for one; None for as long as it takes.
+            last: The last record that is wanted.
+
+        Returns:
+            None if there was none in time, if the log is sealed and at its end, or if all up to ``last`` were returned.
+
+        Raises:
+            TruncatedError: The next record was truncated.
+            RewoundError: The log was cut before the next record.
+            CorruptError: A record is missing or damaged.
+        """
+        found = self._read_now(last)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        changed = WakeUp()
+        while found is None and self._may_come(last):
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            changed.sleep()
+            reader = self._reader
+            with self.woken_by(changed.wake):  # before the look, so that no change is missed in between
+                found = self._read_now(last)
+                if found is None and self._reader is reader and self._may_come(last):
+                    changed.wait(left)
+        return found
+
+    async def read_async(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
+        """Read as ``read`` does; a thread reads and verifies, and none is held while this waits."""
+        found = await asyncio.to_thread(self._read_now, last)
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        deadline = None if timeout is None else loop.time() + timeout
+
+        def wake() -> None:
+            call_in(loop, changed.set)
+
+        while found is None and self._may_come(last):
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                return None
+            changed.clear()
+            reader = self._reader
+            with self.woken_by(wake):
+                found = await asyncio.to_thread(self._read_now, last)
+                if found is None and self._reader is reader and self._may_come(last):
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), left)
+        return found
+
+    def _may_come(self, last: int) -> bool:
+        """Return whether records up to ``last`` may come yet."""
+        return self.seq <= last and not self._closed and not self.is_over
+
+    def _read_now(self, last: int) -> Records | None:
+        """Return the next records if there are any, looking anew."""
+        while self.seq <= last and not self._closed and (self._reader is not None or self._enter()):
+            reader, segment = self._reader, self._segment
+            assert reader is not None
+            assert segment is not None
+            most, final = position_of(reader, self._entry)
+            if self._entry <= most:
+                found = self._records(reader, segment, most, last)
+                if found is not None and found.complete:
+                    return found
+                if found is not None or self._reader is not reader:
+                    continue
+                # These entries are the beginning of a transaction; there may be more of it by now.
+                again, final = position_of(reader, most + 1)
+                if again > most:
+                    continue
+            if not (final and self._leave()) and not self._move_on(segment):
+                return None
+        return None
+
+    def _records(self, reader: LedgerReader, segment: Segment, most: int, last: int) -> Records | None:
+        """Return records of the entries that come next, none of them wanted if ``complete`` is 0.
+
+        Returns:
+            None if the entries belong to a transaction that is not complete, or if the segment was left.
+        """
+        last = min(last, SEQ_MAX if segment.last_seq is None else segment.last_seq)
+        if self.seq > last:
+            self._leave()
+            return None
+        nbytes = READ_BYTES
+        while True:
+            batch = reader.read_batch(self._entry, max_bytes=nbytes, last=most)
+            records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}")
+            if records.complete:
+                break
+            if int(batch.entry_ids[-1]) >= most:
+                return None
+            nbytes *= 4
+        self._entry += records.entries
+        self._entry_seq = records.first_seq + records.complete
+        found = records.within(self.seq, last)
+        self.seq += found.complete
+        return found
+
+    def _enter(self) -> bool:
+        """Enter the segment that holds the next record; returns whether there is one."""
+        while True:
+            record = self._record
+            segment = record.segment_of(self.seq)
+            if segment is not None and self._open(segment):
+                return True
+            if self._look() == record:
+                return segment is not None and self._move_on(segment)
+
+    def _entry_of(self, reader: LedgerReader) -> tuple[int, int]:
+        """Return the last entry that begins with the next record or before it, and its first record."""
+        low, low_seq = _FIRST_ENTRY, self._seq_of(reader, _FIRST_ENTRY)
+        high = reader.last_add_confirmed + 1
+        while low_seq < self.seq and low + 1 < high:
+            middle = (low + high) // 2
+            seq = self._seq_of(reader, middle)
+            if seq <= self.seq:
+                low, low_seq = middle, seq
+            else:
+                high = middle
+        return low, low_seq
+
+    @staticmethod
+    def _seq_of(reader: LedgerReader, entry: int) -> int:
+        """Return the first record of an entry."""
+        payload = next(reader.read(entry, entry)).payload
+        return decode_entry_header(payload, where=f"ledger {reader.ledger_id} entry {entry}").seq
+
+    def _move_on(self, segment: Segment) -> bool:
+        """Enter the segment that a roll added after an open one, if it holds the next record; returns whether it does.
+
+        Its writer switched to it only when all records of the segment before were acknowledged (rule T3), so those have
+        been read, although nothing says yet where the segment before ends.
+        """
+        following = [each for each in self._look().segments if each.number > segment.number]
+        return any(self._open(each) for each in following)
+
+    def _open(self, segment: Segment) -> bool:
+        """Enter a segment if it has records, and begins with the next one or before it."""
+        try:
+            reader = self._steps.open_segment(segment)
+        except NoSuchLedgerError:
+            return False  # it was removed from the list since
+        if reader.last_add_confirmed < _FIRST_ENTRY or self._seq_of(reader, _FIRST_ENTRY) > self.seq:
+            reader.close()
+            return False
+        if self._reader is not None:
+            self._reader.close()
+        self._reader, self._segment = reader, segment
+        self._entry, self._entry_seq = self._entry_of(reader)
+        return True
+
+    def _leave(self) -> bool:
+        """Close the ledger once the record says where its segment ends; returns whether it does.
+
+        Raises:
+            CorruptError: The ledger has fewer records than its segment.
+        """
+        assert self._segment is not None
+        assert self._reader is not None
+        if self._segment.is_open:
+            record = self._look()
+            segment = next((each for each in record.segments if each.number == self._segment.number), None)
+            if segment is not None and segment.is_open:
+                return False
+            self._segment = segment
+        ledger_id = self._reader.ledger_id
+        self._reader.close()
+        self._reader = None
+        if self._segment is not None and self._segment.last_seq is not None and self.seq <= self._segment.last_seq:
+            raise CorruptError(
+                f"ledger {ledger_id} ends before record {self.seq}; segment {self._segment.number} of log "
+                f"{self._record.name!r} ends with record {self._segment.last_seq}; restore the ledger"
+            )
+        return True
+
+    @contextmanager
+    def woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have a callback called when there may be more to read, until the ``with`` block ends."""
+        watch = self._steps.watch(callback)
+        try:
+            reader = self._reader
+            if reader is None:
+                yield
+            else:
+                with woken_by(reader, callback):
+                    yield
+        finally:
+            watch.cancel()

@@ -1,0 +1,723 @@
+"""``WriteAheadLog``: the log of a database, that is replayed after a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from pybk.config import StoreConfig
+from pybk.coroutine_backlog import CoroutineBacklog
+from pybk.credentials import PASSWORD, Secret
+from pybk.digest import DigestType
+from pybk.errors import (
+    ClosedError,
+    IllegalOperationError,
+    NoSuchEntryError,
+    TooManyRequestsError,
+    UsageError,
+)
+from pybk.flags import StorageHint
+from pybk.manager import LedgerManager
+from pybk.opening import Opening
+from pybk.streams import ledger_list
+from pybk.streams.format import Records
+from pybk.streams.ledger_list import Found
+from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps
+from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
+from pybk.streams.log_writer import SEGMENT_AGE_S, SEGMENT_BYTES, LogWriter, RollPolicy
+from pybk.streams.names import checked_name
+from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_reader import RecordReader
+
+_FIRST_LSN: Final = 1
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+class WalRecord(NamedTuple):
+    """One record.
+
+    Attributes:
+        lsn: Its log sequence number, from 1 up, without gaps.
+        data: The application's bytes.
+        time_ns: Its event time as the application gave it, nanoseconds since 1970; None for none.
+    """
+
+    lsn: int
+    data: bytes
+    time_ns: int | None
+
+
+class RecoveryInfo(NamedTuple):
+    """What opening a write-ahead log for writing found.
+
+    Attributes:
+        epoch: The number of this take-over.
+        first_lsn: The first record that was not truncated.
+        last_lsn: The last record; less than ``first_lsn`` if there is none.
+        unclean: Whether the writer before did not close the log, so that its ledger had to be recovered.
+        seconds: How long it took.
+    """
+
+    epoch: int
+    first_lsn: int
+    last_lsn: int
+    unclean: bool
+    seconds: float
+
+
+class WriteAheadLog:
+    """A durable log of records with dense log sequence numbers (LSNs).
+
+    Open it, append, and after a crash replay::
+
+        with WriteAheadLog.open("data/db", password=password) as wal:
+            for record in wal.replay():
+                apply(record.data)
+            lsn = wal.append(b"set a 1")
+
+    A log has one writer. Opening it for writing fences the one before, whose appends then raise ``LogFencedError``. An
+    LSN is given again only by ``truncate_after``, and then under a higher ``generation``.
+
+    Threads: any. Appends of all threads share syncs.
+    """
+
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, policy: RollPolicy, *, owns: bool) -> None:
+        """Use ``WriteAheadLog.open`` instead."""
+        self.name: Final = name
+        self._manager = manager
+        self._owns_manager = owns
+        self._spec = spec
+        self._policy = policy
+        self._steps = LedgerSteps(manager, name, spec)
+        self._writer: LogWriter | None = None
+        self._backlog = CoroutineBacklog()
+        self._closed = False
+        self.recovery: RecoveryInfo | None = None
+        """What opening for writing found; None for a log that is open for reading."""
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        where: str | os.PathLike[str] | LedgerManager,
+        name: str = "wal",
+        *,
+        mode: str = "w",
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        create: bool = True,
+        wait: float = 0.0,
+        steal: bool = False,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_age_s: float = SEGMENT_AGE_S,
+        digest_type: DigestType | None = None,
+        storage_hints: Iterable[StorageHint] = (),
+        quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+        config: StoreConfig | None = None,
+    ) -> Self:
+        """Open a log.
+
+        Args:
+            where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
+                users share, of a store or a cluster.
+            name: The log's name; see ``docs/streams.md`` for the rules of names.
+            mode: ``"w"`` to read and append. ``"r"`` to read only, also while a writer appends: nothing is fenced.
+            password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
+                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+            insecure: Do without a password: records are guarded against damage, not against forgery.
+            create: Make the log if it does not exist.
+            wait: Seconds to wait for a live writer to let go of it.
+            steal: Take it from a live writer, which is fenced.
+            segment_bytes: Bytes after which the log continues in a new ledger.
+            segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic.
+            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
+            storage_hints: Where its ledgers should live.
+            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
+            config: Settings of the store, if ``where`` is a directory.
+
+        Raises:
+            LogLockedError, StoreLockedError: A live writer has it, in this process or another.
+            NoSuchLogError: It does not exist, and is not to be made.
+            LogSealedError: It was sealed, so that it can only be read.
+            UnauthorizedError: The password is not the log's.
+            UsageError: There is no password, or another argument cannot be.
+            CorruptError: Something that was acknowledged is damaged or missing.
+
+        Durability: What was acknowledged before is there.
+        Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
+        """
+        spec = _spec_of(password, insecure, digest_type, storage_hints, quorums)
+        if mode not in ("r", "w"):
+            raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
+        if segment_bytes < 1 or not segment_age_s > 0:
+            raise UsageError(f"segment_bytes is {segment_bytes}, segment_age_s {segment_age_s}; both are above 0")
+        name, policy = checked_name(name), RollPolicy(segment_bytes, segment_age_s)
+        with ExitStack() as undo:
+            if isinstance(where, LedgerManager):
+                manager = where
+            else:
+                manager = undo.enter_context(LedgerManager.open(where, read_only=mode == "r", config=config))
+            wal = cls(manager, name, spec, policy, owns=manager is not where)
+            if mode == "w":
+                wal._take_over(create=create, wait_s=wait, steal=steal)
+            else:
+                wal._steps.check_password()
+            undo.pop_all()
+        return wal
+
+    @classmethod
+    def open_async(
+        cls, where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **options: object
+    ) -> Opening[Self]:
+        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name, **options))  # type: ignore[arg-type]
+
+    def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
+        began = time.monotonic()
+        writer = LogWriter(self._manager, self.name, self._spec, self._policy)
+        if create:
+            uid = secrets.token_bytes(UID_BYTES)
+            self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN))
+        before = self._record()
+        if before.kind is not ListKind.WAL:
+            raise UsageError(f"{self.name!r} is not a write-ahead log, but a {before.kind}; choose another name")
+        self._steps.check_password()
+        owned = writer.take_over(wait_s=wait_s, steal=steal)
+        record = owned.record
+        unclean = bool(before.open_segments)
+        self._writer = writer
+        self.recovery = RecoveryInfo(
+            record.epoch, record.first_seq, record.end_seq - 1, unclean, time.monotonic() - began
+        )
+
+    def close(self) -> None:
+        """Wait for what was appended, close the log's ledger, and let go of it; a second call does nothing.
+
+        Raises:
+            LogFencedError: Another writer has it.
+            PybkError: Closing failed; the next open recovers the log.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        finally:
+            if self._owns_manager:
+                self._manager.close()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the log itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the log; an error that is on its way is not replaced by one of closing."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Return the log itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the log as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def __repr__(self) -> str:
+        """Name the log, and say how it is open."""
+        how = "closed" if self._closed else "reading" if self._writer is None else f"epoch {self.epoch}"
+        return f"<WriteAheadLog {self.name!r} in {self._manager.location}, {how}>"
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    def _record(self) -> ListRecord:
+        found: Found = self._steps.existing()
+        return found.record
+
+    @property
+    def epoch(self) -> int:
+        """The number of the take-over by which this writer has the log; for a reader, that of the last one."""
+        return self._record().epoch if self._writer is None else self._writer.appender.epoch
+
+    @property
+    def generation(self) -> int:
+        """How often ``truncate_after`` dropped records; an LSN and its generation together are given once."""
+        return self._record().generation if self._writer is None else self._writer.appender.generation
+
+    @property
+    def ledgers(self) -> tuple[int, ...]:
+        """The ids of its ledgers, in the order of their records."""
+        return tuple(each.ledger_id for each in self._record().segments)
+
+    @property
+    def first_lsn(self) -> int:
+        """The first record that was not truncated."""
+        return self._record().first_seq
+
+    @property
+    def last_lsn(self) -> int:
+        """The last record that was appended, durable or not; for a reader, the last that can be read.
+
+        It is ``first_lsn - 1`` for an empty log.
+        """
+        return self.durable_lsn if self._writer is None else self._writer.appender.next_seq - 1
+
+    @property
+    def durable_lsn(self) -> int:
+        """The last record that is durable, and so are all before it; ``first_lsn - 1`` if there is none.
+
+        Cost: Reads one entry, unless the log is at rest.
+        """
+        return self._steps.last_seq()
+
+    def __len__(self) -> int:
+        """Return the number of records that can be read."""
+        return self.durable_lsn - self.first_lsn + 1
+
+    # ---- appending -----------------------------------------------------------------------------------------------
+
+    def _writing(self) -> LogWriter:
+        if self._closed:
+            raise ClosedError(f"log {self.name!r} is closed here; open it again")
+        if self._writer is None:
+            raise IllegalOperationError(
+                f"log {self.name!r} is open for reading; open it with mode='w', or promote() this reader"
+            )
+        return self._writer
+
+    def append(self, data: bytes, *, time_ns: int | None = None) -> int:
+        """Append one record and wait until it is durable.
+
+        Args:
+            data: 0 to ``max_entry_bytes`` less 24 bytes.
+            time_ns: Its event time, nanoseconds since 1970; None for none.
+
+        Returns:
+            Its LSN.
+
+        Raises:
+            LogFencedError: Another writer took the log over. With ``outcome_unknown``, as always, the record may be in
+                it all the same.
+            StorageFullError: There is not enough free space; nothing was written. Reading and truncating still work.
+            StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
+            ClosedError, IllegalOperationError: The log is closed here, or open for reading.
+            UsageError: The data is not bytes, or is too long; nothing was done.
+
+        Durability: On return it is on disk; in a cluster, on the disks of an ack quorum.
+        Cost: One synced write, shared by all threads that append meanwhile.
+        """
+        return self._writing().append(self._checked(data, time_ns), time_ns, kick=False).result()
+
+    def append_async(self, data: bytes, *, time_ns: int | None = None, wait: bool = True) -> RecordFuture[int]:
+        """Append one record without waiting for it to be durable; arguments and errors as for ``append``.
+
+        Args:
+            data: As for ``append``.
+            time_ns: As for ``append``.
+            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some. False raises instead.
+
+        Returns:
+            A future of the LSN: ``result()``, ``add_done_callback``, or ``await`` it.
+
+        Raises:
+            TooManyRequestsError: ``wait`` is False, and too much is outstanding; nothing was done.
+        """
+        return self._writing().append(self._checked(data, time_ns), time_ns, kick=True, wait=wait)
+
+    async def append_coro(self, data: bytes, *, time_ns: int | None = None) -> int:
+        """Append one record and wait until it is durable, without blocking the event loop.
+
+        Appends of one loop get their LSNs in the order in which their coroutines first run. Once the coroutine has
+        begun, cancelling it ends the waiting and never the append. Arguments and errors are those of ``append``.
+        """
+        writer = self._writing()
+        data = self._checked(data, time_ns)
+        if self._backlog.is_empty:
+            with suppress(TooManyRequestsError):
+                at_once = writer.append_at_once(data, time_ns)
+                if at_once is not None:
+                    return await at_once
+        later = await self._backlog.add(partial(writer.append, data, time_ns, kick=True))
+        return await later
+
+    def append_many(self, payloads: Iterable[bytes]) -> range:
+        """Append records as one transaction, and wait until they are durable: after a crash all are there, or none.
+
+        Args:
+            payloads: As for ``append``, any number.
+
+        Returns:
+            Their LSNs, consecutive.
+
+        Raises:
+            PybkError: As ``append``. With ``outcome_unknown`` all may be there, or none.
+
+        Cost: One sync for up to 4 MiB. Records share entries of 64 KiB, so batches replay several times faster than
+            single records.
+        """
+        return self.append_many_async(payloads).result()
+
+    def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
+        """Append records as ``append_many`` does, without waiting for them to be durable."""
+        writer = self._writing()
+        batch = [self._checked(data, None) for data in payloads]
+        if not batch:
+            raise UsageError("a transaction without records has no LSN; append at least one")
+        return writer.append_many(batch, kick=False)
+
+    def transaction(self) -> Transaction:
+        """Return a transaction: what is appended to it becomes durable at the end of its ``with``, all or nothing."""
+        return Transaction(self)
+
+    def sync(self) -> int:
+        """Return when everything that was appended so far is durable; returns the last of these LSNs."""
+        appender = self._writing().appender
+        last = appender.next_seq - 1
+        appender.flush()
+        return last
+
+    async def sync_async(self) -> int:
+        """Sync in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.sync)
+
+    def _checked(self, data: object, time_ns: object) -> bytes:
+        """Return a record's data as bytes, or say what is wrong with it."""
+        if time_ns is not None and not (isinstance(time_ns, int) and 0 <= time_ns <= _INT64_MAX):
+            raise UsageError(f"time_ns is {time_ns!r:.50}; it takes nanoseconds since 1970, a whole number below 2**63")
+        if type(data) is bytes and len(data) <= self._data_bytes_max:
+            return data
+        try:
+            view = memoryview(data)  # type: ignore[arg-type]  # anything with a buffer
+        except TypeError:
+            raise UsageError(
+                f"a record takes bytes or another bytes-like object, not {type(data).__name__}; encode text first"
+            ) from None
+        if view.nbytes > self._data_bytes_max:
+            raise UsageError(
+                f"the record has {view.nbytes} bytes; it takes at most {self._data_bytes_max}: split it, or open the "
+                "store with StoreConfig(max_entry_bytes=...)"
+            )
+        return view.tobytes()
+
+    @property
+    def _data_bytes_max(self) -> int:
+        return self._steps.data_bytes_max
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def replay(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Iterator[WalRecord]:
+        """Yield the records that are there now, in order; transactions that were not committed are not.
+
+        Args:
+            from_lsn: The first record; None for ``first_lsn``.
+            to_lsn: The last record; None for the end as of now.
+
+        Raises:
+            TruncatedError: ``from_lsn`` was truncated; ``first_seq`` of the error is the first record that was not.
+            CorruptError: A record is damaged or missing; none is ever skipped. DigestMismatchError, if it was changed.
+
+        Cost: Under a microsecond for each record of 1 KiB, and its authentication code.
+        """
+        for records in self.replay_batches(from_lsn, to_lsn):
+            yield from _records_of(records)
+
+    def replay_batches(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Generator[Records, None, None]:
+        """Yield the records that ``replay`` yields, many at a time and without copying their data."""
+        first = None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn")
+        last = self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
+        return self._batches(first, last)
+
+    def _batches(self, first: int | None, last: int) -> Generator[Records, None, None]:
+        reader = self._reader(first)
+        try:
+            while (records := reader.read(last=last)) is not None:
+                yield records
+        finally:
+            reader.close()
+
+    def read(self, lsn: int) -> WalRecord:
+        """Return one record.
+
+        Raises:
+            TruncatedError: It was truncated.
+            NoSuchEntryError: It does not exist yet, or is not durable.
+            CorruptError: As ``replay``.
+
+        Cost: Opens a ledger and reads some entries, as many as the logarithm of the entries in a segment.
+        """
+        for record in self.replay(_whole_lsn(lsn, "lsn"), lsn):
+            return record
+        raise NoSuchEntryError(f"log {self.name!r} has records up to {self.durable_lsn}, and no record {lsn}")
+
+    def follow(
+        self, from_lsn: int | None = None, *, generation: int | None = None, timeout: float | None = None
+    ) -> Iterator[WalRecord]:
+        """Yield records as they become durable, here or in another process; ends when the log is sealed.
+
+        Args:
+            from_lsn: The first record, which may come later; None for ``first_lsn``.
+            generation: The log's ``generation`` when the record before ``from_lsn`` was read, so that records that were
+                dropped since are noticed; None for that of now.
+            timeout: Seconds without a record after which it ends; None to wait for as long as it takes.
+
+        Raises:
+            TruncatedError: The next record was truncated before it was read.
+            RewoundError: ``truncate_after`` dropped records that were yielded already; ``seq`` of the error is the last
+                one that still counts.
+            CorruptError: As ``replay``.
+            ClosedError: The log was closed here.
+
+        Cost: As ``LedgerReader.follow``: a thread that waits costs nothing.
+        """
+        reader = self._reader(None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn"), generation)
+        try:
+            while (records := reader.read(timeout=timeout)) is not None:
+                yield from _records_of(records)
+        finally:
+            reader.close()
+
+    async def follow_async(
+        self, from_lsn: int | None = None, *, generation: int | None = None, timeout: float | None = None
+    ) -> AsyncIterator[WalRecord]:
+        """Follow as ``follow`` does; use with ``async for``. A thread reads, and none is held while this waits."""
+        first = None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn")
+        reader = await asyncio.to_thread(self._reader, first, generation)
+        try:
+            while (records := await reader.read_async(timeout=timeout)) is not None:
+                for record in _records_of(records):
+                    yield record
+        finally:
+            reader.close()
+
+    async def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
+        """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
+        batches = await asyncio.to_thread(self.replay_batches, from_lsn, to_lsn)
+        try:
+            while (records := await asyncio.to_thread(next, batches, None)) is not None:
+                for record in _records_of(records):
+                    yield record
+        finally:
+            await asyncio.to_thread(batches.close)
+
+    async def read_async(self, lsn: int) -> WalRecord:
+        """Read one record in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.read, lsn)
+
+    def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
+        if self._closed:
+            raise ClosedError(f"log {self.name!r} is closed here; open it again")
+        return RecordReader(self._steps, seq, generation)
+
+    # ---- changing what there is ----------------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Continue in a new ledger now; appends do not wait for it, but for a moment."""
+        self._writing().roll()
+
+    async def roll_async(self) -> None:
+        """Roll in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.roll)
+
+    def truncate_before(self, lsn: int) -> None:
+        """Drop the records before ``lsn``, at once for readers; ledgers that only hold such records are deleted.
+
+        A lower ``lsn`` than ``first_lsn`` changes nothing.
+
+        Raises:
+            UsageError: Record ``lsn - 1`` is not durable.
+
+        Durability: On return they are dropped for good. Disk space comes back in the background.
+        """
+        self._writing()
+        durable = self.durable_lsn
+        if _whole_lsn(lsn, "lsn") > durable + 1:
+            raise UsageError(f"records before {lsn} cannot be dropped from log {self.name!r}: it has {durable} so far")
+        self._steps.perform(ledger_list.truncate(self.name, lsn))
+
+    async def truncate_before_async(self, lsn: int) -> None:
+        """Truncate in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.truncate_before, lsn)
+
+    def truncate_after(self, lsn: int) -> None:
+        """Drop the records after ``lsn``, such as those that a Raft leader never committed.
+
+        The next record gets LSN ``lsn + 1`` under a higher ``generation``. Followers that have read further raise
+        ``RewoundError``.
+
+        Raises:
+            UsageError: There is no record ``lsn`` to end with, nor is it ``first_lsn - 1``; nothing was dropped.
+            LogFencedError: Another writer has the log.
+
+        Durability: On return they are dropped for good.
+        Cost: Five synced writes.
+        """
+        self._writing().cut(_whole_lsn(lsn, "lsn"))
+
+    async def truncate_after_async(self, lsn: int) -> None:
+        """Drop the tail in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.truncate_after, lsn)
+
+    def seal(self) -> None:
+        """End the log for good and close it here: it can be read, and takes no more records."""
+        writer = self._writing()
+        writer.close(seal=True)
+        self.close()
+
+    async def seal_async(self) -> None:
+        """Seal in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.seal)
+
+    def promote(
+        self,
+        apply: Callable[[WalRecord], object] | None = None,
+        *,
+        applied: tuple[int, int] | None = None,
+        wait: float = 0.0,
+        steal: bool = False,
+    ) -> None:
+        """Make a log that is open for reading the writer: fence the one before, apply what is left, and return.
+
+        Args:
+            apply: Called with each record after the last one that was applied, up to the end of the log.
+            applied: Generation and LSN of the last record that was applied; None to apply all.
+            wait: As for ``open``.
+            steal: As for ``open``. A writer that died lets go of the log by itself: at once in a store, after the lease
+                time in a cluster.
+
+        Raises:
+            RewoundError: Records that were applied were dropped since by ``truncate_after``; nothing was fenced. Begin
+                again from what is left.
+            LogLockedError, StoreLockedError: The writer is alive.
+            IllegalOperationError: This log is open for writing.
+        """
+        if self._writer is not None:
+            raise IllegalOperationError(f"log {self.name!r} is open for writing already")
+        generation, lsn = (None, None) if applied is None else applied
+        self._reader(None if lsn is None else lsn + 1, generation).close()
+        if self._owns_manager and self._manager.read_only:
+            path = self._manager.location
+            manager = LedgerManager.open(path)
+            self._manager.close()
+            self._manager = manager
+            self._steps = LedgerSteps(manager, self.name, self._spec)
+        self._take_over(create=False, wait_s=wait, steal=steal)
+        if apply is not None:
+            reader = self._reader(None if lsn is None else lsn + 1, generation)
+            try:
+                while (records := reader.read()) is not None:
+                    for record in _records_of(records):
+                        apply(record)
+            finally:
+                reader.close()
+
+    async def promote_async(
+        self,
+        apply: Callable[[WalRecord], object] | None = None,
+        *,
+        applied: tuple[int, int] | None = None,
+        wait: float = 0.0,
+        steal: bool = False,
+    ) -> None:
+        """Promote in a thread, in which ``apply`` is called, so that the event loop keeps running."""
+        await asyncio.to_thread(partial(self.promote, apply, applied=applied, wait=wait, steal=steal))
+
+
+class Transaction:
+    """Records that become durable together; made by ``WriteAheadLog.transaction``.
+
+    The records are appended when its ``with`` ends, and dropped if that raises.
+
+    Threads: one.
+    """
+
+    def __init__(self, wal: WriteAheadLog) -> None:
+        self._wal = wal
+        self._batch: list[bytes] = []
+        self.lsns: range = range(0)
+        """The LSNs of its records, once it is committed."""
+
+    def append(self, data: bytes) -> None:
+        """Add a record."""
+        self._batch.append(data)
+
+    def __enter__(self) -> Self:
+        """Return the transaction itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit, unless an exception is on its way."""
+        if kind is None and self._batch:
+            self.lsns = self._wal.append_many(self._batch)
+
+    async def __aenter__(self) -> Self:
+        """Return the transaction itself."""
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Commit, unless an exception is on its way."""
+        if kind is None and self._batch:
+            self.lsns = await self._wal.append_many_async(self._batch)
+
+
+def _records_of(records: Records) -> Iterator[WalRecord]:
+    """Yield records one by one, each with a copy of its data."""
+    data, first = records.buffer, records.first_seq
+    lsns = range(first, first + len(records.starts))
+    times = [None] * len(lsns) if records.times is None else [None if t < 0 else t for t in records.times.tolist()]
+    payloads = [
+        data[low:high].tobytes() for low, high in zip(records.starts.tolist(), records.ends.tolist(), strict=True)
+    ]
+    return map(WalRecord._make, zip(lsns, payloads, times, strict=True))
+
+
+def _whole_lsn(lsn: object, name: str) -> int:
+    if isinstance(lsn, bool) or not isinstance(lsn, int) or not 0 <= lsn <= SEQ_MAX:
+        raise UsageError(f"{name} is {lsn!r:.50}; it takes a log sequence number, a whole number from 0 up")
+    return lsn
+
+
+def _spec_of(
+    password: bytes | Secret | None,
+    insecure: bool,
+    digest_type: DigestType | None,
+    storage_hints: Iterable[StorageHint],
+    quorums: tuple[int | None, int | None, int | None],
+) -> LedgerSpec:
+    """Return how the ledgers of a log are made."""
+    found = Secret(variable=PASSWORD) if password is None else password
+    value = found.read() if isinstance(found, Secret) else found
+    if not value and not insecure:
+        raise UsageError(
+            f"the log has no password: pass password=..., set {PASSWORD} or {PASSWORD}_FILE in the environment, or "
+            "pass insecure=True to do without"
+        )
+    if digest_type is None:
+        digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
+    return LedgerSpec(
+        password=value or b"",
+        digest_type=digest_type,
+        storage_hints=frozenset(storage_hints),
+        ledger_type="wal",
+        quorums=quorums,
+        insecure=insecure,
+    )

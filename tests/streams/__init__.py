@@ -1,0 +1,1 @@
+"""Tests of logs, write-ahead logs and what else is built on ledgers."""

@@ -1,0 +1,332 @@
+"""Write-ahead logs: appended, rolled, truncated, cut, followed, taken over and replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pybk import LedgerManager, StoreLockedError, UsageError
+from pybk.errors import (
+    ClosedError,
+    IllegalOperationError,
+    LogFencedError,
+    LogLockedError,
+    LogSealedError,
+    NoSuchEntryError,
+    NoSuchLogError,
+    RewoundError,
+    TruncatedError,
+    UnauthorizedError,
+)
+from pybk.streams.wal import WalRecord, WriteAheadLog
+from tests.waiting import wait_until
+
+PASSWORD = b"wal"
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[LedgerManager]:
+    with LedgerManager.open(tmp_path / "store") as manager:
+        yield manager
+
+
+def opened(manager: LedgerManager, **options: object) -> WriteAheadLog:
+    return WriteAheadLog.open(manager, "wal", password=PASSWORD, **options)  # type: ignore[arg-type]
+
+
+def data_of(wal: WriteAheadLog) -> list[bytes]:
+    records = list(wal.replay())
+    assert [record.lsn for record in records] == list(range(wal.first_lsn, wal.first_lsn + len(records)))
+    return [record.data for record in records]
+
+
+def test_the_whole_life_in_three_lines(tmp_path: Path) -> None:
+    with WriteAheadLog.open(tmp_path / "db", password=PASSWORD) as wal:
+        assert wal.append(b"set a 1") == 1
+    with WriteAheadLog.open(tmp_path / "db", password=PASSWORD) as wal:
+        assert list(wal.replay()) == [WalRecord(1, b"set a 1", None)]
+        assert wal.append(b"set b 2", time_ns=5) == 2
+        assert wal.read(2) == WalRecord(2, b"set b 2", 5)
+        assert wal.recovery is not None
+        assert (wal.recovery.epoch, wal.recovery.last_lsn, wal.recovery.unclean) == (2, 1, False)
+
+
+def test_every_way_to_append_gives_dense_numbers(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        assert wal.append(b"a") == 1
+        future = wal.append_async(b"b")
+        assert future.result() == 2
+        assert wal.append_many([b"c", b"d"]) == range(3, 5)
+        with wal.transaction() as transaction:
+            transaction.append(b"e")
+            transaction.append(b"f")
+        assert transaction.lsns == range(5, 7)
+        assert asyncio.run(_appended(wal)) == [7, 8, 9, 10]
+        assert wal.last_lsn == 10
+        assert wal.sync() == 10
+        assert wal.durable_lsn == 10
+        assert len(wal) == 10
+        assert data_of(wal) == [b"a", b"b", b"c", b"d", b"e", b"f", *(b"%d" % n for n in range(4))]
+
+
+async def _appended(wal: WriteAheadLog) -> list[int]:
+    return list(await asyncio.gather(*(wal.append_coro(b"%d" % number) for number in range(4))))
+
+
+def test_a_transaction_that_raises_appends_nothing(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        with suppress(ZeroDivisionError), wal.transaction() as transaction:
+            transaction.append(b"a")
+            raise ZeroDivisionError
+        assert wal.last_lsn == 0
+        assert data_of(wal) == []
+
+
+def test_rolling_by_size_loses_and_reorders_nothing(manager: LedgerManager) -> None:
+    with opened(manager, segment_bytes=4000) as wal:
+
+        def append() -> None:
+            while len(list(manager.list_ledgers("wal"))) < 5:
+                for _ in range(20):
+                    wal.append(os.urandom(200))
+
+        threads = [threading.Thread(target=append) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(data_of(wal)) == wal.last_lsn
+
+
+def test_rolling_by_age_needs_no_traffic(manager: LedgerManager) -> None:
+    with opened(manager, segment_age_s=0.05) as wal:
+        wal.append(b"a")
+        wait_until(lambda: len(list(manager.list_ledgers("wal"))) == 2)
+        assert wal.append(b"b") == 2
+        assert data_of(wal) == [b"a", b"b"]
+
+
+def test_a_second_writer_needs_to_steal_and_fences_the_first(manager: LedgerManager) -> None:
+    first = opened(manager)
+    first.append(b"a")
+    with pytest.raises(LogLockedError, match="steal=True"):
+        opened(manager)
+    second = opened(manager, steal=True)
+    assert second.recovery is not None
+    assert second.recovery.unclean
+    assert second.append(b"b") == 2
+    for _ in range(2):
+        with pytest.raises(LogFencedError):
+            first.append(b"c")
+    with pytest.raises(LogFencedError):
+        first.roll()
+    first.close()
+    assert data_of(second) == [b"a", b"b"]
+    second.close()
+
+
+def test_a_store_is_open_once(tmp_path: Path) -> None:
+    with WriteAheadLog.open(tmp_path, password=PASSWORD), pytest.raises(StoreLockedError):
+        WriteAheadLog.open(tmp_path, password=PASSWORD)
+
+
+def test_what_was_truncated_is_gone_at_once_also_in_the_open_segment(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append_many([b"%d" % number for number in range(1, 11)])
+        wal.truncate_before(4)
+        assert wal.first_lsn == 4
+        assert data_of(wal)[0] == b"4"
+        with pytest.raises(TruncatedError) as caught:
+            wal.read(3)
+        assert caught.value.first_seq == 4
+        with pytest.raises(TruncatedError):
+            list(wal.replay(1))
+        wal.truncate_before(2)
+        assert wal.first_lsn == 4, "truncation does not move backwards"
+        with pytest.raises(UsageError):
+            wal.truncate_before(12)
+        wal.truncate_before(11)
+        assert data_of(wal) == []
+        assert wal.append(b"11") == 11
+        assert data_of(wal) == [b"11"]
+
+
+def test_truncation_deletes_ledgers(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        for _ in range(5):
+            wal.append(b"a")
+            wal.roll()
+        assert len(list(manager.list_ledgers("wal"))) == 6
+        wal.truncate_before(5)
+        assert len(list(manager.list_ledgers("wal"))) == 2
+        assert data_of(wal) == [b"a"]
+
+
+def test_dropped_records_are_given_again_under_a_higher_generation(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        for number in range(1, 7):
+            wal.append(b"%d" % number)
+            if number % 2 == 0:
+                wal.roll()
+        assert wal.generation == 0
+        wal.truncate_after(3)
+        assert wal.generation == 1
+        assert data_of(wal) == [b"1", b"2", b"3"]
+        assert wal.append(b"new") == 4
+        assert data_of(wal) == [b"1", b"2", b"3", b"new"]
+        with pytest.raises(UsageError):
+            wal.truncate_after(9)
+        assert wal.append(b"newer") == 5, "a cut that was refused leaves the log as it was"
+    with opened(manager) as wal:
+        assert wal.generation == 1
+        assert data_of(wal) == [b"1", b"2", b"3", b"new", b"newer"]
+
+
+def test_a_cut_may_leave_nothing(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append_many([b"a", b"b"])
+        wal.truncate_after(0)
+        assert data_of(wal) == []
+        assert wal.append(b"c") == 1
+        assert data_of(wal) == [b"c"]
+
+
+def test_a_follower_sees_what_is_appended_across_rolls_until_the_log_is_sealed(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        found: list[WalRecord] = []
+        thread = threading.Thread(target=lambda: found.extend(wal.follow()))
+        thread.start()
+        for number in range(1, 30):
+            wal.append(b"%d" % number)
+            if number % 7 == 0:
+                wal.roll()
+        wait_until(lambda: len(found) == 0 or found[-1].lsn <= 29)
+        writer = wal
+        with opened_reader(manager) as reader:
+            followed = threading.Thread(target=lambda: found.extend(reader.follow(29)))
+            followed.start()
+            writer.seal()
+            followed.join()
+        thread.join(0)
+    assert found[-1].lsn == 29
+
+
+def opened_reader(manager: LedgerManager) -> WriteAheadLog:
+    return WriteAheadLog.open(manager, "wal", mode="r", password=PASSWORD)
+
+
+def test_a_follower_of_an_event_loop_sees_what_is_appended(manager: LedgerManager) -> None:
+    async def run() -> list[int]:
+        with opened(manager) as wal, opened_reader(manager) as reader:
+            found: list[int] = []
+
+            async def follow() -> None:
+                async for record in reader.follow_async(2):
+                    found.append(record.lsn)  # noqa: PERF401
+
+            task = asyncio.create_task(follow())
+            for number in range(20):
+                await wal.append_coro(b"%d" % number)
+                if number == 10:
+                    await asyncio.to_thread(wal.roll)
+            await asyncio.to_thread(wal.seal)
+            await task
+            return found
+
+    assert asyncio.run(run()) == list(range(2, 21))
+
+
+def test_a_follower_is_told_what_a_cut_dropped(manager: LedgerManager) -> None:
+    with opened(manager) as wal, opened_reader(manager) as reader:
+        wal.append_many([b"a", b"b", b"c"])
+        follower = reader.follow(timeout=60)
+        assert [next(follower).lsn for _ in range(3)] == [1, 2, 3]
+        wal.truncate_after(1)
+        wal.append(b"d")
+        with pytest.raises(RewoundError) as caught:
+            next(follower)
+        assert caught.value.seq == 1
+        assert next(reader.follow(2)).data == b"d"
+
+
+def test_a_follower_with_a_timeout_ends(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        assert [record.lsn for record in wal.follow(timeout=0.01)] == [1]
+
+
+def test_a_standby_in_another_manager_takes_over(tmp_path: Path) -> None:
+    primary = WriteAheadLog.open(tmp_path, password=PASSWORD)
+    primary.append_many([b"1", b"2"])
+    with WriteAheadLog.open(tmp_path, mode="r", password=PASSWORD) as standby:
+        applied = [next(standby.follow())]
+        with pytest.raises(IllegalOperationError, match="promote"):
+            standby.append(b"x")
+        with pytest.raises(StoreLockedError):
+            standby.promote()
+        primary.append(b"3")
+        primary.close()
+        standby.promote(applied.append, applied=(0, 1))
+        assert [record.data for record in applied] == [b"1", b"2", b"3"]
+        assert standby.append(b"4") == 4
+
+
+def test_a_sealed_log_is_read_and_not_opened_for_writing(manager: LedgerManager) -> None:
+    wal = opened(manager)
+    wal.append(b"a")
+    wal.seal()
+    with pytest.raises(ClosedError):
+        wal.append(b"b")
+    with pytest.raises(LogSealedError):
+        opened(manager)
+    with opened_reader(manager) as reader:
+        assert [record.lsn for record in reader.follow()] == [1], "following ends"
+
+
+def test_what_cannot_be_is_refused(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYBK_PASSWORD", raising=False)
+    with pytest.raises(UsageError, match="insecure=True"):
+        WriteAheadLog.open(manager)
+    with pytest.raises(NoSuchLogError):
+        opened(manager, create=False)
+    with pytest.raises(UsageError, match="mode"):
+        opened(manager, mode="a")
+    for name in ("", "a//b", "../a", " a", "x" * 121, "a\n", ".a", 5):
+        with pytest.raises(UsageError):
+            WriteAheadLog.open(manager, name, password=PASSWORD)  # type: ignore[arg-type]
+    with opened(manager) as wal:
+        for data in ("text", 5, b"x" * (1 << 24)):
+            with pytest.raises(UsageError):
+                wal.append(data)  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            wal.append(b"", time_ns=-1)
+        with pytest.raises(UsageError):
+            wal.append_many([])
+        with pytest.raises(NoSuchEntryError):
+            wal.read(1)
+        wal.append(b"a")
+    with pytest.raises(UnauthorizedError):
+        WriteAheadLog.open(manager, "wal", password=b"another")
+    with pytest.raises(ClosedError):
+        wal.append(b"b")
+
+
+def test_the_password_comes_from_the_environment(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
+    with WriteAheadLog.open(manager) as wal:
+        wal.append(b"a")
+    monkeypatch.delenv("PYBK_PASSWORD")
+    with opened(manager) as wal:
+        assert data_of(wal) == [b"a"]
+
+
+def test_a_log_without_a_password_says_so(manager: LedgerManager) -> None:
+    with WriteAheadLog.open(manager, "open", insecure=True) as wal:
+        wal.append(b"a")
+        assert data_of(wal) == [b"a"]
