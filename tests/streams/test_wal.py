@@ -25,15 +25,20 @@ from pybk.errors import (
     UnauthorizedError,
 )
 from pybk.streams.wal import WalRecord, WriteAheadLog
+from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 PASSWORD = b"wal"
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[LedgerManager]:
-    with LedgerManager.open(tmp_path / "store") as manager:
-        yield manager
+@pytest.fixture(params=["store", "cluster"])
+def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
+    if request.param == "store":
+        with LedgerManager.open(tmp_path / "store") as manager:
+            yield manager
+    else:
+        with inside(tmp_path) as cluster, cluster.connect() as manager:
+            yield manager
 
 
 def opened(manager: LedgerManager, **options: object) -> WriteAheadLog:
@@ -198,23 +203,42 @@ def test_a_cut_may_leave_nothing(manager: LedgerManager) -> None:
 
 
 def test_a_follower_sees_what_is_appended_across_rolls_until_the_log_is_sealed(manager: LedgerManager) -> None:
-    with opened(manager) as wal:
-        found: list[WalRecord] = []
-        thread = threading.Thread(target=lambda: found.extend(wal.follow()))
+    with opened(manager) as wal, opened_reader(manager) as reader:
+        found: list[int] = []
+        thread = threading.Thread(target=lambda: found.extend(record.lsn for record in reader.follow()))
         thread.start()
         for number in range(1, 30):
             wal.append(b"%d" % number)
             if number % 7 == 0:
                 wal.roll()
-        wait_until(lambda: len(found) == 0 or found[-1].lsn <= 29)
-        writer = wal
-        with opened_reader(manager) as reader:
-            followed = threading.Thread(target=lambda: found.extend(reader.follow(29)))
-            followed.start()
-            writer.seal()
-            followed.join()
-        thread.join(0)
-    assert found[-1].lsn == 29
+        wait_until(lambda: len(found) == 29)
+        wal.seal()
+        thread.join()
+    assert found == list(range(1, 30))
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_follower_that_waits_ends_when_its_log_is_closed(manager: LedgerManager, rolled: bool) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        if rolled:
+            wal.close()
+        reader = opened_reader(manager)
+        errors: list[Exception] = []
+        found: list[WalRecord] = []
+
+        def follow() -> None:
+            try:
+                found.extend(reader.follow())
+            except ClosedError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        wait_until(lambda: len(found) == 1)
+        reader.close()
+        thread.join()
+        assert len(errors) == 1
 
 
 def opened_reader(manager: LedgerManager) -> WriteAheadLog:

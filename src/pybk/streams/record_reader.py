@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from pybk.errors import CorruptError, NoSuchLedgerError, RewoundError, TruncatedError
+from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError
 from pybk.loop_calls import call_in
 from pybk.reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch, decode_entry_header
@@ -29,6 +29,9 @@ from pybk.wake_up import WakeUp
 
 READ_BYTES: Final = 4 << 20
 """Entry bytes that are read and verified at a time."""
+
+_ROLL_SECONDS: Final = 0.1
+"""How often to look for records in the second open segment."""
 
 _FIRST_ENTRY: Final = 1
 """Entry 0 of a segment's ledger is its header."""
@@ -61,12 +64,16 @@ class RecordReader:
         self._entry, self._entry_seq = _FIRST_ENTRY, self.seq
         """The entry that comes next, and its first record."""
         self._closed = False
+        self._wake: Callable[[], None] | None = None
+        """Wakes the ``read`` that waits."""
 
     def close(self) -> None:
         """Let go of the ledger; a ``read`` that waits returns None."""
         self._closed = True
         if self._reader is not None:
             self._reader.close()
+        if self._wake is not None:
+            self._wake()
 
     @property
     def is_over(self) -> bool:
@@ -112,7 +119,7 @@ class RecordReader:
             RewoundError: The log was cut before the next record.
             CorruptError: A record is missing or damaged.
         """
-        found = self._read_now(last)
+        found = self._found(last)
         deadline = None if timeout is None else time.monotonic() + timeout
         changed = WakeUp()
         while found is None and self._may_come(last):
@@ -122,14 +129,14 @@ class RecordReader:
             changed.sleep()
             reader = self._reader
             with self.woken_by(changed.wake):  # before the look, so that no change is missed in between
-                found = self._read_now(last)
+                found = self._found(last)
                 if found is None and self._reader is reader and self._may_come(last):
-                    changed.wait(left)
+                    changed.wait(self._patience(left))
         return found
 
     async def read_async(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
         """Read as ``read`` does; a thread reads and verifies, and none is held while this waits."""
-        found = await asyncio.to_thread(self._read_now, last)
+        found = await asyncio.to_thread(self._found, last)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout is None else loop.time() + timeout
 
@@ -143,15 +150,33 @@ class RecordReader:
             changed.clear()
             reader = self._reader
             with self.woken_by(wake):
-                found = await asyncio.to_thread(self._read_now, last)
+                found = await asyncio.to_thread(self._found, last)
                 if found is None and self._reader is reader and self._may_come(last):
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), left)
+                        await asyncio.wait_for(changed.wait(), self._patience(left))
         return found
+
+    def _patience(self, left: float | None) -> float | None:
+        """Return how long to wait before looking again, seconds.
+
+        A roll that cannot close the old ledger leaves two open ones, of which only the first is waited for.
+        """
+        if len(self._record.open_segments) < 2:
+            return left
+        return _ROLL_SECONDS if left is None else min(left, _ROLL_SECONDS)
 
     def _may_come(self, last: int) -> bool:
         """Return whether records up to ``last`` may come yet."""
         return self.seq <= last and not self._closed and not self.is_over
+
+    def _found(self, last: int) -> Records | None:
+        """Return the next records if there are any, looking anew; None if this was closed meanwhile."""
+        try:
+            return self._read_now(last)
+        except ClosedError:
+            if not self._closed:
+                raise
+            return None
 
     def _read_now(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew."""
@@ -209,9 +234,9 @@ class RecordReader:
             if self._look() == record:
                 return segment is not None and self._move_on(segment)
 
-    def _entry_of(self, reader: LedgerReader) -> tuple[int, int]:
+    def _entry_of(self, reader: LedgerReader, first_seq: int) -> tuple[int, int]:
         """Return the last entry that begins with the next record or before it, and its first record."""
-        low, low_seq = _FIRST_ENTRY, self._seq_of(reader, _FIRST_ENTRY)
+        low, low_seq = _FIRST_ENTRY, first_seq
         high = reader.last_add_confirmed + 1
         while low_seq < self.seq and low + 1 < high:
             middle = (low + high) // 2
@@ -238,18 +263,21 @@ class RecordReader:
         return any(self._open(each) for each in following)
 
     def _open(self, segment: Segment) -> bool:
-        """Enter a segment if it has records, and begins with the next one or before it."""
+        """Enter a segment if it begins with the next record or before it, as the list or its first record says."""
         try:
             reader = self._steps.open_segment(segment)
         except NoSuchLedgerError:
             return False  # it was removed from the list since
-        if reader.last_add_confirmed < _FIRST_ENTRY or self._seq_of(reader, _FIRST_ENTRY) > self.seq:
+        first_seq = segment.first_seq
+        if first_seq is None and reader.last_add_confirmed >= _FIRST_ENTRY:
+            first_seq = self._seq_of(reader, _FIRST_ENTRY)
+        if first_seq is None or first_seq > self.seq:
             reader.close()
             return False
         if self._reader is not None:
             self._reader.close()
         self._reader, self._segment = reader, segment
-        self._entry, self._entry_seq = self._entry_of(reader)
+        self._entry, self._entry_seq = self._entry_of(reader, first_seq)
         return True
 
     def _leave(self) -> bool:
@@ -280,6 +308,7 @@ class RecordReader:
     def woken_by(self, callback: Callable[[], None]) -> Iterator[None]:
         """Have a callback called when there may be more to read, until the ``with`` block ends."""
         watch = self._steps.watch(callback)
+        self._wake = callback
         try:
             reader = self._reader
             if reader is None:
@@ -288,4 +317,5 @@ class RecordReader:
                 with woken_by(reader, callback):
                     yield
         finally:
+            self._wake = None
             watch.cancel()

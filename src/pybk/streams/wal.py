@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Final, NamedTuple, Self
+from weakref import WeakSet
 
 from pybk.config import StoreConfig
 from pybk.coroutine_backlog import CoroutineBacklog
@@ -99,6 +100,8 @@ class WriteAheadLog:
         self._writer: LogWriter | None = None
         self._backlog = CoroutineBacklog()
         self._closed = False
+        self._readers: WeakSet[RecordReader] = WeakSet()
+        """The readers of calls that are under way, which end when the log is closed here."""
         self.recovery: RecoveryInfo | None = None
         """What opening for writing found; None for a log that is open for reading."""
 
@@ -208,6 +211,8 @@ class WriteAheadLog:
         if self._closed:
             return
         self._closed = True
+        for reader in list(self._readers):
+            reader.close()
         try:
             if self._writer is not None:
                 self._writer.close()
@@ -452,6 +457,7 @@ class WriteAheadLog:
         try:
             while (records := reader.read(last=last)) is not None:
                 yield records
+            self._check_over(reader)
         finally:
             reader.close()
 
@@ -493,6 +499,7 @@ class WriteAheadLog:
         try:
             while (records := reader.read(timeout=timeout)) is not None:
                 yield from _records_of(records)
+            self._check_over(reader)
         finally:
             reader.close()
 
@@ -506,6 +513,7 @@ class WriteAheadLog:
             while (records := await reader.read_async(timeout=timeout)) is not None:
                 for record in _records_of(records):
                     yield record
+            self._check_over(reader)
         finally:
             reader.close()
 
@@ -526,7 +534,14 @@ class WriteAheadLog:
     def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
         if self._closed:
             raise ClosedError(f"log {self.name!r} is closed here; open it again")
-        return RecordReader(self._steps, seq, generation)
+        reader = RecordReader(self._steps, seq, generation)
+        self._readers.add(reader)
+        return reader
+
+    def _check_over(self, reader: RecordReader) -> None:
+        """Raise ClosedError if a reader ended because the log was closed here."""
+        if self._closed and not reader.is_over:
+            raise ClosedError(f"log {self.name!r} was closed here while it was read; open it again")
 
     # ---- changing what there is ----------------------------------------------------------------------------------
 
