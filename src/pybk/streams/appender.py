@@ -103,13 +103,15 @@ class Appender:
 
     def close_segment(self, segment: Segment) -> None:
         """Wait for what was appended to a segment, and close its ledger."""
-        writer = self._writers[segment.number]
+        writer = self._writers.get(segment.number)
+        if writer is None:
+            return  # an interrupted call closed it
         with self._lock:
             if writer is self._writer:
-                self._writer = self.segment = None
                 self.needs_repair = True
+                self._writer = self.segment = None
         writer.close()
-        del self._writers[segment.number]
+        self._writers.pop(segment.number, None)
 
     # ---- appending -----------------------------------------------------------------------------------------------
 

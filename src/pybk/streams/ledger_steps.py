@@ -180,7 +180,7 @@ class LedgerSteps:
             case CreateLedger():
                 return self._create(step)
             case RecoverLedger(segment):
-                return self._end_of(segment, recover=True)
+                return self._end_of(segment)
             case SwitchTo(segment):
                 return self._writing.switch(segment)
             case CloseLedger(segment):
@@ -235,9 +235,10 @@ class LedgerSteps:
                     raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
                 return
 
-    def _end_of(self, segment: Segment, *, recover: bool) -> SegmentEnd:
+    def _end_of(self, segment: Segment) -> SegmentEnd:
+        """Close a ledger unless that is done, and return what it holds."""
         try:
-            reader = self.open_segment(segment, recover=recover)
+            reader = self.open_segment(segment, recover=True)
         except NoSuchLedgerError as error:
             raise CorruptError(
                 f"log {self.name!r}: ledger {segment.ledger_id} of segment {segment.number} is missing; restore it, or "
@@ -251,7 +252,7 @@ class LedgerSteps:
             self._writing.close_segment(segment)
         except LedgerFencedError as error:
             raise LogFencedError(f"log {self.name!r} was taken over by another writer") from error
-        return self._end_of(segment, recover=False)
+        return self._end_of(segment)
 
     def _delete(self, ledger_id: int) -> bool:
         try:
