@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Final, NoReturn, Self, cast
@@ -588,51 +588,72 @@ class LedgerWriter:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
-def stage(
-    writer: LedgerWriter, payloads: Sequence[bytes], after: int, *, kick: bool, wait: bool = True
-) -> Staged | None:
-    """Append entries for a layer that makes its own futures, ``AppendFuture(*staged, result)`` or of a subclass.
+def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait: bool = True) -> Staged | None:
+    """Append one entry for a layer that makes its own futures, ``AppendFuture(*staged, result)`` or of a subclass.
 
     Args:
         writer: The ledger's.
-        payloads: 0 to ``max_entry_bytes`` bytes each, at least one; not checked again.
-        after: The entry that they must follow.
-        kick: Have a background thread make them durable. False leaves that to ``AppendFuture.result``, which is
-            faster for a thread that waits at once.
+        payload: 0 to ``max_entry_bytes`` bytes; not checked again.
+        after: The entry that it must follow.
+        kick: Have a background thread make it durable. False leaves that to ``AppendFuture.result``, which is faster
+            for a thread that waits at once.
         wait: As for ``append_async``.
 
     Returns:
         None, with nothing done, if other entries come before: appends were refused or interrupted.
 
     Raises:
-        PybkError: As ``append_many``.
+        PybkError: As ``append_async``.
     """
+    descriptor = writer._descriptor
+    with descriptor.lock:
+        descriptor.account_staged()
+        if descriptor.last_pushed != after and not writer._closed:
+            return None
+        staged = writer._stage(payload)
+    if staged is None:
+
+        def again() -> tuple[int, Completion] | None:
+            _check_end(descriptor, after)
+            return writer._stage(payload)
+
+        try:
+            staged = writer._turns.in_turn(again, writer._overhead + len(payload), wait=wait)
+        except _DisplacedError:
+            return None
+    if kick:
+        writer._log.kick()
+    return writer._log, staged[1] if writer._wanted else ACKNOWLEDGED
+
+
+def stage_many(writer: LedgerWriter, payloads: list[bytes], after: int, *, kick: bool) -> Staged | None:
+    """Append several entries as ``stage`` appends one; raises as ``append_many_async``."""
     lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
 
-    def staged() -> Staged | None:
-        if writer._closed:
-            writer._refuse()
-        writer._descriptor.account_staged()
-        if writer._descriptor.last_pushed != after:
-            raise _DisplacedError
-        if len(payloads) > 1:
-            future = writer._stage_pieces(list(payloads), lengths)
-            return None if future is None else origin_of(future)
-        found = writer._stage(payloads[0])
-        return None if found is None else (writer._log, found[1] if writer._wanted else ACKNOWLEDGED)
+    def staged() -> AppendFuture[range] | None:
+        if not writer._closed:
+            _check_end(writer._descriptor, after)
+        return writer._stage_pieces(payloads, lengths)
 
     try:
         with writer._descriptor.lock:
-            found = staged()
-        if found is None:
+            future = staged()
+        if future is None:
             _, end = next(_pieces(lengths + writer._overhead))
             nbytes = int(lengths[:end].sum()) + writer._overhead * end
-            found = writer._turns.in_turn(staged, nbytes, wait=wait)
+            future = writer._turns.in_turn(staged, nbytes, wait=True)
     except _DisplacedError:
         return None
     if kick:
         writer._log.kick()
-    return found
+    return origin_of(future)
+
+
+def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
+    """Raise unless an entry is the last one that was appended; the caller holds the ledger's lock."""
+    descriptor.account_staged()
+    if descriptor.last_pushed != last:
+        raise _DisplacedError
 
 
 def ends_with(writer: LedgerWriter, entry_id: int) -> bool:

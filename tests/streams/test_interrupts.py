@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
         while fired:
             wal = WriteAheadLog.open(manager, f"{what}/{line}", insecure=True)
             done = {wal.append(b"before"): b"before"}
-            calls = {
+            calls: dict[str, Callable[[], object]] = {
                 "append": partial(wal.append, b"interrupted"),
                 "append_many": partial(wal.append_many, [b"interrupted"] * 3),
                 "append_async": partial(wal.append_async, b"interrupted"),

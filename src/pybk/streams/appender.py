@@ -29,7 +29,7 @@ from pybk.streams.format import encode_record, encode_records, records_bytes
 from pybk.streams.ledger_list import Owned
 from pybk.streams.list_record import Segment
 from pybk.streams.record_future import RecordFuture, log_error
-from pybk.writer import LedgerWriter, Staged, ends_with, stage
+from pybk.writer import LedgerWriter, Staged, ends_with, stage, stage_many
 
 SET_BYTES: Final = 64 << 10
 """Bytes of the records that ``append_many`` puts in one entry: enough that the costs of an entry hardly count."""
@@ -129,7 +129,7 @@ class Appender:
         """
         with self._lock:
             seq = self.next_seq
-            staged = self._stage((encode_record(seq, data, time_ns),), 1, kick=kick, wait=wait)
+            staged = self._stage(encode_record(seq, data, time_ns), 1, kick=kick, wait=wait)
         return None if staged is None else RecordFuture(*staged, seq)
 
     def append_at_once(self, data: bytes, time_ns: int | None) -> RecordFuture[int] | None:
@@ -141,7 +141,7 @@ class Appender:
             if True not in taken:
                 return None
             seq = self.next_seq
-            staged = self._stage((encode_record(seq, data, time_ns),), 1, kick=True, wait=False)
+            staged = self._stage(encode_record(seq, data, time_ns), 1, kick=True, wait=False)
         finally:
             if True in taken:
                 self._lock.release()
@@ -156,25 +156,44 @@ class Appender:
             for number, piece in enumerate(pieces, 1):
                 payloads.append(encode_records(seq, piece, more=number < len(pieces)))
                 seq += len(piece)
-            staged = self._stage(payloads, len(batch), kick=kick)
+            if len(payloads) == 1:
+                staged = self._stage(payloads[0], len(batch), kick=kick)
+            else:
+                staged = self._stage_many(payloads, len(batch), kick=kick)
         return None if staged is None else RecordFuture(*staged, range(first, seq))
 
-    def _stage(self, payloads: Sequence[bytes], records: int, *, kick: bool, wait: bool = True) -> Staged | None:
-        """Stage entries after those before, and count their records; the caller holds the lock."""
+    def _stage(self, payload: bytes, records: int, *, kick: bool, wait: bool = True) -> Staged | None:
+        """Stage an entry with some records after those before; the caller holds the lock."""
         writer = self._writer
         if self.needs_repair or writer is None:
             return None
         try:
-            staged = stage(writer, payloads, self._last_entry, kick=kick, wait=wait)
+            staged = stage(writer, payload, self._last_entry, kick=kick, wait=wait)
         except PybkError as error:
-            self.needs_repair = len(payloads) > 1  # some of them may be there
             raise log_error(error) from error
         if staged is None:
             self.needs_repair = True
             return None
         self.next_seq += records
-        self.segment_bytes += sum(map(len, payloads))
-        self._last_entry += len(payloads)
+        self.segment_bytes += len(payload)
+        self._last_entry += 1  # last: after an interrupt the next append finds that the ledger ends elsewhere
+        return staged
+
+    def _stage_many(self, payloads: list[bytes], records: int, *, kick: bool) -> Staged | None:
+        """Stage several entries as ``_stage`` stages one."""
+        writer = self._writer
+        if self.needs_repair or writer is None:
+            return None
+        self.needs_repair = True  # until all are staged, because some of them may be
+        try:
+            staged = stage_many(writer, payloads, self._last_entry, kick=kick)
+        except PybkError as error:
+            raise log_error(error) from error
+        if staged is not None:
+            self.next_seq += records
+            self.segment_bytes += sum(map(len, payloads))
+            self._last_entry += len(payloads)
+            self.needs_repair = False
         return staged
 
     def flush(self) -> None:

@@ -24,6 +24,7 @@ from pybk.streams.appender import Appender
 from pybk.streams.background import background
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps
+from pybk.streams.list_record import Segment
 from pybk.streams.record_future import RecordFuture
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class LogWriter:
         self._lock: Lock | None = None
         self._fenced: LogFencedError | None = None
         self._rolling = False
-        self._timed = -1
+        self._timed: Segment | None = None
         """The segment whose age is timed."""
         self.closed = False
 
@@ -124,33 +125,47 @@ class LogWriter:
 
     def append(self, data: bytes, time_ns: int | None, *, kick: bool, wait: bool = True) -> RecordFuture[int]:
         """Stage a record; see ``Appender.append``."""
-        while (future := self._staged(lambda: self.appender.append(data, time_ns, kick=kick, wait=wait))) is None:
-            self.repair()
+        appender = self.appender
+        try:
+            while (future := appender.append(data, time_ns, kick=kick, wait=wait)) is None:
+                self.repair()
+        except LogFencedError as error:
+            self._fenced = error
+            raise
+        if appender.segment_bytes >= self._policy.nbytes or appender.segment is not self._timed:
+            self._watch_segment()
         return future
 
     def append_at_once(self, data: bytes, time_ns: int | None) -> RecordFuture[int] | None:
         """Stage a record; None, with nothing done, if that might have to wait."""
-        return self._staged(lambda: self.appender.append_at_once(data, time_ns))
-
-    def append_many(self, batch: Sequence[bytes], *, kick: bool) -> RecordFuture[range]:
-        """Stage records as one transaction; see ``Appender.append_many``."""
-        while (future := self._staged(lambda: self.appender.append_many(batch, kick=kick))) is None:
-            self.repair()
-        return future
-
-    def _staged(self, stage: Callable[[], T]) -> T:
         try:
-            staged = stage()
+            future = self.appender.append_at_once(data, time_ns)
         except LogFencedError as error:
             self._fenced = error
             raise
+        self._watch_segment()
+        return future
+
+    def append_many(self, batch: Sequence[bytes], *, kick: bool) -> RecordFuture[range]:
+        """Stage records as one transaction; see ``Appender.append_many``."""
+        try:
+            while (future := self.appender.append_many(batch, kick=kick)) is None:
+                self.repair()
+        except LogFencedError as error:
+            self._fenced = error
+            raise
+        self._watch_segment()
+        return future
+
+    def _watch_segment(self) -> None:
+        """Roll if the segment is long enough, and have its age looked at if it is new."""
+        segment = self.appender.segment
         if self.appender.segment_bytes >= self._policy.nbytes and not self._rolling:
             self._rolling = True
             background().submit(self._roll_in_background)
-        elif self.appender.segment is not None and self._timed != self.appender.segment.number:
-            self._timed = self.appender.segment.number
-            background().call_later(self._policy.age_s, partial(_roll_old, weakref.ref(self), self._timed))
-        return staged
+        elif segment is not None and segment is not self._timed:
+            self._timed = segment
+            background().call_later(self._policy.age_s, partial(_roll_old, weakref.ref(self), segment.number))
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
