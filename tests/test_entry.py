@@ -63,13 +63,18 @@ def test_batch_gives_its_entries(count: int, digest_bytes: int) -> None:
 def test_batch_index() -> None:
     batch, entries = made_batch(4, 8)
     assert batch[-1] == entries[-1]
+    assert batch.payload(-1) == entries[-1].payload
     for index in (4, -5):
-        with pytest.raises(IndexError):
-            batch[index]
-    wrong: tuple[Any, ...] = (None, "a", [0], (0,), 1.0)
+        for get in (batch.__getitem__, batch.payload):
+            with pytest.raises(IndexError):
+                get(index)
+    wrong: tuple[Any, ...] = (None, "a", [0], (0,), 1.0, True, np.bool_(True), np.array([0]))
     for index in wrong:
-        with pytest.raises(TypeError):
-            batch[index]
+        for get in (batch.__getitem__, batch.payload):
+            with pytest.raises(TypeError, match="whole number"):
+                get(index)
+    with pytest.raises(TypeError, match="whole number"):
+        batch.payload(slice(0, 1))  # type: ignore[arg-type]
 
 
 def test_a_payload_is_not_copied_and_its_buffer_is_read_only() -> None:

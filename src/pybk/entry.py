@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import index as whole_index
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, overload
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.arrow import binary_array, pyarrow
+from pybk.whole_numbers import whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,10 +116,10 @@ class EntryBatch:
     def __init__(
         self,
         ledger_id: int,
-        entry_ids: Int64s,
+        entry_ids: npt.NDArray[np.int64],
         buffer: memoryview,
-        offsets: Int64s,
-        sizes: Int64s,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
         digest_bytes: int,
     ) -> None:
         self.ledger_id = ledger_id
@@ -172,7 +172,7 @@ class EntryBatch:
         if isinstance(index, slice):
             ids, offsets, sizes = self.entry_ids[index], self.offsets[index], self.sizes[index]
             return EntryBatch(self.ledger_id, ids, self.buffer, offsets, sizes, self.digest_bytes)
-        number = whole_index(index)
+        number = _whole_index(index)
         start = int(self.offsets[number])
         return decode_entry(self.buffer, start, start + int(self.sizes[number]), self.digest_bytes)
 
@@ -184,12 +184,12 @@ class EntryBatch:
             yield _new_tuple(Entry, (*_unpack_header(buffer, start), buffer[start + skipped : end].tobytes()))
 
     @property
-    def payload_offsets(self) -> Int64s:
+    def payload_offsets(self) -> npt.NDArray[np.int64]:
         """Where each payload starts in ``buffer``, ``(n,)`` int64, bytes."""
         return self.offsets + (ENTRY_HEADER_BYTES + self.digest_bytes)
 
     @property
-    def payload_sizes(self) -> Int64s:
+    def payload_sizes(self) -> npt.NDArray[np.int64]:
         """Size of each payload, ``(n,)`` int64, bytes."""
         return self.sizes - (ENTRY_HEADER_BYTES + self.digest_bytes)
 
@@ -199,9 +199,15 @@ class EntryBatch:
         return int(self.sizes.sum()) - len(self) * (ENTRY_HEADER_BYTES + self.digest_bytes)
 
     def payload(self, index: SupportsIndex) -> memoryview:
-        """Return the payload of the entry at an index, without copying it."""
-        start = int(self.offsets[index])
-        return self.buffer[start + ENTRY_HEADER_BYTES + self.digest_bytes : start + int(self.sizes[index])]
+        """Return the payload of the entry at an index, without copying it.
+
+        Raises:
+            IndexError: The batch has no entry at this index.
+            TypeError: It is not a whole number.
+        """
+        number = _whole_index(index)
+        start = int(self.offsets[number])
+        return self.buffer[start + ENTRY_HEADER_BYTES + self.digest_bytes : start + int(self.sizes[number])]
 
     def to_arrow(self) -> pa.RecordBatch:
         """Return the entries as an Arrow record batch.
@@ -236,6 +242,14 @@ class EntryBatch:
         """Return a stream of the one record batch of ``to_arrow`` as a capsule of the Arrow C stream interface."""
         rows = self.to_arrow()
         return pyarrow().RecordBatchReader.from_batches(rows.schema, [rows]).__arrow_c_stream__(requested_schema)
+
+
+def _whole_index(index: object) -> int:
+    """Return an index as ``int``; raise TypeError for anything but a whole number, such as a bool."""
+    number = whole(index)
+    if number is None:
+        raise TypeError(f"an index into an EntryBatch is a whole number, not {index!r:.100}")
+    return number
 
 
 def _unpickled(
