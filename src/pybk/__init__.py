@@ -57,7 +57,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
-from pybk.health import Health
+from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
@@ -71,7 +71,7 @@ from pybk.streams.format import Records
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
 from pybk.version import __version__ as __version__
-from pybk.writer import LedgerWriter
+from pybk.writer import LedgerWriter, Payload
 
 __all__ = [
     "AppendFuture",
@@ -93,6 +93,7 @@ __all__ = [
     "ForkedProcessError",
     "Fragment",
     "Health",
+    "HealthState",
     "HistogramSnapshot",
     "IllegalOperationError",
     "LedgerClosedError",
@@ -129,6 +130,7 @@ __all__ = [
     "Opening",
     "OutOfMemoryError",
     "Passwords",
+    "Payload",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pybk.storage.store import Store
 
 HealthState = Literal["ok", "degraded", "in_limbo", "read_only", "failed"]
+"""What ``Health.state`` may be; ``Health`` explains each."""
 
 HEALTH_STATES: Final[tuple[HealthState, ...]] = get_args(HealthState)
 """All states, each worse than those before it."""
