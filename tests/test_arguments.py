@@ -160,6 +160,12 @@ def test_paths_and_settings_are_what_they_should_be(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("bad", [5, b"lmdb:///x", None, ["lmdb:///x"]], ids=id_of)
+def test_a_metadata_url_is_a_string(bad: Any) -> None:
+    with pytest.raises(UsageError, match="is not a string; use lmdb://"):
+        LedgerManager.connect(bad)
+
+
 def test_an_abandoned_follower_leaves_no_callback(reader: LedgerReader, writer: LedgerWriter) -> None:
     for _ in range(100):
         assert next(reader.follow()).payload == b"entry 0"

@@ -85,9 +85,11 @@ def open_metadata(
 def parse_url(url: str) -> StoreUrl:
     """Take the URL of a metadata store apart; raises UsageError if it is not a URL, or has a fragment."""
     forms = ", or ".join(scheme.form for scheme in SCHEMES.values())
+    if not isinstance(url, str):
+        raise UsageError(f"metadata URL {url!r:.100} is not a string; use {forms}")
     try:
         parts = urlsplit(url)
-    except (ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise UsageError(f"metadata URL {url!r}: {error}; use {forms}") from error
     parsed = StoreUrl(url, parts, forms)
     if parts.fragment:
