@@ -43,6 +43,14 @@ COPIES: list[Callable[[Any], Any]] = [pickled, copy.copy, copy.deepcopy]
 
 
 @pytest.mark.parametrize("duplicate", COPIES, ids=["pickle", "copy", "deepcopy"])
+def test_the_future_of_an_append_says_what_to_send_instead(
+    manager: LedgerManager, duplicate: Callable[[Any], Any]
+) -> None:
+    with manager.create_ledger(password=b"p") as writer, pytest.raises(TypeError, match=r"send its result\(\)"):
+        duplicate(writer.append_async(b"x"))
+
+
+@pytest.mark.parametrize("duplicate", COPIES, ids=["pickle", "copy", "deepcopy"])
 def test_metadata_and_metrics_can_be_pickled_and_copied(
     manager: LedgerManager, duplicate: Callable[[Any], Any]
 ) -> None:

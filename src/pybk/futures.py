@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
 from pybk.group_commit import Completion
@@ -61,6 +61,17 @@ class AppendFuture(Generic[T]):
         self._log = log
         self._commit = commit
         self._value = value
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"an {type(self).__name__} can be neither copied nor pickled: wait for it in this process, and send its "
+            "result(), which is an entry id or a range"
+        )
 
     def __repr__(self) -> str:
         """Return the entries and the state of the append; has no side effects."""
