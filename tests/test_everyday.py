@@ -17,7 +17,7 @@ import pytest
 
 from pybk import __version__
 from pybk.entry import EntryBatch
-from pybk.errors import LedgerClosedError, ReadRangeError, UsageError
+from pybk.errors import ClosedError, LedgerClosedError, ReadRangeError, UsageError
 from pybk.ledger import Bookie, LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
@@ -231,3 +231,11 @@ def test_the_command_names_its_version(arguments: list[str]) -> None:
         check=True,
     )
     assert done.stdout == f"pybk {__version__}\n"
+
+
+def test_a_listing_past_a_close_names_the_manager(manager: LedgerManager) -> None:
+    listings: list[Iterator[object]] = [manager.ledgers(), manager.list_ledgers()]
+    manager.close()
+    for listing in listings:
+        with pytest.raises(ClosedError, match=r"the manager of .* is closed; open it again"):
+            next(listing)

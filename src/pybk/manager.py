@@ -37,7 +37,7 @@ from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.credentials import checked_password
 from pybk.digest import DigestType, entry_digest
-from pybk.errors import IllegalOperationError, LedgerExistsError, NoSuchLedgerError, UnauthorizedError
+from pybk.errors import ClosedError, IllegalOperationError, LedgerExistsError, NoSuchLedgerError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.health import Health
@@ -691,8 +691,16 @@ class LedgerManager:
         self._usable().catch_up()
         return self._listed(None if ledger_type is None else LedgerType(ledger_type))
 
+    def _all_metadata(self, after: int = -1) -> Iterator[LedgerMetadata]:
+        """Yield as the backend does; after a close, raise the error that names the manager."""
+        try:
+            yield from self._backend.ledgers(after)
+        except ClosedError:
+            self._usable()
+            raise
+
     def _listed(self, wanted: LedgerType | None) -> Iterator[int]:
-        for metadata in self._backend.ledgers():
+        for metadata in self._all_metadata():
             if wanted is None or metadata.ledger_type == wanted:
                 yield metadata.ledger_id
 
@@ -759,7 +767,7 @@ class LedgerManager:
     def _summaries(
         self, ledger_type: LedgerType | None, state: LedgerState | None, first: int, last: int
     ) -> Iterator[LedgerSummary]:
-        for metadata in self._backend.ledgers(first - 1):
+        for metadata in self._all_metadata(first - 1):
             if metadata.ledger_id > last:
                 return
             if ledger_type is not None and metadata.ledger_type != ledger_type:
