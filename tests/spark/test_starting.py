@@ -51,7 +51,7 @@ def end(file: Path) -> None:
 def either(spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """A session, and one in which all goes by what Spark Connect has, too."""
     if request.param == "connect":
-        monkeypatch.setattr(placement, "spark_context", lambda _: None)
+        monkeypatch.setattr(task_placement, "spark_context", lambda _: None)
     return spark
 
 
@@ -88,7 +88,7 @@ def test_missing_and_wrong_settings_are_reported(either: SparkSession, settings:
 def test_connect_holds_no_executors(
     spark: SparkSession, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "spark_context", lambda _: None)
+    monkeypatch.setattr(task_placement, "spark_context", lambda _: None)
     with pytest.raises(IllegalOperationError, match="Spark Connect"):
         start_bookies(spark, hold_slot=True, **settings)
 

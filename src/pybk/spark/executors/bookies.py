@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Self
 from pybk.credentials import CLUSTER_SECRET, Secret
 from pybk.errors import NotEnoughBookiesError, PybkError, UsageError
 from pybk.spark.executors.executor import Executor, ExecutorBookie, executor_bookie, local_bookie, read_state, take_lock
-from pybk.spark.executors.placement import ask_executors, executor_locations, hold_executors
+from pybk.spark.executors.task_placement import ask_executors, executor_locations, hold_executors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

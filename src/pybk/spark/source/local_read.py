@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pybk.spark.connection import connection
 from pybk.spark.executors.executor import ExecutorBookie, local_bookie
-from pybk.spark.executors.placement import ask_executors, executor_locations, located_rdd, spark_context
+from pybk.spark.executors.task_placement import ask_executors, executor_locations, located_rdd, spark_context
 from pybk.spark.options import source_options
 from pybk.spark.source.batch_reader import BatchReader
 from pybk.spark.source.columns import schema_of
