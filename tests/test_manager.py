@@ -615,3 +615,27 @@ def test_only_a_manager_that_may_write_recovers(tmp_path: Path) -> None:
         with manager.open_ledger(0, read_flags=ReadFlag.DONT_CACHE) as reader:
             assert payloads(reader) == numbered(2)
             assert not reader.is_closed
+
+
+def test_repr_says_whether_the_manager_is_closed(tmp_path: Path) -> None:
+    manager = open_quick(tmp_path)
+    assert repr(manager) == f"<LedgerManager {tmp_path}>"
+    manager.close()
+    assert repr(manager) == f"<LedgerManager {tmp_path}, closed>"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tiers": "/mnt/hdd"},
+        {"tiers": {"HDD": "/mnt/hdd"}},
+        {"metadata": "lmdb://{path}/metadata", "listen": "bogus"},
+        {"metadata": "lmdb://{path}/metadata", "listen": "tcp://127.0.0.1:*", "advertise": "bogus"},
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_made(tmp_path: Path, options: dict[str, Any]) -> None:
+    if "metadata" in options:
+        options = {**options, "metadata": options["metadata"].format(path=tmp_path)}
+    with pytest.raises(UsageError):
+        LedgerManager.open(tmp_path / "store", **options)
+    assert list(tmp_path.iterdir()) == []

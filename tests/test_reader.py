@@ -297,4 +297,7 @@ def test_reads_are_counted_by_type_and_tier(manager: LedgerManager) -> None:
 
 
 def test_repr_names_the_ledger(manager: LedgerManager) -> None:
-    assert repr(filled(manager)) == "<LedgerReader ledger 0, last add confirmed 9>"
+    reader = filled(manager)
+    assert repr(reader) == "<LedgerReader ledger 0, last add confirmed 9>"
+    reader.close()
+    assert repr(reader) == "<LedgerReader ledger 0, last add confirmed 9, closed>"

@@ -476,3 +476,5 @@ def test_repr_names_the_ledger(manager: LedgerManager) -> None:
     writer = manager.create_ledger(password=b"s3cret")
     writer.append(b"x")
     assert repr(writer) == f"<LedgerWriter ledger {writer.ledger_id}, last add confirmed 0>"
+    writer.close()
+    assert repr(writer) == f"<LedgerWriter ledger {writer.ledger_id}, last add confirmed 0, closed>"

@@ -29,8 +29,16 @@ _LOOK_SECONDS: Final = 1.0
 _DROPPED_SECONDS: Final = 10.0
 """How long an open waits for the close of managers that were garbage-collected without a close."""
 
-_APPLICATIONS: Final = ("pybk.admin", "pybk.opening", "pybk.spark", "pybk.streams")
-"""Modules that use managers as applications do: their frames do not hold locks of a store."""
+_APPLICATIONS: Final = (
+    "pybk.admin",
+    "pybk.opening",
+    "pybk.repair",
+    "pybk.spark",
+    "pybk.storage.repair",
+    "pybk.streams",
+)
+"""Modules that use managers as applications do: their frames do not hold locks of a store that is open. Repair calls
+``progress``, which may close a manager; it holds the lock of a directory alone, which no manager has open meanwhile."""
 
 _HANDLES: Final = ("pybk.manager", "pybk.reader", "pybk.writer")
 

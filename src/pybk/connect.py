@@ -17,6 +17,7 @@ from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.url import open_metadata
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
+from pybk.transport.curve import check_address
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,10 @@ def join(
     Raises:
         PybkError: As ``open_cluster`` and ``BookieServer.open``.
     """
+    for address in listen:  # before anything is made
+        check_address(address, secret=secret is not None)
+    for address in advertise:
+        check_address(address, secret=True)
     metadata, keys = open_cluster(url, secret, create=True)
     with ExitStack() as undo:
         undo.callback(metadata.close)

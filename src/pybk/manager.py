@@ -52,6 +52,7 @@ from pybk.seal import LedgerSeal, unlocked
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
+from pybk.storage.volumes import named_paths
 from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class LedgerManager:
         """
         config = config_of(config)
         root = path_of(path)
+        if tiers is not None:
+            named_paths(tiers)  # before anything is made
         flag_of(read_only, "read_only")
         settle_dropped()
         if cluster:
@@ -223,7 +226,8 @@ class LedgerManager:
 
     def __repr__(self) -> str:
         """Return the class and the location."""
-        return f"<LedgerManager {self._backend.where}{', read-only' if self.read_only else ''}>"
+        how = ", closed" if self._backend.ended else ", read-only" if self.read_only else ""
+        return f"<LedgerManager {self._backend.where}{how}>"
 
     @property
     def read_only(self) -> bool:

@@ -82,7 +82,8 @@ class LedgerReader:
 
     def __repr__(self) -> str:
         """Return the class, the ledger and its last add confirmed."""
-        return f"<LedgerReader ledger {self.ledger_id}, last add confirmed {self._last_add_confirmed}>"
+        closed = ", closed" if self._closed else ""
+        return f"<LedgerReader ledger {self.ledger_id}, last add confirmed {self._last_add_confirmed}{closed}>"
 
     @property
     def last_add_confirmed(self) -> int:

@@ -91,7 +91,8 @@ class LedgerWriter:
 
     def __repr__(self) -> str:
         """Return the class, the ledger and its last add confirmed."""
-        return f"<LedgerWriter ledger {self.ledger_id}, last add confirmed {self.last_add_confirmed}>"
+        closed = ", closed" if self._closed else ""
+        return f"<LedgerWriter ledger {self.ledger_id}, last add confirmed {self.last_add_confirmed}{closed}>"
 
     @property
     def last_add_confirmed(self) -> int:

@@ -14,7 +14,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from pybk.digest import DigestType
-from pybk.errors import CookieError, CorruptError, UsageError
+from pybk.errors import ClosedError, CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.storage.format.index_rows import entries_key
@@ -53,6 +53,13 @@ def test_a_sound_store_has_no_problems(store: Path) -> None:
     assert found.durable_lsn > 0
     assert verify_store(str(store)).unauthenticated == 2
     assert verify_store(str(store), password=b"another").unauthenticated == 2
+
+
+def test_progress_may_close_another_manager(store: Path, tmp_path: Path) -> None:
+    manager = LedgerManager.open(tmp_path / "another")
+    verify_store(str(store), progress=lambda _done, _total: manager.close())
+    with pytest.raises(ClosedError):
+        manager.create_ledger(insecure=True)
 
 
 def test_progress_ends_with_all(store: Path) -> None:
