@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pybk.errors import IllegalOperationError, NotEnoughBookiesError, PybkError, UsageError
 from pybk.manager import LedgerManager
 from pybk.spark import configure, start_bookies
-from pybk.spark.executors import daemon, placement
+from pybk.spark.executors import daemon, task_placement
 from pybk.spark.executors.bookies import BookieSettings
 from pybk.spark.executors.executor import Executor, is_locked, read_state
 from tests.cluster.inside import SECRET, make_cluster
