@@ -321,6 +321,12 @@ class TruncatedError(LogError):
         self.first_seq = first_seq
 
 
+class TruncateGuardError(LogError, UsageError):
+    """Records would be dropped that a checkpoint needs; nothing was dropped."""
+
+    code = UsageError.code
+
+
 class RewoundError(TruncatedError):
     """The log was cut before this reader's position, so what it has read is partly void; read again from ``seq`` + 1.
 

@@ -75,27 +75,39 @@ LEDGER_LIST_MUTANTS = (
         "T7", "truncation does not move backwards", (Piece(RECORD + "truncated", "max(seq, self.first_seq)", "seq"),)
     ),
     Mutant(
-        "T8",
+        "T8a",
+        "records that a checkpoint needs are kept",
+        (Piece(RECORD + "truncated", "self.checkpoints and seq > self.checkpoints[0].seq + 1", "False"),),
+    ),
+    Mutant(
+        "T8b",
+        "a take-over deletes the blobs that its predecessor was writing",
+        (Piece(RECORD + "taken_over", "(*closed.pending_deletes, *self.uploads)", "closed.pending_deletes"),),
+    ),
+    Mutant(
+        "T10",
         "records after a cut have a higher generation",
         (Piece(RECORD + "cut", "generation=self.generation + 1", "generation=self.generation"),),
     ),
-    Mutant("T9", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
+    Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
 KILLED_AT = {
     "T1": 3,
-    "T2a": 2,
+    "T2a": 0,
     "T2b": 3,
     "T2c": 3,
-    "T3": 14,
-    "T4a": 9,
-    "T4b": 5,
+    "T3": 47,
+    "T4a": 12,
+    "T4b": 7,
     "T5a": 3,
     "T5b": 0,
     "T6": 3,
     "T7": 0,
-    "T8": 2,
-    "T9": 7,
+    "T8a": 4,
+    "T8b": 3,
+    "T10": 0,
+    "T11": 190,
 }
 """The first seed that notices each mutant."""
 

@@ -34,7 +34,7 @@ from pybk.streams.ledger_list import (
     WriteList,
     Written,
 )
-from pybk.streams.list_record import ListKind, ListRecord, SegmentEnd
+from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, SegmentEnd
 
 NAME: Final = "log"
 UID: Final = bytes(16)
@@ -117,6 +117,12 @@ def shown(value: Any) -> str:
     )
 
 
+def checkpointing(epoch: int, made: Checkpoint) -> Steps[ListRecord]:
+    """Write a blob and list it; it is given up if another take-over came first."""
+    yield from ledger_list.begin_upload(NAME, epoch, made.ledger_id)
+    return (yield from ledger_list.checkpoint(NAME, epoch, made, 2))
+
+
 class World:
     """Everything of one seed."""
 
@@ -137,6 +143,9 @@ class World:
         """The acknowledged records that no cut dropped."""
         self.owners: dict[int, str] = {}
         self.processes = [Process(f"writer {number}") for number in range(WRITERS)]
+        self.blobs: set[int] = set()
+        self.named_blobs: set[int] = set()
+        """Blobs that a record named once, so that they must not leak."""
         self.cutting: dict[str, int] = {}
         self.trace: list[str] = []
         self.done: dict[str, int] = {}
@@ -175,7 +184,7 @@ class World:
         for seq, entry in self.log.items():
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
-        assert set(self.ledgers) == record.ledgers, "a ledger leaked"
+        assert set(self.ledgers) | (self.blobs & self.named_blobs) == record.ledgers, "a ledger leaked"
         assert not record.pending_deletes
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
@@ -225,7 +234,7 @@ class World:
         if owned is None:
             self.operate(process, "take over", ledger_list.take_over(NAME, now))
             return
-        what = self.random.choices(("roll", "truncate", "cut", "close", "seal"), (10, 6, 3, 2, 0.1))[0]
+        what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), (10, 6, 3, 4, 2, 0.1))[0]
         if what == "roll":
             self.operate(process, what, ledger_list.roll(NAME, owned.epoch, process.number, now))
         elif what == "truncate" and self.log:
@@ -238,6 +247,11 @@ class World:
                 seq = self.random.randint(low, high)
                 self.cutting[process.name] = seq
                 self.operate(process, what, ledger_list.cut(NAME, owned.epoch, seq, now))
+        elif what == "checkpoint" and self.log:
+            self.next_ledger += 1
+            self.blobs.add(self.next_ledger)
+            made = Checkpoint(self.random.choice(sorted(self.log)), 0, self.next_ledger, "", 0)
+            self.operate(process, what, checkpointing(owned.epoch, made))
         elif what in ("close", "seal"):
             self.operate(process, what, ledger_list.close(NAME, owned.epoch, now, seal=what == "seal"))
 
@@ -260,7 +274,7 @@ class World:
             return
         except LostAnswerError:
             self.trace.append(f"{process.name}: {process.what} fails")
-            if process.what not in ("roll", "truncate"):
+            if process.what not in ("roll", "truncate", "checkpoint"):
                 self.crash(process)
             process.steps, process.what = None, ""
             self.done["failed"] = self.done.get("failed", 0) + 1
@@ -385,6 +399,7 @@ class World:
                     return False
                 assert self.found is None or ledger_id not in self.found.record.ledgers, "a listed ledger is deleted"
                 self.ledgers.pop(ledger_id, None)
+                self.blobs.discard(ledger_id)
                 return True
 
     def drain(self, process: Process) -> None:
@@ -451,6 +466,10 @@ class World:
         listed = [segment.ledger_id for segment in record.segments]
         assert len(set(listed)) == len(listed), "a ledger is listed twice"
         assert all(ledger_id in self.ledgers for ledger_id in listed), "a listed ledger is gone"
+        blobs = {checkpoint.ledger_id for checkpoint in record.checkpoints}
+        assert blobs <= self.blobs, "the blob of a checkpoint is gone"
+        assert not record.checkpoints or record.first_seq <= record.checkpoints[0].seq + 1, "a checkpoint lacks records"
+        self.named_blobs |= blobs | set(record.uploads)
         assert sum(segment.is_open for segment in record.segments) <= 2
         held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
         for seq, entry in self.log.items():

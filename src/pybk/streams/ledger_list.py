@@ -18,6 +18,9 @@ Rules, which the steps' order keeps:
   number never becomes listed, and may be deleted; nor does any unlisted ledger of a sealed log.
 - **T6** Ledgers are removed from the list first and deleted then; ``pending_deletes`` names those in between.
 - **T7** The first record that is kept never moves backwards.
+- **T8** Records after the oldest checkpoint are kept. One compare-and-set lists a checkpoint and drops what it covers.
+  Its blob is closed before, and is named in the record from its beginning, so that a later owner deletes it if it is
+  never listed.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError
-from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd, new_list
+from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment, SegmentEnd, new_list
 
 T = TypeVar("T")
 
@@ -255,12 +258,39 @@ def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
             return Owned(settled, settled.segments[-1])
 
 
+def begin_upload(name: str, epoch: int, ledger_id: int) -> Steps[ListRecord]:
+    """Name a new blob in the record, before anything is written to it."""
+
+    def named(record: ListRecord) -> ListRecord:
+        _check_owner(record, epoch)
+        return record.uploading(ledger_id)
+
+    return (yield from update(name, named))
+
+
+def give_up_upload(name: str, epoch: int, ledger_id: int) -> Steps[ListRecord]:
+    """Remove a blob that was not written to its end, and delete it."""
+
+    def given_up(record: ListRecord) -> ListRecord:
+        return record.given_up(ledger_id) if record.epoch == epoch else record
+
+    record = yield from update(name, given_up)
+    return (yield from _delete_pending(name, record))
+
+
+def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int) -> Steps[ListRecord]:
+    """List a checkpoint whose blob is closed, and drop what the checkpoints that are kept do not need (rule T8)."""
+
+    def listed(record: ListRecord) -> ListRecord:
+        _check_owner(record, epoch)
+        return record.checkpointed(made, keep)
+
+    record = yield from update(name, listed)
+    return (yield from _delete_pending(name, record))
+
+
 def drop(name: str) -> Steps[None]:
     """Delete a log: fence its writer, empty and seal its record, delete its ledgers, remove the record (rule T6)."""
-
-    def emptied(record: ListRecord) -> ListRecord:
-        return record.truncated(record.end_seq).ended()
-
     while True:
         found: Found | None = yield ReadList()
         if found is None:
@@ -268,9 +298,9 @@ def drop(name: str) -> Steps[None]:
         record = found.record
         if record.open_segments:
             ends = yield from _recovered(record)
-            yield WriteList(emptied(record.closed(ends, 0)), found.version)
+            yield WriteList(record.closed(ends, 0).emptied(), found.version)
         elif not record.sealed or record.segments:
-            yield WriteList(emptied(record), found.version)
+            yield WriteList(record.emptied(), found.version)
         elif record.pending_deletes:
             record = yield from _delete_pending(name, record)
             if record.pending_deletes:

@@ -23,7 +23,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.errors import CorruptError, TruncateGuardError, UnsupportedFormatError, UsageError
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
 
@@ -86,6 +86,24 @@ class Segment:
         return self.last_seq is None
 
 
+class Checkpoint(NamedTuple):
+    """A snapshot of what the records up to one amount to, in a blob.
+
+    Attributes:
+        seq: The last record that it covers.
+        generation: The generation of the log when it was made.
+        ledger_id: The blob.
+        meta: The application's.
+        created_ns: When it was made, nanoseconds since 1970.
+    """
+
+    seq: int
+    generation: int
+    ledger_id: int
+    meta: str
+    created_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class ListRecord:
     """A ledger list at one moment.
@@ -107,6 +125,8 @@ class ListRecord:
         properties: The application's.
         segments: By number, without gaps in sequence numbers. At most the last two are open.
         pending_deletes: Ledgers that were removed from the list and may not be deleted yet.
+        checkpoints: By the record that they cover, ascending. Records after the oldest one are not truncated (rule T8).
+        uploads: Blobs that the present owner writes; those of an owner before are deleted.
     """
 
     name: str
@@ -123,6 +143,8 @@ class ListRecord:
     properties: Mapping[str, str] = field(default_factory=dict, hash=False)
     segments: tuple[Segment, ...] = ()
     pending_deletes: tuple[int, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    uploads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the invariants; a record that breaks them is neither written nor believed."""
@@ -143,7 +165,8 @@ class ListRecord:
     @property
     def ledgers(self) -> frozenset[int]:
         """The ledgers that are listed."""
-        return frozenset(each.ledger_id for each in self.segments)
+        blobs = (each.ledger_id for each in self.checkpoints)
+        return frozenset((*(each.ledger_id for each in self.segments), *blobs, *self.uploads))
 
     def kept_of(self, generation: int) -> int:
         """Return the last record that the cuts after a generation kept; ``SEQ_MAX`` if there was none."""
@@ -167,7 +190,10 @@ class ListRecord:
             now_ns: The time, nanoseconds since 1970.
         """
         closed = self._closed(ends, now_ns)
-        return closed._added(ledger_id, self.epoch + 1, closed.end_seq, now_ns)
+        pending = (*closed.pending_deletes, *self.uploads)
+        return replace(closed, uploads=(), pending_deletes=pending)._added(
+            ledger_id, self.epoch + 1, closed.end_seq, now_ns
+        )
 
     def rolled(self, ledger_id: int, now_ns: int) -> ListRecord:
         """Return the record with one more open segment; the one before it stays open until ``closed``."""
@@ -182,13 +208,62 @@ class ListRecord:
         """Return the record that begins with ``seq``; segments that end before it are removed.
 
         A lower ``seq`` than ``first_seq`` changes nothing. The caller made sure that the record before ``seq`` exists.
+
+        Raises:
+            TruncateGuardError: A checkpoint that is kept needs records that would be dropped.
         """
+        if self.checkpoints and seq > self.checkpoints[0].seq + 1:
+            raise TruncateGuardError(
+                f"log {self.name!r}: records before {seq} cannot be dropped, because the oldest checkpoint covers "
+                f"those up to {self.checkpoints[0].seq}, and a restart from it replays the others: make another first"
+            )
         first = max(seq, self.first_seq)
         gone = [each for each in self.segments if each.last_seq is not None and each.last_seq < first]
         return self._without(gone, first_seq=first)
 
+    def uploading(self, ledger_id: int) -> ListRecord:
+        """Return the record that names a blob which is being written."""
+        if ledger_id in self.uploads:
+            return self
+        return replace(self, uploads=(*self.uploads, ledger_id))
+
+    def given_up(self, ledger_id: int) -> ListRecord:
+        """Return the record without a blob that was being written."""
+        if ledger_id not in self.uploads:
+            return self
+        left = tuple(each for each in self.uploads if each != ledger_id)
+        return replace(self, uploads=left, pending_deletes=(*self.pending_deletes, ledger_id))
+
+    def checkpointed(self, checkpoint: Checkpoint, keep: int) -> ListRecord:
+        """Return the record with one more checkpoint, the newest ``keep`` of all, and the records that those need.
+
+        Raises:
+            UsageError: A newer checkpoint exists, or the log has no such record.
+        """
+        if checkpoint in self.checkpoints:
+            return self
+        newest = self.checkpoints[-1].seq if self.checkpoints else self.first_seq - 1
+        if checkpoint.seq < newest:
+            raise UsageError(
+                f"log {self.name!r}: a checkpoint of record {checkpoint.seq} is older than the newest one, of {newest}"
+            )
+        kept = (*self.checkpoints, checkpoint)[-keep:]
+        dropped = tuple(each.ledger_id for each in self.checkpoints if each not in kept)
+        changed = replace(
+            self,
+            checkpoints=kept,
+            uploads=tuple(each for each in self.uploads if each != checkpoint.ledger_id),
+            pending_deletes=(*self.pending_deletes, *dropped),
+        )
+        return changed.truncated(kept[0].seq + 1)
+
     def check_cut(self, seq: int, end_seq: int) -> None:
         """Raise UsageError unless the log, whose last record is the one before ``end_seq``, can end with ``seq``."""
+        if self.checkpoints and seq < self.checkpoints[-1].seq:
+            raise TruncateGuardError(
+                f"log {self.name!r} cannot end with record {seq}: a checkpoint covers those up to "
+                f"{self.checkpoints[-1].seq}"
+            )
         if not self.first_seq - 1 <= seq < end_seq:
             raise UsageError(
                 f"log {self.name!r} cannot end with record {seq}; it has records {self.first_seq} to {end_seq - 1}"
@@ -213,6 +288,12 @@ class ListRecord:
     def ended(self) -> ListRecord:
         """Return the sealed record; all segments have to be closed."""
         return replace(self, sealed=True)
+
+    def emptied(self) -> ListRecord:
+        """Return the sealed record without records, checkpoints and uploads; all segments have to be closed."""
+        blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
+        bare = replace(self, checkpoints=(), uploads=(), pending_deletes=(*self.pending_deletes, *blobs))
+        return bare.truncated(self.end_seq).ended()
 
     def deleted(self, ledger_ids: Iterable[int]) -> ListRecord:
         """Return the record that does not remember these deleted ledgers."""
@@ -281,6 +362,8 @@ class ListRecord:
                 "properties": dict(self.properties),
                 "segments": [[getattr(each, name) for name in Segment.__slots__] for each in self.segments],
                 "pending_deletes": list(self.pending_deletes),
+                "checkpoints": [list(each) for each in self.checkpoints],
+                "uploads": list(self.uploads),
             }
         )
 
@@ -307,6 +390,8 @@ class ListRecord:
                     "cuts": tuple((number, seq) for number, seq in values["cuts"]),
                     "segments": tuple(Segment(*each) for each in values["segments"]),
                     "pending_deletes": tuple(values["pending_deletes"]),
+                    "checkpoints": tuple(Checkpoint(*each) for each in values["checkpoints"]),
+                    "uploads": tuple(values["uploads"]),
                 }
             )
 
@@ -321,11 +406,15 @@ def new_list(name: str, kind: ListKind, uid: bytes, start_seq: int) -> ListRecor
 def _problem_of(record: ListRecord) -> str:
     """Return which invariant a record breaks; empty if none."""
     numbers = [each.number for each in record.segments]
-    ledgers = [*(each.ledger_id for each in record.segments), *record.pending_deletes]
+    blobs = [*(each.ledger_id for each in record.checkpoints), *record.uploads]
+    ledgers = [*(each.ledger_id for each in record.segments), *blobs, *record.pending_deletes]
     if len(set(ledgers)) < len(ledgers):
         return "a ledger is listed twice, or listed and to be deleted"
     if any(low >= high for low, high in pairwise([0, *numbers, record.next_segment])):
         return f"segments {numbers} do not ascend below {record.next_segment}"
+    covered = [each.seq for each in record.checkpoints]
+    if covered != sorted(covered) or (covered and record.first_seq > covered[0] + 1):
+        return f"checkpoints cover records up to {covered}, but records before {record.first_seq} were dropped"
     if not record.start_seq <= record.first_seq:
         return f"it begins with record {record.first_seq}, before the first one, {record.start_seq}"
     if any(each.epoch > record.epoch or each.generation > record.generation for each in record.segments):

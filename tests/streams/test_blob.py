@@ -1,0 +1,58 @@
+"""Blobs are read as they were written, and only if they were written to their end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pybk import LedgerManager
+from pybk.errors import CorruptError
+from pybk.streams.blob import BlobReader, BlobWriter
+
+CHUNK = 100
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 200, 5_000])
+def test_a_blob_reads_like_a_file(tmp_path: Path, size: int) -> None:
+    random = Random(size)
+    data = random.randbytes(size)
+    with LedgerManager.open(tmp_path) as manager:
+        writer = BlobWriter(manager.create_ledger(password=b"p"), CHUNK)
+        at = 0
+        while at < size:
+            step = random.randint(1, 350)
+            assert writer.write(data[at : at + step]) == len(data[at : at + step])
+            at += step
+        assert writer.tell() == size
+        writer.close()
+        blob = BlobReader(manager.open_ledger(writer.ledger_id, password=b"p"))
+        with io.BufferedReader(blob, 64) as file:
+            assert file.read() == data
+            for _ in range(50):
+                position, length = random.randint(0, size + 10), random.randint(0, 400)
+                assert file.seek(position) == position
+                assert file.read(length) == data[position : position + length]
+            assert file.seek(0, io.SEEK_END) == size
+            assert blob.problem() is None
+            with pytest.raises(ValueError, match="before the beginning"):
+                blob.seek(-1)
+
+
+def test_a_blob_that_was_not_closed_does_not_count(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        writer = BlobWriter(manager.create_ledger(password=b"p"), CHUNK)
+        writer.write(bytes(250))
+        writer.abort()
+        with pytest.raises(CorruptError, match="written to its end"):
+            BlobReader(manager.open_ledger(writer.ledger_id, password=b"p", recover=False))
+
+
+def test_another_ledger_is_not_a_blob(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        with manager.create_ledger(password=b"p") as other:
+            other.append(b"x" * 16)
+        with pytest.raises(CorruptError, match="not a blob"):
+            BlobReader(manager.open_ledger(other.ledger_id, password=b"p"))
