@@ -208,11 +208,13 @@ def test_the_directory_of_a_tier_is_refused_and_the_error_names_the_store(tmp_pa
 
 INTERNAL_CONSTRUCTORS = {
     "AppendFuture",
+    "CheckpointWriter",
     "LedgerManager",
     "LedgerReader",
     "LedgerWriter",
     "Opening",
     "Transaction",
+    "WalCheckpoint",
     "WriteAheadLog",
 }
 """Classes whose objects pybk makes: applications do not call them."""

@@ -49,6 +49,7 @@ from pybk.errors import (
     StoreLockedError,
     TooManyRequestsError,
     TruncatedError,
+    TruncateGuardError,
     UnauthorizedError,
     UnsupportedFormatError,
     UsageError,
@@ -67,6 +68,7 @@ from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
+from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
@@ -78,6 +80,7 @@ __all__ = [
     "AppendTimeoutError",
     "Bookie",
     "BookieRegistration",
+    "CheckpointWriter",
     "ClosedError",
     "ClusterOptions",
     "CookieError",
@@ -153,6 +156,7 @@ __all__ = [
     "Tiers",
     "TooManyRequestsError",
     "Transaction",
+    "TruncateGuardError",
     "TruncatedError",
     "UnauthorizedError",
     "UnsupportedFormatError",
@@ -160,6 +164,7 @@ __all__ = [
     "VerifyProblem",
     "VerifyReport",
     "VersionConflictError",
+    "WalCheckpoint",
     "WalRecord",
     "WriteAheadLog",
     "WriteFlag",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, StoreLockedError, UsageError
+from pybk import LedgerManager, PybkError, StoreLockedError, UsageError
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -22,6 +22,7 @@ from pybk.errors import (
     NoSuchLogError,
     RewoundError,
     TruncatedError,
+    TruncateGuardError,
     UnauthorizedError,
 )
 from pybk.streams.wal import WalRecord, WriteAheadLog
@@ -131,7 +132,8 @@ def test_a_second_writer_needs_to_steal_and_fences_the_first(manager: LedgerMana
             first.append(b"c")
     with pytest.raises(LogFencedError):
         first.roll()
-    first.close()
+    with pytest.raises(LogFencedError):
+        first.close()
     assert data_of(second) == [b"a", b"b"]
     second.close()
 
@@ -354,3 +356,60 @@ def test_a_log_without_a_password_says_so(manager: LedgerManager) -> None:
     with WriteAheadLog.open(manager, "open", insecure=True) as wal:
         wal.append(b"a")
         assert data_of(wal) == [b"a"]
+
+
+def test_a_checkpoint_is_listed_and_truncates_at_once(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        assert wal.latest_checkpoint() is None
+        wal.append_many([b"%d" % number for number in range(1, 11)])
+        with wal.checkpoint(4, meta="first") as file:
+            file.write(b"state of 4")
+        with wal.checkpoint() as file:
+            file.write(b"state of 10")
+            wal.append(b"11")
+        assert [(each.lsn, each.meta) for each in wal.checkpoints()] == [(4, "first"), (10, "")]
+        assert wal.first_lsn == 5
+        with pytest.raises(TruncateGuardError):
+            wal.truncate_before(6)
+        with pytest.raises(TruncateGuardError):
+            wal.truncate_after(9)
+        with pytest.raises(UsageError, match="older"):
+            wal.checkpoint(9)
+        with pytest.raises(UsageError, match="so far"):
+            wal.checkpoint(12)
+    with opened(manager) as wal:
+        latest = wal.latest_checkpoint()
+        assert latest is not None
+        with latest.open() as file:
+            assert file.read() == b"state of 10"
+        assert [record.data for record in wal.replay(latest.lsn + 1)] == [b"11"]
+        with wal.checkpoint(keep=1) as file:
+            file.write(b"state of 11")
+        assert len(list(manager.list_ledgers("wal"))) == len(wal.ledgers) + 1
+
+
+def test_a_checkpoint_that_raises_changes_nothing(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        before = len(list(manager.list_ledgers()))
+        with suppress(ZeroDivisionError), wal.checkpoint() as file:
+            file.write(bytes(3 << 20))
+            raise ZeroDivisionError
+        assert wal.checkpoints() == []
+        assert data_of(wal) == [b"a"]
+        assert len(list(manager.list_ledgers())) == before
+
+
+def test_a_checkpoint_of_a_fenced_writer_is_not_listed(manager: LedgerManager) -> None:
+    first = opened(manager)
+    first.append(b"a")
+    file = first.checkpoint()
+    file.write(b"state")
+    with opened(manager, steal=True) as second:
+        with pytest.raises(PybkError):
+            file.close()
+        assert second.checkpoints() == []
+        assert len(list(manager.list_ledgers())) == len(second.ledgers)
+    with pytest.raises(LogFencedError):
+        first.close()
+    first.close()

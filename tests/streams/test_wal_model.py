@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pybk import LedgerManager
-from pybk.errors import LogFencedError, TruncatedError
+from pybk.errors import LogFencedError, TruncatedError, TruncateGuardError
 from pybk.streams.wal import WalRecord, WriteAheadLog
 
 DATA = st.binary(max_size=40)
@@ -31,6 +32,7 @@ class WalMachine(RuleBasedStateMachine):
         self.fenced: list[WriteAheadLog] = []
         self.seen: list[WalRecord] = []
         self.seen_generation = 0
+        self.checkpoints: list[tuple[int, bytes]] = []
 
     @property
     def last(self) -> int:
@@ -69,19 +71,43 @@ class WalMachine(RuleBasedStateMachine):
     @rule(number=st.integers(0, 20))
     def truncate_before(self, number: int) -> None:
         lsn = min(self.first + number, self.last + 1)
+        if self.checkpoints and lsn > self.checkpoints[0][0] + 1:
+            with pytest.raises(TruncateGuardError):
+                self.wal.truncate_before(lsn)
+            return
         self.wal.truncate_before(lsn)
-        self.first = max(self.first, lsn)
-        for gone in [each for each in self.records if each < self.first]:
-            del self.records[gone]
+        self.dropped_before(lsn)
 
     @rule(number=st.integers(0, 20))
     def truncate_after(self, number: int) -> None:
         lsn = max(self.first - 1, self.last - number)
+        if self.checkpoints and lsn < self.checkpoints[-1][0]:
+            with pytest.raises(TruncateGuardError):
+                self.wal.truncate_after(lsn)
+            return
         self.wal.truncate_after(lsn)
         self.generation += 1
         for gone in [each for each in self.records if each > lsn]:
             del self.records[gone]
         assert self.wal.generation == self.generation
+
+    @rule(data=DATA, back=st.integers(0, 5), keep=st.integers(1, 3), whole=st.booleans())
+    def checkpoint(self, data: bytes, back: int, keep: int, whole: bool) -> None:
+        lsn = max(self.last - back, self.first - 1, *(lsn for lsn, _ in self.checkpoints), 0)
+        if not whole:
+            with suppress(ZeroDivisionError), self.wal.checkpoint(lsn) as file:
+                file.write(data)
+                raise ZeroDivisionError
+            return
+        with self.wal.checkpoint(lsn, keep=keep) as file:
+            file.write(data)
+        self.checkpoints = [*self.checkpoints, (lsn, data)][-keep:]
+        self.dropped_before(self.checkpoints[0][0] + 1)
+
+    def dropped_before(self, lsn: int) -> None:
+        self.first = max(self.first, lsn)
+        for gone in [each for each in self.records if each < self.first]:
+            del self.records[gone]
 
     @rule()
     def reopen(self) -> None:
@@ -124,6 +150,12 @@ class WalMachine(RuleBasedStateMachine):
         assert {record.lsn: record.data for record in found} == self.records
         assert self.wal.first_lsn == self.first
         assert self.wal.last_lsn == self.wal.durable_lsn == self.last
+        latest = self.wal.latest_checkpoint()
+        assert [each.lsn for each in self.wal.checkpoints()] == [lsn for lsn, _ in self.checkpoints]
+        if self.checkpoints:
+            assert latest is not None
+            with latest.open() as file:
+                assert (latest.lsn, file.read()) == self.checkpoints[-1]
         if self.records:
             middle = (self.first + self.last) // 2
             assert self.wal.read(middle).data == self.records[middle]
@@ -131,7 +163,8 @@ class WalMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "wal"):
             self.wal.close()
-            assert set(self.manager.list_ledgers()) == set(self.wal.ledgers), "a ledger leaked"
+            listed = len(self.wal.ledgers) + len(self.checkpoints)
+            assert len(list(self.manager.list_ledgers())) == listed, "a ledger leaked"
         self.stack.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -22,6 +22,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
 from pybk.reader import LedgerReader
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header
@@ -51,6 +52,9 @@ GROUP: Final = "logs"
 
 SEGMENT_KEY: Final = "pybk.segment"
 """Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, so that a list can be made again."""
+
+BLOB_KEY: Final = "pybk.blob"
+"""Custom metadata of a blob's ledger: the name and uid of the log that it belongs to, as JSON."""
 
 T = TypeVar("T")
 
@@ -205,23 +209,19 @@ class LedgerSteps:
 
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
-        spec = self.spec
-        ensemble_size, write_quorum, ack_quorum = spec.quorums
-        writer = self.manager.create_ledger(
-            password=spec.password,
-            ledger_type=spec.ledger_type,
-            storage_hints=spec.storage_hints,
-            write_flags=spec.write_flags,
-            digest_type=spec.digest_type,
-            custom_metadata={SEGMENT_KEY: header.describe()},
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            insecure=spec.insecure,
-        )
+        writer = self._new_ledger({SEGMENT_KEY: header.describe()})
         writer.append(header.encode())
         self._writing.created(step.number, writer)
         return writer.ledger_id
+
+    def create_blob(self) -> LedgerWriter:
+        """Create the ledger of a blob of this log."""
+        description = {"name": self.name, "uid": self.existing().record.uid.hex()}
+        return self._new_ledger({BLOB_KEY: encode_json(description)})
+
+    def open_blob(self, ledger_id: int) -> LedgerReader:
+        """Open the ledger of a blob; NoSuchLedgerError if it was deleted."""
+        return self.manager.open_ledger(ledger_id, password=self.spec.password, recover=False)
 
     def open_segment(self, segment: Segment, *, recover: bool = False) -> LedgerReader:
         """Open the ledger of a segment; NoSuchLedgerError if it was deleted."""
@@ -234,6 +234,22 @@ class LedgerSteps:
                 if not self.manager.check_password(segment.ledger_id, self.spec.password):
                     raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
                 return
+
+    def _new_ledger(self, custom_metadata: Mapping[str, bytes]) -> LedgerWriter:
+        spec = self.spec
+        ensemble_size, write_quorum, ack_quorum = spec.quorums
+        return self.manager.create_ledger(
+            password=spec.password,
+            ledger_type=spec.ledger_type,
+            storage_hints=spec.storage_hints,
+            write_flags=spec.write_flags,
+            digest_type=spec.digest_type,
+            custom_metadata=custom_metadata,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            insecure=spec.insecure,
+        )
 
     def _end_of(self, segment: Segment) -> SegmentEnd:
         """Close a ledger unless that is done, and return what it holds."""

@@ -241,12 +241,8 @@ class LogWriter:
             if self.closed:
                 return
             try:
-                if self._fenced is None:
-                    self.operate(
-                        lambda: self.steps.perform(
-                            ledger_list.close(self._name, self.appender.epoch, time.time_ns, seal=seal)
-                        )
-                    )
+                epoch = self.appender.epoch
+                self.operate(lambda: self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns, seal=seal)))
             finally:
                 self.closed = True
                 self._release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -20,8 +21,10 @@ from pybk.credentials import PASSWORD, Secret
 from pybk.digest import DigestType
 from pybk.errors import (
     ClosedError,
+    CorruptError,
     IllegalOperationError,
     NoSuchEntryError,
+    PybkError,
     TooManyRequestsError,
     UsageError,
 )
@@ -29,6 +32,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.opening import Opening
 from pybk.streams import ledger_list
+from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps
@@ -37,6 +41,8 @@ from pybk.streams.log_writer import SEGMENT_AGE_S, SEGMENT_BYTES, LogWriter, Rol
 from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
+
+logger = logging.getLogger(__name__)
 
 _FIRST_LSN: Final = 1
 _INT64_MAX: Final = (1 << 63) - 1
@@ -554,12 +560,79 @@ class WriteAheadLog:
         """Roll in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.roll)
 
+    def checkpoint(self, lsn: int | None = None, *, meta: str = "", keep: int = 2) -> CheckpointWriter:
+        """Return a file to write a snapshot of the database to, which leaving its ``with`` commits.
+
+        Use it so::
+
+            with wal.checkpoint() as file:
+                database.dump(file)
+
+        A restart reads ``latest_checkpoint()`` and replays from the record after its ``lsn``. The commit drops the
+        records, and the checkpoints, that the newest ``keep`` checkpoints do not need.
+
+        Args:
+            lsn: The last record that the snapshot covers; None for the last one that is durable now.
+            meta: Text that the checkpoint carries.
+            keep: Checkpoints to keep, at least 1.
+
+        Raises:
+            UsageError: Record ``lsn`` is not durable, or a newer checkpoint exists; raised by the commit if it comes
+                to exist meanwhile.
+            LogFencedError: Another writer has the log.
+            PybkError: As ``LedgerManager.create_ledger``.
+
+        Durability: When the ``with`` is left, the snapshot is on disk and listed. After a crash before that the log has
+            its checkpoints and records of before.
+        """
+        writer = self._writing()
+        durable = self.durable_lsn
+        covered = durable if lsn is None else _whole_lsn(lsn, "lsn")
+        if keep < 1:
+            raise UsageError(f"keep is {keep!r:.50}; it takes a number of checkpoints, at least 1")
+        if not isinstance(meta, str):
+            raise UsageError(f"meta takes a string, not {type(meta).__name__}")
+        if covered > durable:
+            raise UsageError(
+                f"a checkpoint cannot cover record {covered} of log {self.name!r}: it has {durable} so far"
+            )
+        newest = max((each.lsn for each in self.checkpoints()), default=0)
+        if covered < newest:
+            raise UsageError(f"a checkpoint of record {covered} is older than the newest one, of {newest}")
+        owner = writer.appender.epoch, writer.appender.generation
+        return CheckpointWriter(self._steps, owner, covered, meta, keep, writer.operate)
+
+    def checkpoints(self) -> list[WalCheckpoint]:
+        """Return the checkpoints that are kept, the oldest first."""
+        return [WalCheckpoint(self._steps, each) for each in self._record().checkpoints]
+
+    def latest_checkpoint(self) -> WalCheckpoint | None:
+        """Return the newest checkpoint that is whole, read to its end; None if the log has none.
+
+        A damaged one is skipped with a warning in the log of ``logging``; the records after the one before it are still
+        there to replay.
+
+        Raises:
+            CorruptError: There are checkpoints, and all are damaged.
+        """
+        found = self.checkpoints()
+        problem: PybkError | None = None
+        for each in reversed(found):
+            problem = each.problem()
+            if problem is None:
+                return each
+            logger.warning("log %r: the checkpoint of record %d is damaged: %s", self.name, each.lsn, problem)
+        if problem is not None:
+            raise CorruptError(f"log {self.name!r}: all {len(found)} checkpoints are damaged: {problem}") from problem
+        return None
+
     def truncate_before(self, lsn: int) -> None:
         """Drop the records before ``lsn``, at once for readers; ledgers that only hold such records are deleted.
 
-        A lower ``lsn`` than ``first_lsn`` changes nothing.
+        A lower ``lsn`` than ``first_lsn`` changes nothing. A checkpoint truncates by itself.
 
         Raises:
+            TruncateGuardError: The oldest checkpoint needs records before ``lsn``.
             UsageError: Record ``lsn - 1`` is not durable.
 
         Durability: On return they are dropped for good. Disk space comes back in the background.
@@ -582,6 +655,7 @@ class WriteAheadLog:
 
         Raises:
             UsageError: There is no record ``lsn`` to end with, nor is it ``first_lsn - 1``; nothing was dropped.
+            TruncateGuardError: A checkpoint covers records after ``lsn``.
             LogFencedError: Another writer has the log.
 
         Durability: On return they are dropped for good.

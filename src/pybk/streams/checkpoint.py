@@ -1,0 +1,151 @@
+"""Checkpoints of a write-ahead log: written like a file, listed by one compare-and-set, read after a restart.
+
+A checkpoint is a blob and its entry in the log's record. Its commit also moves the truncation point to the oldest
+checkpoint that is kept, so that the log never lacks a record that a restart from a checkpoint has to replay (rule T8).
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from pybk.errors import PybkError
+from pybk.streams import ledger_list
+from pybk.streams.blob import BlobReader, BlobWriter
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import Checkpoint
+
+
+class CheckpointWriter(io.BufferedIOBase):
+    """Writes a checkpoint; made by ``WriteAheadLog.checkpoint``.
+
+    Leaving its ``with`` commits it. If an exception leaves it, or ``abort`` is called, nothing changes.
+
+    Threads: one.
+
+    Attributes:
+        lsn: The last record that the checkpoint covers; a restart replays from the next one.
+    """
+
+    def __init__(
+        self,
+        steps: LedgerSteps,
+        owner: tuple[int, int],
+        lsn: int,
+        meta: str,
+        keep: int,
+        operate: Callable[[Callable[[], object]], object],
+    ) -> None:
+        super().__init__()
+        self.lsn: Final = lsn
+        self._steps = steps
+        self._epoch, self._generation = owner
+        self._meta = meta
+        self._keep = keep
+        self._operate = operate
+        self._blob = BlobWriter(steps.create_blob())
+        operate(lambda: steps.perform(ledger_list.begin_upload(steps.name, self._epoch, self._blob.ledger_id)))
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._blob.tell()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Append bytes to the checkpoint; returns how many, which is all."""
+        return self._blob.write(data)
+
+    def close(self) -> None:
+        """Commit the checkpoint: its blob is sealed, then one compare-and-set lists it and truncates the log.
+
+        A second call does nothing.
+
+        Raises:
+            LogFencedError: Another writer has the log; nothing was listed.
+            PybkError: The checkpoint may be listed or not if ``outcome_unknown`` is set, else it is not.
+        """
+        if self.closed:
+            return
+        super().close()
+        try:
+            self._blob.close()
+        except BaseException:
+            self._give_up()
+            raise
+        made = Checkpoint(self.lsn, self._generation, self._blob.ledger_id, self._meta, time.time_ns())
+        steps = self._steps
+        self._operate(lambda: steps.perform(ledger_list.checkpoint(steps.name, self._epoch, made, self._keep)))
+
+    def abort(self) -> None:
+        """Give the checkpoint up; nothing changes."""
+        if not self.closed:
+            super().close()
+            self._blob.abort()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Delete the blob; if that is not possible now, the next owner of the log does it."""
+        steps = self._steps
+        self._operate(lambda: steps.perform(ledger_list.give_up_upload(steps.name, self._epoch, self._blob.ledger_id)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Commit the checkpoint, or give it up if an exception is on its way."""
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __enter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+
+class WalCheckpoint:
+    """A checkpoint that was committed; made by ``WriteAheadLog.checkpoints``.
+
+    Attributes:
+        lsn: The last record that it covers.
+        generation: The generation of the log when it was made.
+        meta: The application's text.
+        time_ns: When it was committed, nanoseconds since 1970.
+    """
+
+    def __init__(self, steps: LedgerSteps, found: Checkpoint) -> None:
+        self._steps = steps
+        self._ledger_id = found.ledger_id
+        self.lsn: Final = found.seq
+        self.generation: Final = found.generation
+        self.meta: Final = found.meta
+        self.time_ns: Final = found.created_ns
+
+    def __repr__(self) -> str:
+        """Return the class, the log and the last record that it covers."""
+        return f"<WalCheckpoint of {self._steps.name!r} up to record {self.lsn}>"
+
+    def open(self) -> io.BufferedReader:
+        """Return a file to read it from, at any position; each chunk is verified when it is read.
+
+        Raises:
+            CorruptError, DigestMismatchError: It is damaged.
+            NoSuchLedgerError: It was dropped, because newer ones were made.
+        """
+        return io.BufferedReader(self._blob(), 1 << 20)
+
+    def _blob(self) -> BlobReader:
+        return BlobReader(self._steps.open_blob(self._ledger_id))
+
+    def problem(self) -> PybkError | None:
+        """Read it whole; returns what is wrong with it, None if nothing is."""
+        try:
+            with self._blob() as blob:
+                return blob.problem()
+        except PybkError as error:
+            return error
