@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-spark test test-floors sbom check bench bench-cluster bench-spark bench-compare sim clean
+.PHONY: help demo demo-spark test test-floors sbom check bench bench-cluster bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +28,7 @@ help:
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
+	@echo "make bench-streams       figures of write-ahead logs beside ledgers and sqlite3; ARGS=... as for bench"
 	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
 	@echo "make bench-compare BASE=commit   is this tree slower than a commit? ARGS=... names rows"
 	@echo "make sim [SEEDS=n]       the replication machines in a world of faults; prints events/s and seeds that fail"
@@ -74,6 +75,9 @@ bench: $(VENV)/.bench
 
 bench-cluster: $(VENV)/.bench
 	$(BIN)/python -m bench.cluster $(ARGS)
+
+bench-streams: $(VENV)/.bench
+	$(BIN)/python -m bench.streams $(ARGS)
 
 bench-spark: $(VENV)/.bench $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && $(BIN)/python -m bench.spark $(ARGS)

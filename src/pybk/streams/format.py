@@ -9,7 +9,7 @@ This module defines layouts and does not read or write ledgers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +26,6 @@ _HEADER: Final = struct.Struct("<BBHIq")
 _HEADER_DTYPE: Final = np.dtype([("format", "u1"), ("kind", "u1"), ("flags", "<u2"), ("count", "<u4"), ("seq", "<i8")])
 _TIME: Final = struct.Struct("<q")
 _END_BYTES: Final = 4
-_SPAN_FACTOR: Final = 2
 TIME_BYTES: Final = 8
 
 Int64s = npt.NDArray[np.int64]
@@ -199,18 +198,9 @@ class Records(NamedTuple):
             self.entries,
         )
 
-    def data(self) -> list[bytes]:
-        """Return a copy of the data of each record."""
-        if not len(self.starts):
-            return []
-        low, high = int(self.starts.min()), int(self.ends.max())
-        if high - low > _SPAN_FACTOR * int((self.ends - self.starts).sum()):  # other ledgers' entries lie between
-            each = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-            return [self.buffer[first:end].tobytes() for first, end in each]
-        # One copy of all, and then slices of it, because slicing a memoryview takes twice as long.
-        copied = bytes(self.buffer[low:high])
-        lows, highs = (self.starts - low).tolist(), (self.ends - low).tolist()
-        return [copied[first:end] for first, end in zip(lows, highs, strict=True)]
+    def data(self) -> Iterator[bytes]:
+        """Yield a copy of the data of each record, made when it is asked for: so a caller's memory is used again."""
+        return map(bytes, map(self.buffer.__getitem__, map(slice, self.starts.tolist(), self.ends.tolist())))
 
 
 def decode_batch(batch: EntryBatch, seq: int, *, where: str) -> Records:

@@ -1,0 +1,38 @@
+"""``python -m bench.streams [CONTEST ...]``: hold contests of logs and print their figures."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from bench import report
+from bench.contest import Scale
+from bench.streams import wal
+
+CONTESTS: Final = {contest.name: contest for contest in wal.CONTESTS}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Hold the contests and print their figures; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.streams", description="Records have 1 KiB; appends are durable."
+    )
+    report.add_options(parser, CONTESTS)
+    parsed, chosen = report.parse(parser, CONTESTS, arguments)
+    quick: bool = parsed.quick
+    scale = Scale(
+        rounds=parsed.rounds or (1 if quick else 9),
+        seconds=parsed.seconds or (0.1 if quick else 0.5),
+        entries=8 << 10 if quick else 64 << 10,
+        ledgers=0,
+        reopen_bytes=0,
+        memory_bytes=0,
+    )
+    report.run(chosen, scale, parsed, "")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The contests of logs run, and compare what they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.streams.__main__ import CONTESTS
+from tests.paths import ROOT
+from tests.waiting import PROCESS_S
+
+
+def test_the_contests_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench.streams", "--quick", "--json", "--directory", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=False)
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(run.stdout)
+    found = json.dumps(figures)
+    for contest in CONTESTS.values():
+        assert contest.name in found
+    assert list(tmp_path.iterdir()) == []
