@@ -1,1 +1,1 @@
-"""Figures of logs on ledgers, beside ledgers themselves, sqlite3 and the bare disk."""
+"""Figures of logs on ledgers, compared with ledgers themselves and with sqlite3."""

@@ -1,4 +1,4 @@
-"""Contests of the write-ahead log: beside a ledger of the same store settings, and beside sqlite3."""
+"""Contests of the write-ahead log: compared with a ledger of the same store settings, and with sqlite3."""
 
 from __future__ import annotations
 
