@@ -9,8 +9,9 @@ from random import Random
 import pytest
 
 from pybk import LedgerManager, WriteAheadLog
-from pybk.errors import PybkError
+from pybk.errors import PybkError, StorageRefusedError
 from tests.simdisk import SimCrash, SimFileSystem
+from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
 from tests.streams.workload import Model, work
 
@@ -53,5 +54,43 @@ def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation(se
         lsn = wal.append(b"after")
         assert lsn == max([*model.records, wal.first_lsn - 1]) + 1
         assert wal.read(lsn).data == b"after"
+        wal.close()
+        manager.close()
+
+
+def run_through(fs: SimFileSystem, model: Model, seed: int) -> None:
+    """Work on a log of a disk that fails; continue after a lack of space."""
+    try:
+        manager = open_world(fs)
+    except PybkError:
+        return
+    try:
+        wal = WriteAheadLog.open(manager, "wal", insecure=True, segment_bytes=1 << 30)
+        for attempt in range(4):
+            try:
+                for _ in islice(work(wal, Random(seed + attempt), model.take), STEPS):
+                    pass
+            except StorageRefusedError:  # nothing was done, and the log continues
+                model.check(wal)
+        wal.close()
+    except PybkError:
+        pass
+    finally:
+        abandon(manager)
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("forever", [False, True])
+def test_nothing_acknowledged_is_lost_when_any_operation_fails(error: ErrorName, forever: bool) -> None:
+    whole = SimFileSystem(0)
+    run(whole, Model(), 0)
+    for operation in range(0, len(whole.operations), 3):
+        fs, model = SimFileSystem(operation), Model()
+        fs.fail_at(operation, error, forever=forever)
+        run_through(fs, model, 0)
+        manager = open_world(fs.kill())
+        wal = WriteAheadLog.open(manager, "wal", insecure=True)
+        model.check(wal)
+        assert wal.append(b"after") == max([*model.records, wal.first_lsn - 1]) + 1
         wal.close()
         manager.close()
