@@ -83,9 +83,34 @@ def test_the_cluster_of_the_readme_runs_as_pasted_and_again(tmp_path: Path) -> N
         assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> None:
+    printed = []
+    for _ in range(2):
+        run = subprocess.run(
+            [sys.executable, "-c", blocks("python")[2]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+            check=False,
+        )
+        assert (run.returncode, run.stderr) == (0, "")
+        printed.append(run.stdout)
+    assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
+
+
+def test_the_program_of_the_document_about_logs_runs_as_pasted(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
     make_password(tmp_path)
-    (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[2]}", encoding="utf-8")
+    (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[3]}", encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "both.py"],
         cwd=tmp_path,
