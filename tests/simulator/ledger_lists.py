@@ -186,6 +186,10 @@ class World:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
         assert set(self.ledgers) | (self.blobs & self.named_blobs) == record.ledgers, "a ledger leaked"
         assert not record.pending_deletes
+        self.perform(ledger_list.drop(NAME))
+        assert self.found is None
+        assert not self.ledgers
+        assert not self.blobs & self.named_blobs, "a dropped log leaves ledgers"
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
         """Yield the records that a reader finds, as the list has them."""

@@ -413,3 +413,26 @@ def test_a_checkpoint_of_a_fenced_writer_is_not_listed(manager: LedgerManager) -
     with pytest.raises(LogFencedError):
         first.close()
     first.close()
+
+
+def test_logs_are_listed_and_deleted(manager: LedgerManager) -> None:
+    for name in ("orders/eu", "orders/us", "users"):
+        with WriteAheadLog.open(manager, name, password=PASSWORD) as wal:
+            wal.append(b"a")
+            wal.roll()
+            with wal.checkpoint() as file:
+                file.write(b"state")
+            wal.append(b"b")
+    assert WriteAheadLog.names(manager) == ["orders/eu", "orders/us", "users"]
+    assert WriteAheadLog.names(manager, "orders/") == ["orders/eu", "orders/us"]
+    live = WriteAheadLog.open(manager, "users", password=PASSWORD)
+    with pytest.raises(UnauthorizedError):
+        WriteAheadLog.delete(manager, "users", password=b"another")
+    for name in ("orders/eu", "orders/us", "users"):
+        WriteAheadLog.delete(manager, name, password=PASSWORD)
+    assert WriteAheadLog.names(manager) == []
+    assert list(manager.list_ledgers()) == []
+    with pytest.raises(LogFencedError):
+        live.append(b"c")
+    with pytest.raises(NoSuchLogError):
+        WriteAheadLog.delete(manager, "users", password=PASSWORD)

@@ -82,6 +82,12 @@ class LedgerSpec:
     insecure: bool = False
 
 
+def names_of(manager: LedgerManager, prefix: str = "") -> list[str]:
+    """Return the names of the logs of a store or cluster that begin with ``prefix``, ascending."""
+    records = backend_of(manager).records(f"{GROUP}/{prefix}")
+    return [each.name.partition("/")[2] for each in records]
+
+
 class SegmentOwner(Protocol):
     """The part of a log's writer that steps refer to."""
 
