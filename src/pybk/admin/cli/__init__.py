@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pybk.admin.cli import bookie, feature_level, ledger, permissions, spark, store
+from pybk.admin.cli import bookie, feature_level, ledger, permissions, spark, store, wal
 from pybk.admin.cli.output import DAMAGED, FAILED, SOUND
 from pybk.errors import CorruptError, DigestMismatchError, PybkError
 from pybk.version import __version__
@@ -30,6 +30,7 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     store.add_rebuild_index,
     feature_level.add_upgrade,
     permissions.add_permissions,
+    wal.add_wal,
     bookie.add_bookie,
     spark.add_spark,
 )

@@ -1,0 +1,92 @@
+"""``pybk wal``: logs are listed, written, read, followed, truncated, sealed and deleted on the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pybk import WriteAheadLog
+from pybk.admin.cli import main
+from tests.waiting import PROCESS_S
+
+
+def run(capfdbinary: pytest.CaptureFixture[bytes], *arguments: object) -> tuple[int, str, str]:
+    status = main([str(argument) for argument in arguments])
+    out, err = capfdbinary.readouterr()
+    return status, out.decode(), err.decode()
+
+
+def give(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYBK_PASSWORD", "secret")
+    return tmp_path / "store"
+
+
+def test_the_life_of_a_log(
+    store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, b"a\nb\nc")
+    assert run(capfdbinary, "wal", "append", store, "orders") == (0, "3 records appended, up to LSN 3\n", "")
+    assert run(capfdbinary, "wal", "cat", store, "orders") == (0, "a\nb\nc\n", "")
+    assert run(capfdbinary, "wal", "cat", store, "orders", "--first", 2, "--last", 2)[1] == "b\n"
+    assert run(capfdbinary, "wal", "tail", store, "orders", "-n", 1)[1] == "c\n"
+    assert run(capfdbinary, "wal", "truncate", store, "orders", 2)[1] == "log orders begins with LSN 2\n"
+    status, out, _ = run(capfdbinary, "wal", "list", store, "--json")
+    [row] = json.loads(out)
+    assert (status, row["name"], row["first_lsn"], row["last_lsn"]) == (0, "orders", 2, 3)
+    assert "orders" in run(capfdbinary, "wal", "list", store)[1]
+    assert json.loads(run(capfdbinary, "wal", "cat", store, "orders", "--first", 3, "--json")[1])["data"] == "Yw=="
+    assert run(capfdbinary, "wal", "seal", store, "orders")[1] == "log orders is sealed after LSN 3\n"
+    assert run(capfdbinary, "wal", "tail", store, "orders", "-f")[1] == "b\nc\n", "a sealed log ends"
+    give(monkeypatch, b"d\n")
+    status, _, err = run(capfdbinary, "wal", "append", store, "orders")
+    assert (status, "sealed" in err) == (2, True)
+    assert run(capfdbinary, "wal", "delete", store, "orders")[1] == "log orders is deleted\n"
+    assert json.loads(run(capfdbinary, "wal", "list", store, "--json")[1]) == []
+    assert run(capfdbinary, "wal", "cat", store, "orders")[0] == 2
+
+
+def test_a_log_without_a_password_has_to_be_asked_for(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYBK_PASSWORD", raising=False)
+    give(monkeypatch, b"a\n")
+    status, _, err = run(capfdbinary, "wal", "append", tmp_path, "open")
+    assert (status, "insecure" in err) == (2, True)
+    give(monkeypatch, b"a\n")
+    assert run(capfdbinary, "wal", "append", tmp_path, "open", "--insecure")[0] == 0
+    assert run(capfdbinary, "wal", "cat", tmp_path, "open")[1] == "a\n"
+
+
+def test_a_wrong_password_is_refused(
+    store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, b"a\n")
+    run(capfdbinary, "wal", "append", store, "orders")
+    monkeypatch.setenv("PYBK_PASSWORD", "another")
+    for verb in ("cat", "tail", "seal", "delete"):
+        status, _, err = run(capfdbinary, "wal", verb, store, "orders")
+        assert (status, "password" in err) == (2, True)
+
+
+def test_tail_follows_another_process(store: Path) -> None:
+    with WriteAheadLog.open(store) as wal:
+        wal.append(b"first")
+        command = [sys.executable, "-m", "pybk", "wal", "tail", str(store), "wal", "-f"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"first\n"
+            wal.append(b"second")
+            assert child.stdout.readline() == b"second\n"
+            wal.seal()
+            assert child.stdout.read() == b""
+            assert child.wait(PROCESS_S) == 0
