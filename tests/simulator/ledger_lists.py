@@ -187,9 +187,13 @@ class World:
         assert set(self.ledgers) | (self.blobs & self.named_blobs) == record.ledgers, "a ledger leaked"
         assert not record.pending_deletes
         self.perform(ledger_list.drop(NAME))
+        self.check_dropped()
+
+    def check_dropped(self) -> None:
+        """Check that nothing is left of the log."""
         assert self.found is None
-        assert not self.ledgers
-        assert not self.blobs & self.named_blobs, "a dropped log leaves ledgers"
+        assert not self.ledgers, "a dropped log leaves ledgers"
+        assert not self.blobs & self.named_blobs, "a dropped log leaves blobs"
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
         """Yield the records that a reader finds, as the list has them."""
