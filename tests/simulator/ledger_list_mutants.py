@@ -85,6 +85,11 @@ LEDGER_LIST_MUTANTS = (
         (Piece(RECORD + "taken_over", "(*closed.pending_deletes, *self.uploads)", "closed.pending_deletes"),),
     ),
     Mutant(
+        "T8c",
+        "a checkpoint of records that a cut dropped is refused",
+        (Piece(RECORD + "checkpointed", "checkpoint.seq > kept_seq", "False"),),
+    ),
+    Mutant(
         "T10",
         "records after a cut have a higher generation",
         (Piece(RECORD + "cut", "generation=self.generation + 1", "generation=self.generation"),),
@@ -94,19 +99,20 @@ LEDGER_LIST_MUTANTS = (
 
 KILLED_AT = {
     "T1": 3,
-    "T2a": 0,
+    "T2a": 3,
     "T2b": 3,
-    "T2c": 3,
-    "T3": 47,
+    "T2c": 6,
+    "T3": 29,
     "T4a": 12,
-    "T4b": 7,
+    "T4b": 5,
     "T5a": 3,
     "T5b": 0,
     "T6": 3,
     "T7": 0,
-    "T8a": 4,
+    "T8a": 20,
     "T8b": 3,
-    "T10": 0,
+    "T8c": 401,
+    "T10": 4,
     "T11": 190,
 }
 """The first seed that notices each mutant."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, PybkError, UsageError
+from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, PybkError, RewoundError, UsageError
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import (
     CONFLICT,
@@ -96,6 +96,8 @@ class Process:
         self.appended = 0
         self.pending: list[tuple[int, int, LogRecord]] = []
         """Ledger, number of its entries up to the record, and the record, of those that are not acknowledged."""
+        self.uploaded: Checkpoint | None = None
+        """A checkpoint whose blob is written, and that is not listed yet."""
         self.steps: Steps[Any] | None = None
         self.what = ""
         self.answer: Any = None
@@ -115,12 +117,6 @@ def shown(value: Any) -> str:
         f"{type(value).__name__} v{value.version} epoch {record.epoch} generation {record.generation} "
         f"from {record.first_seq} to {record.end_seq}: {segments}; delete {record.pending_deletes}"
     )
-
-
-def checkpointing(epoch: int, made: Checkpoint) -> Steps[ListRecord]:
-    """Write a blob and list it; it is given up if another take-over came first."""
-    yield from ledger_list.begin_upload(NAME, epoch, made.ledger_id)
-    return (yield from ledger_list.checkpoint(NAME, epoch, made, 2))
 
 
 class World:
@@ -174,10 +170,12 @@ class World:
             assert self.found is not None
             assert self.found.record.sealed
         self.check()
-        for _ in range(2):
-            self.perform(ledger_list.truncate(NAME, 0))
-            self.perform(ledger_list.sweep(UID, self.candidates()))
         assert self.found is not None
+        for _ in range(2):
+            if not self.found.record.sealed:
+                epoch, generation = self.found.record.epoch, self.found.record.generation
+                self.perform(ledger_list.truncate(NAME, epoch, generation, 0))
+            self.perform(ledger_list.sweep(UID, self.candidates()))
         record = self.found.record
         read = {entry.seq: entry for entry in self.read(record)}
         assert sorted(read) == list(range(record.first_seq, record.end_seq)), "there are gaps"
@@ -185,7 +183,7 @@ class World:
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
         assert set(self.ledgers) | (self.blobs & self.named_blobs) == record.ledgers, "a ledger leaked"
-        assert not record.pending_deletes
+        assert record.sealed or not record.pending_deletes
         self.perform(ledger_list.drop(NAME))
         self.check_dropped()
 
@@ -242,24 +240,28 @@ class World:
         if owned is None:
             self.operate(process, "take over", ledger_list.take_over(NAME, now))
             return
-        what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), (10, 6, 3, 4, 2, 0.1))[0]
+        what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), (10, 6, 3, 8, 2, 0.1))[0]
         if what == "roll":
             self.operate(process, what, ledger_list.roll(NAME, owned.epoch, process.number, now))
         elif what == "truncate" and self.log:
             # Beyond what is acknowledged nothing may be dropped; the next record is the last that can be asked for.
             seq = self.random.choice(sorted(self.log)) + self.random.randint(0, 1)
-            self.operate(process, what, ledger_list.truncate(NAME, seq))
+            self.operate(process, what, ledger_list.truncate(NAME, owned.epoch, owned.generation, seq))
         elif what == "cut" and self.found is not None:
             low, high = self.found.record.first_seq - 1, process.next_seq - 1
             if low <= high:
                 seq = self.random.randint(low, high)
                 self.cutting[process.name] = seq
                 self.operate(process, what, ledger_list.cut(NAME, owned.epoch, seq, now))
+        elif what == "checkpoint" and process.uploaded is not None:
+            self.operate(process, what, ledger_list.checkpoint(NAME, owned.epoch, process.uploaded, 2))
+            process.uploaded = None
         elif what == "checkpoint" and self.log:
             self.next_ledger += 1
             self.blobs.add(self.next_ledger)
-            made = Checkpoint(self.random.choice(sorted(self.log)), 0, self.next_ledger, "", 0)
-            self.operate(process, what, checkpointing(owned.epoch, made))
+            seq = self.random.choice(sorted(self.log))
+            process.uploaded = Checkpoint(seq, owned.generation, self.next_ledger, "", 0)
+            self.operate(process, "upload", ledger_list.begin_upload(NAME, owned.epoch, self.next_ledger))
         elif what in ("close", "seal"):
             self.operate(process, what, ledger_list.close(NAME, owned.epoch, now, seal=what == "seal"))
 
@@ -282,7 +284,7 @@ class World:
             return
         except LostAnswerError:
             self.trace.append(f"{process.name}: {process.what} fails")
-            if process.what not in ("roll", "truncate", "checkpoint"):
+            if process.what not in ("roll", "truncate", "checkpoint", "upload"):
                 self.crash(process)
             process.steps, process.what = None, ""
             self.done["failed"] = self.done.get("failed", 0) + 1
@@ -291,7 +293,7 @@ class World:
             self.trace.append(f"{process.name}: {process.what} ends with {error}")
             self.crash(process)
             return
-        except UsageError:
+        except (UsageError, RewoundError):
             self.cutting.pop(process.name, None)
             process.steps, process.what = None, ""
             return

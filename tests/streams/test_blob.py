@@ -27,7 +27,7 @@ def test_a_blob_reads_like_a_file(tmp_path: Path, size: int) -> None:
             assert writer.write(data[at : at + step]) == len(data[at : at + step])
             at += step
         assert writer.tell() == size
-        writer.close()
+        writer.finish()
         blob = BlobReader(manager.open_ledger(writer.ledger_id, password=b"p"))
         with io.BufferedReader(blob, 64) as file:
             assert file.read() == data
@@ -45,7 +45,7 @@ def test_a_blob_that_was_not_closed_does_not_count(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path) as manager:
         writer = BlobWriter(manager.create_ledger(password=b"p"), CHUNK)
         writer.write(bytes(250))
-        writer.abort()
+        writer.close()
         with pytest.raises(CorruptError, match="written to its end"):
             BlobReader(manager.open_ledger(writer.ledger_id, password=b"p", recover=False))
 

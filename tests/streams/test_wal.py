@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import io
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, PybkError, StoreLockedError, UsageError
+from pybk import CheckpointWriter, LedgerManager, PybkError, StoreLockedError, UsageError
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -407,7 +410,7 @@ def test_a_checkpoint_of_a_fenced_writer_is_not_listed(manager: LedgerManager) -
     file.write(b"state")
     with opened(manager, steal=True) as second:
         with pytest.raises(PybkError):
-            file.close()
+            file.commit()
         assert second.checkpoints() == []
         assert len(list(manager.list_ledgers())) == len(second.ledgers)
     with pytest.raises(LogFencedError):
@@ -436,3 +439,79 @@ def test_logs_are_listed_and_deleted(manager: LedgerManager) -> None:
         live.append(b"c")
     with pytest.raises(NoSuchLogError):
         WriteAheadLog.delete(manager, "users", password=PASSWORD)
+
+
+def test_a_checkpoint_of_records_that_a_cut_dropped_is_refused(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append_many([b"%d" % number for number in range(1, 11)])
+        file = wal.checkpoint(keep=1)
+        file.write(b"state of 10")
+        wal.truncate_after(5)
+        assert wal.append(b"new") == 6
+        with pytest.raises(RewoundError):
+            file.commit()
+        assert wal.checkpoints() == []
+        assert data_of(wal) == [b"1", b"2", b"3", b"4", b"5", b"new"]
+        assert len(list(manager.list_ledgers())) == len(wal.ledgers)
+
+
+def test_a_fenced_writer_drops_nothing(manager: LedgerManager) -> None:
+    first = opened(manager)
+    first.append_many([b"a", b"b"])
+    with opened(manager, steal=True) as second:
+        with pytest.raises(LogFencedError):
+            first.truncate_before(2)
+        with pytest.raises(LogFencedError):
+            first.checkpoint()
+        assert data_of(second) == [b"a", b"b"]
+        assert len(list(manager.list_ledgers())) == len(second.ledgers)
+
+
+def wrapped(file: CheckpointWriter) -> io.TextIOWrapper:
+    return io.TextIOWrapper(file)  # type: ignore[arg-type]  # it has no name
+
+
+def test_a_checkpoint_is_committed_by_its_with_alone(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        with suppress(ZeroDivisionError), wal.checkpoint() as file, wrapped(file) as text:
+            text.write("half")
+            raise ZeroDivisionError
+        dropped = wal.checkpoint()
+        dropped.write(b"half")
+        del dropped
+        gc.collect()
+        assert wal.checkpoints() == []
+        with wal.checkpoint() as file, wrapped(file) as text:
+            text.write("whole")
+        latest = wal.latest_checkpoint()
+        assert latest is not None
+        with latest.open() as read:
+            assert read.read() == b"whole"
+
+
+def test_a_batch_that_nobody_waits_for_becomes_durable(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        future = wal.append_many_async([b"a", b"b"])
+        wait_until(future.done)
+        assert wal.durable_lsn == 2
+
+
+def test_what_a_checkpoint_says_has_a_bound(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        options: dict[str, Any]
+        for options in ({"meta": "x" * 5000}, {"meta": 5}, {"keep": 0}, {"keep": "x"}, {"keep": 1.5}):
+            with pytest.raises(UsageError):
+                wal.checkpoint(**options)
+        assert len(list(manager.list_ledgers())) == 1
+
+
+def test_an_age_of_centuries_stops_no_timer(manager: LedgerManager) -> None:
+    with (
+        WriteAheadLog.open(manager, "old", password=PASSWORD, segment_age_s=1e12) as old,
+        WriteAheadLog.open(manager, "young", password=PASSWORD, segment_age_s=0.05) as young,
+    ):
+        old.append(b"a")
+        young.append(b"a")
+        wait_until(lambda: len(young.ledgers) == 2)

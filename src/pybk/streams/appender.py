@@ -93,9 +93,9 @@ class Appender:
         try:
             self.needs_repair = self.needs_repair or not ends_with(writer, self._last_entry)
             writer.force()
-        except PybkError:
+        except PybkError as error:
             self.needs_repair = True
-            raise
+            raise log_error(error) from error
         if self.needs_repair:
             raise StorageRefusedError(
                 f"log {self._name!r}: appends were refused or interrupted, so it is repaired first"

@@ -20,6 +20,8 @@ from pybk.workers import Workers
 logger = logging.getLogger(__name__)
 
 _THREADS_MAX: Final = 4
+_WAIT_SECONDS_MAX: Final = 3600.0
+"""The system refuses to wait for some 300 years, which a timer may ask for."""
 
 
 class _Timer(NamedTuple):
@@ -70,7 +72,7 @@ class Background:
                     return
                 left = self._timers[0].due - time.monotonic()
                 if left > 0:
-                    self._changed.wait(left)
+                    self._changed.wait(min(left, _WAIT_SECONDS_MAX))
                     continue
                 due = heapq.heappop(self._timers)
             self.submit(due.call)

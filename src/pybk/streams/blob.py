@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from typing import Final
 
-from pybk.errors import ClosedError, CorruptError, PybkError, UnsupportedFormatError
+from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError
 from pybk.futures import AppendFuture
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
@@ -26,7 +26,7 @@ _AHEAD: Final = 16
 
 
 class BlobWriter(io.RawIOBase):
-    """Writes a blob; nothing of it counts before ``close`` returns.
+    """Writes a blob; nothing of it counts before ``finish`` returns.
 
     Threads: one.
 
@@ -84,24 +84,20 @@ class BlobWriter(io.RawIOBase):
             self._outstanding.popleft().result()
         self._outstanding.append(self._writer.append_async(chunk))
 
-    def close(self) -> None:
-        """Write what is left, close the ledger, and seal it; a second call does nothing.
+    def finish(self) -> None:
+        """Write what is left, close the ledger, and seal it: the blob is complete when this returns.
+
+        Closing the file alone does not complete the blob, because files are also closed when they are dropped.
 
         Raises:
             PybkError: The blob is not complete, and does not count.
         """
-        if self.closed:
-            return
         super().close()
         if self._buffer:
             self._append(bytes(self._buffer))
         while self._outstanding:
             self._outstanding.popleft().result()
         self._writer.close()
-
-    def abort(self) -> None:
-        """Give the blob up; its ledger stays, unclosed, for its owner to delete."""
-        super().close()
 
 
 class BlobReader(io.RawIOBase):
@@ -182,13 +178,13 @@ class BlobReader(io.RawIOBase):
         return done
 
     def problem(self) -> PybkError | None:
-        """Read the blob to its end; returns what is wrong with it, None if nothing is."""
+        """Read the blob to its end; returns what is damaged, None if nothing is."""
         buffer = bytearray(8 << 20)
         self.seek(0)
         try:
             while self.readinto(buffer):
                 pass
-        except PybkError as error:
+        except (CorruptError, DigestMismatchError) as error:
             return error
         return None
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from pybk.errors import PybkError
+from pybk.errors import ClosedError, CorruptError, DigestMismatchError, LogFencedError, PybkError
 from pybk.streams import ledger_list
 from pybk.streams.blob import BlobReader, BlobWriter
 from pybk.streams.ledger_steps import LedgerSteps
@@ -22,7 +23,8 @@ from pybk.streams.list_record import Checkpoint
 class CheckpointWriter(io.BufferedIOBase):
     """Writes a checkpoint; made by ``WriteAheadLog.checkpoint``.
 
-    Leaving its ``with`` commits it. If an exception leaves it, or ``abort`` is called, nothing changes.
+    Leaving its ``with`` commits it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called, or
+    if the file is dropped, nothing changes.
 
     Threads: one.
 
@@ -46,8 +48,14 @@ class CheckpointWriter(io.BufferedIOBase):
         self._meta = meta
         self._keep = keep
         self._operate = operate
+        self._ended = False
         self._blob = BlobWriter(steps.create_blob())
-        operate(lambda: steps.perform(ledger_list.begin_upload(steps.name, self._epoch, self._blob.ledger_id)))
+        try:
+            operate(lambda: steps.perform(ledger_list.begin_upload(steps.name, self._epoch, self._blob.ledger_id)))
+        except PybkError as error:
+            if isinstance(error, LogFencedError) or not error.outcome_unknown:
+                steps.delete(self._blob.ledger_id)
+            raise
 
     def writable(self) -> bool:
         """Return True."""
@@ -61,47 +69,53 @@ class CheckpointWriter(io.BufferedIOBase):
         """Append bytes to the checkpoint; returns how many, which is all."""
         return self._blob.write(data)
 
-    def close(self) -> None:
+    def commit(self) -> None:
         """Commit the checkpoint: its blob is sealed, then one compare-and-set lists it and truncates the log.
 
-        A second call does nothing.
+        Leaving the ``with`` calls it. Closing the file does not commit: a file is also closed when it is dropped, and
+        by what wraps it, such as ``io.TextIOWrapper``; leaving the ``with`` commits after that, too.
 
         Raises:
-            LogFencedError: Another writer has the log; nothing was listed.
+            LogFencedError: Another writer has the log.
+            RewoundError: ``truncate_after`` dropped records that the checkpoint covers; nothing was listed.
             PybkError: The checkpoint may be listed or not if ``outcome_unknown`` is set, else it is not.
         """
-        if self.closed:
-            return
-        super().close()
-        try:
-            self._blob.close()
-        except BaseException:
-            self._give_up()
-            raise
+        if self._ended:
+            raise ClosedError(f"the checkpoint of record {self.lsn} was committed or given up; make another")
+        self._ended = True
+        self.close()
         made = Checkpoint(self.lsn, self._generation, self._blob.ledger_id, self._meta, time.time_ns())
         steps = self._steps
-        self._operate(lambda: steps.perform(ledger_list.checkpoint(steps.name, self._epoch, made, self._keep)))
+        try:
+            self._blob.finish()
+            self._operate(lambda: steps.perform(ledger_list.checkpoint(steps.name, self._epoch, made, self._keep)))
+        except PybkError as error:
+            if not error.outcome_unknown:
+                with suppress(PybkError):  # the next owner of the log deletes the blob
+                    self._give_up()
+            raise
 
     def abort(self) -> None:
         """Give the checkpoint up; nothing changes."""
-        if not self.closed:
-            super().close()
-            self._blob.abort()
+        if not self._ended:
+            self._ended = True
+            self.close()
             self._give_up()
 
     def _give_up(self) -> None:
-        """Delete the blob; if that is not possible now, the next owner of the log does it."""
+        """Delete the blob."""
         steps = self._steps
         self._operate(lambda: steps.perform(ledger_list.give_up_upload(steps.name, self._epoch, self._blob.ledger_id)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Commit the checkpoint, or give it up if an exception is on its way."""
+        """Commit the checkpoint, or give it up if an exception is on its way, which is not replaced."""
         if kind is None:
-            self.close()
+            self.commit()
         else:
-            self.abort()
+            with suppress(PybkError):  # the next owner of the log deletes the blob
+                self.abort()
 
     def __enter__(self) -> Self:
         """Return the writer itself."""
@@ -143,9 +157,14 @@ class WalCheckpoint:
         return BlobReader(self._steps.open_blob(self._ledger_id))
 
     def problem(self) -> PybkError | None:
-        """Read it whole; returns what is wrong with it, None if nothing is."""
+        """Read it whole; returns what is damaged, None if nothing is.
+
+        Raises:
+            NoSuchLedgerError: It was dropped, because newer ones were made.
+            PybkError: It could not be read, which says nothing about damage.
+        """
         try:
             with self._blob() as blob:
                 return blob.problem()
-        except PybkError as error:
+        except (CorruptError, DigestMismatchError) as error:
             return error

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError
+from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, UsageError
 from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment, SegmentEnd, new_list
 
 T = TypeVar("T")
@@ -232,9 +232,28 @@ def close(name: str, epoch: int, now_ns: Clock, *, keep: int | None = None, seal
     return (yield from _delete_pending(name, record))
 
 
-def truncate(name: str, seq: int) -> Steps[ListRecord]:
-    """Drop the records before ``seq``, and delete the ledgers that hold no others (rule T7)."""
-    record = yield from update(name, lambda record: record.truncated(seq))
+def truncate(name: str, epoch: int, generation: int, seq: int) -> Steps[ListRecord]:
+    """Drop the records before ``seq``, and delete the ledgers that hold no others (rule T7).
+
+    Args:
+        name: The list.
+        epoch: The writer's.
+        generation: The generation in which the record before ``seq`` was known to be durable.
+        seq: The first record to keep.
+
+    Raises:
+        UsageError: A cut has dropped the record before ``seq`` since.
+        LogFencedError, NoSuchLogError: As ``roll``.
+        TruncateGuardError: A checkpoint needs records before ``seq``.
+    """
+
+    def truncated(record: ListRecord) -> ListRecord:
+        _check_owner(record, epoch)
+        if seq > record.kept_of(generation) + 1:
+            raise UsageError(f"log {name!r} was cut after record {record.kept_of(generation)}; there is no {seq - 1}")
+        return record.truncated(seq)
+
+    record = yield from update(name, truncated)
     return (yield from _delete_pending(name, record))
 
 

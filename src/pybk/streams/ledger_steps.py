@@ -196,7 +196,7 @@ class LedgerSteps:
             case CloseLedger(segment):
                 return self._close(segment)
             case DeleteLedger(ledger_id):
-                return self._delete(ledger_id)
+                return self.delete(ledger_id)
 
     @property
     def _writing(self) -> SegmentOwner:
@@ -216,7 +216,11 @@ class LedgerSteps:
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
         writer = self._new_ledger({SEGMENT_KEY: header.describe()})
-        writer.append(header.encode())
+        try:
+            writer.append(header.encode())
+        except PybkError:
+            self.delete(writer.ledger_id)
+            raise
         self._writing.created(step.number, writer)
         return writer.ledger_id
 
@@ -276,7 +280,8 @@ class LedgerSteps:
             raise LogFencedError(f"log {self.name!r} was taken over by another writer") from error
         return self._end_of(segment)
 
-    def _delete(self, ledger_id: int) -> bool:
+    def delete(self, ledger_id: int) -> bool:
+        """Delete a ledger that no list names; returns whether it is gone."""
         try:
             self.manager.delete_ledger(ledger_id, password=self.spec.password)
         except NoSuchLedgerError:

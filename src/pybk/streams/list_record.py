@@ -23,13 +23,25 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from pybk.errors import CorruptError, TruncateGuardError, UnsupportedFormatError, UsageError
+from pybk.errors import (
+    CorruptError,
+    RewoundError,
+    StorageRefusedError,
+    TruncateGuardError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
 
 LIST_FORMAT: Final = 1
 SEQ_MAX: Final = (1 << 63) - 2
 UID_BYTES: Final = 16
+_BYTES_MAX: Final = 384 << 10
+"""Bytes of a record to which segments are added; a metadata store takes 448 KiB."""
+
+META_BYTES_MAX: Final = 4 << 10
+"""Bytes of the text of a checkpoint, in UTF-8."""
 
 
 class ListKind(StrEnum):
@@ -196,7 +208,16 @@ class ListRecord:
         )
 
     def rolled(self, ledger_id: int, now_ns: int) -> ListRecord:
-        """Return the record with one more open segment; the one before it stays open until ``closed``."""
+        """Return the record with one more open segment; the one before it stays open until ``closed``.
+
+        Raises:
+            StorageRefusedError: The record is so long that its last bytes are kept for closing and taking over.
+        """
+        if len(self.encode()) > _BYTES_MAX:
+            raise StorageRefusedError(
+                f"log {self.name!r} has {len(self.segments)} segments, and its record {_BYTES_MAX} bytes: truncate the "
+                "log, or open it with larger segment_bytes"
+            )
         first_seq = None if self.open_segments else self.end_seq
         return self._added(ledger_id, self.epoch, first_seq, now_ns)
 
@@ -238,10 +259,18 @@ class ListRecord:
         """Return the record with one more checkpoint, the newest ``keep`` of all, and the records that those need.
 
         Raises:
-            UsageError: A newer checkpoint exists, or the log has no such record.
+            RewoundError: A cut dropped records that the checkpoint covers.
+            UsageError: A newer checkpoint exists.
         """
         if checkpoint in self.checkpoints:
             return self
+        kept_seq = self.kept_of(checkpoint.generation)
+        if checkpoint.seq > kept_seq:
+            raise RewoundError(
+                f"log {self.name!r}: the checkpoint covers records up to {checkpoint.seq}, and was begun before those "
+                f"after {kept_seq} were dropped; make another",
+                seq=kept_seq,
+            )
         newest = self.checkpoints[-1].seq if self.checkpoints else self.first_seq - 1
         if checkpoint.seq < newest:
             raise UsageError(
@@ -415,6 +444,8 @@ def _problem_of(record: ListRecord) -> str:
     covered = [each.seq for each in record.checkpoints]
     if covered != sorted(covered) or (covered and record.first_seq > covered[0] + 1):
         return f"checkpoints cover records up to {covered}, but records before {record.first_seq} were dropped"
+    if not record.open_segments and record.first_seq > record.end_seq:
+        return f"it begins with record {record.first_seq}, and ends before {record.end_seq}"
     if not record.start_seq <= record.first_seq:
         return f"it begins with record {record.first_seq}, before the first one, {record.start_seq}"
     if any(each.epoch > record.epoch or each.generation > record.generation for each in record.segments):

@@ -76,6 +76,11 @@ class RecordReader:
             self._wake()
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
     def is_over(self) -> bool:
         """Whether the log is sealed and read to its end."""
         return self._record.sealed and self.seq >= self._record.end_seq
@@ -177,6 +182,9 @@ class RecordReader:
             if not self._closed:
                 raise
             return None
+        except NoSuchLedgerError:
+            self._look()  # raises if the next record was truncated or cut
+            raise
 
     def _read_now(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew."""

@@ -24,8 +24,10 @@ from pybk.errors import (
     CorruptError,
     IllegalOperationError,
     NoSuchEntryError,
+    NoSuchLedgerError,
     PybkError,
     StorageRefusedError,
+    StoreLockedError,
     TooManyRequestsError,
     UsageError,
 )
@@ -37,11 +39,12 @@ from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps, names_of
-from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
+from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
 from pybk.streams.log_writer import SEGMENT_AGE_S, SEGMENT_BYTES, LogWriter, RollPolicy
 from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
+from pybk.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +105,7 @@ class WriteAheadLog:
         self.name: Final = name
         self._manager = manager
         self._owns_manager = owns
+        self._config: StoreConfig | None = None
         self._spec = spec
         self._policy = policy
         self._steps = LedgerSteps(manager, name, spec)
@@ -177,6 +181,7 @@ class WriteAheadLog:
             else:
                 manager = undo.enter_context(LedgerManager.open(where, read_only=mode == "r", config=config))
             wal = cls(manager, name, spec, policy, owns=manager is not where)
+            wal._config = config
             if mode == "w":
                 wal._take_over(create=create, wait_s=wait, steal=steal)
             else:
@@ -254,10 +259,12 @@ class WriteAheadLog:
             LogFencedError: Another writer has it.
             PybkError: Closing failed; the next open recovers the log.
         """
-        if self._closed:
-            return
+        if not self._closed:
+            self._end(readers=True)
+
+    def _end(self, *, readers: bool) -> None:
         self._closed = True
-        for reader in list(self._readers):
+        for reader in list(self._readers) if readers else ():
             reader.close()
         try:
             if self._writer is not None:
@@ -426,15 +433,18 @@ class WriteAheadLog:
         Cost: One sync for up to 4 MiB. Records share entries of 64 KiB, so batches replay several times faster than
             single records.
         """
-        return self.append_many_async(payloads).result()
+        return self._many(payloads, kick=False).result()
 
     def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
         """Append records as ``append_many`` does, without waiting for them to be durable."""
+        return self._many(payloads, kick=True)
+
+    def _many(self, payloads: Iterable[bytes], *, kick: bool) -> RecordFuture[range]:
         writer = self._writing()
         batch = [self._checked(data, None) for data in payloads]
         if not batch:
             raise UsageError("a transaction without records has no LSN; append at least one")
-        return writer.append_many(batch, kick=False)
+        return writer.append_many(batch, kick=kick)
 
     def transaction(self) -> Transaction:
         """Return a transaction: what is appended to it becomes durable at the end of its ``with``, all or nothing."""
@@ -585,9 +595,9 @@ class WriteAheadLog:
         return reader
 
     def _check_over(self, reader: RecordReader) -> None:
-        """Raise ClosedError if a reader ended because the log was closed here."""
-        if self._closed and not reader.is_over:
-            raise ClosedError(f"log {self.name!r} was closed here while it was read; open it again")
+        """Raise ClosedError if a reader ended because the log was closed or promoted here."""
+        if reader.closed and not reader.is_over:
+            raise ClosedError(f"log {self.name!r} was closed or promoted here while it was read; read it again")
 
     # ---- changing what there is ----------------------------------------------------------------------------------
 
@@ -627,10 +637,8 @@ class WriteAheadLog:
         writer = self._writing()
         durable = self.durable_lsn
         covered = durable if lsn is None else _whole_lsn(lsn, "lsn")
-        if keep < 1:
-            raise UsageError(f"keep is {keep!r:.50}; it takes a number of checkpoints, at least 1")
-        if not isinstance(meta, str):
-            raise UsageError(f"meta takes a string, not {type(meta).__name__}")
+        keep = _whole_keep(keep)
+        meta = _checked_meta(meta)
         if covered > durable:
             raise UsageError(
                 f"a checkpoint cannot cover record {covered} of log {self.name!r}: it has {durable} so far"
@@ -657,7 +665,12 @@ class WriteAheadLog:
         found = self.checkpoints()
         problem: PybkError | None = None
         for each in reversed(found):
-            problem = each.problem()
+            try:
+                problem = each.problem()
+            except NoSuchLedgerError as error:
+                if [kept.lsn for kept in self.checkpoints()] != [kept.lsn for kept in found]:
+                    return self.latest_checkpoint()  # it was dropped, because newer ones were made
+                problem = error
             if problem is None:
                 return each
             logger.warning("log %r: the checkpoint of record %d is damaged: %s", self.name, each.lsn, problem)
@@ -671,16 +684,21 @@ class WriteAheadLog:
         A lower ``lsn`` than ``first_lsn`` changes nothing. A checkpoint truncates by itself.
 
         Raises:
+            LogFencedError: Another writer has the log.
             TruncateGuardError: The oldest checkpoint needs records before ``lsn``.
             UsageError: Record ``lsn - 1`` is not durable.
 
         Durability: On return they are dropped for good. Disk space comes back in the background.
         """
-        self._writing()
-        durable = self.durable_lsn
-        if _whole_lsn(lsn, "lsn") > durable + 1:
-            raise UsageError(f"records before {lsn} cannot be dropped from log {self.name!r}: it has {durable} so far")
-        self._steps.perform(ledger_list.truncate(self.name, lsn))
+        writer, lsn = self._writing(), _whole_lsn(lsn, "lsn")
+
+        def truncate() -> None:
+            appender, durable = writer.appender, self.durable_lsn
+            if lsn > durable + 1:
+                raise UsageError(f"log {self.name!r}: records before {lsn} cannot be dropped; it has {durable} so far")
+            self._steps.perform(ledger_list.truncate(self.name, appender.epoch, appender.generation, lsn))
+
+        writer.operate(truncate)  # so that no cut comes between
 
     async def truncate_before_async(self, lsn: int) -> None:
         """Truncate in a thread, so that the event loop keeps running."""
@@ -708,9 +726,8 @@ class WriteAheadLog:
 
     def seal(self) -> None:
         """End the log for good and close it here: it can be read, and takes no more records."""
-        writer = self._writing()
-        writer.close(seal=True)
-        self.close()
+        self._writing().close(seal=True)
+        self._end(readers=self._owns_manager)  # others end by themselves, with the last record
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""
@@ -730,10 +747,11 @@ class WriteAheadLog:
             apply: Called with each record after the last one that was applied, up to the end of the log.
             applied: Generation and LSN of the last record that was applied; None to apply all.
             wait: As for ``open``.
-            steal: As for ``open``. A writer that died lets go of the log by itself: at once in a store, after the lease
-                time in a cluster.
+            steal: As for ``open``, on a manager; a store that another process has open is never taken. A writer that
+                died lets go of the log by itself: at once in a store, after the lease time in a cluster.
 
         Raises:
+            ClosedError: Raised by a ``follow`` of this log that is under way; begin it again.
             RewoundError: Records that were applied were dropped since by ``truncate_after``; nothing was fenced. Begin
                 again from what is left.
             LogLockedError, StoreLockedError: The writer is alive.
@@ -744,8 +762,9 @@ class WriteAheadLog:
         generation, lsn = (None, None) if applied is None else applied
         self._reader(None if lsn is None else lsn + 1, generation).close()
         if self._owns_manager and self._manager.read_only:
-            path = self._manager.location
-            manager = LedgerManager.open(path)
+            manager = _opened_once_free(self._manager.location, self._config, wait)
+            for reader in list(self._readers):
+                reader.close()
             self._manager.close()
             self._manager = manager
             self._steps = LedgerSteps(manager, self.name, self._spec)
@@ -769,6 +788,18 @@ class WriteAheadLog:
     ) -> None:
         """Promote in a thread, in which ``apply`` is called, so that the event loop keeps running."""
         await asyncio.to_thread(partial(self.promote, apply, applied=applied, wait=wait, steal=steal))
+
+
+def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> LedgerManager:
+    """Open a store; wait for the process that has it open, up to some seconds."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return LedgerManager.open(path, config=config)
+        except StoreLockedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
 
 
 class Transaction:
@@ -817,6 +848,21 @@ def _records_of(records: Records) -> Iterator[WalRecord]:
     lsns = range(records.first_seq, records.first_seq + len(records.starts))
     times = repeat(None) if records.times is None else [None if time < 0 else time for time in records.times.tolist()]
     return map(_new_record, zip(lsns, records.data(), times))  # noqa: B905  # ``repeat`` has no end
+
+
+def _checked_meta(meta: object) -> str:
+    if isinstance(meta, str):
+        with suppress(UnicodeEncodeError):
+            if len(meta.encode()) <= META_BYTES_MAX:
+                return meta
+    raise UsageError(f"meta takes a string of at most {META_BYTES_MAX} bytes in UTF-8, not {meta!r:.50}")
+
+
+def _whole_keep(keep: object) -> int:
+    number = whole(keep)
+    if number is None or number < 1:
+        raise UsageError(f"keep is {keep!r:.50}; it takes a number of checkpoints, at least 1")
+    return number
 
 
 def _whole_lsn(lsn: object, name: str) -> int:
