@@ -25,6 +25,7 @@ from pybk.writer import LedgerWriter
 from tests.interrupting import leaves_a_with
 from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
+from tests.storage.live_files import contents_below
 from tests.storage.log.test_interrupts import APPEND_PATH, append_some
 from tests.storage.real_store import contents, numbered, open_quick, python, stop_syncing
 from tests.storage.store_harness import open_store
@@ -228,7 +229,9 @@ def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     process = python(program, tmp_path)
-    wait_until(lambda: any(b"an entry" in path.read_bytes() for path in tmp_path.rglob("*.log")))
+    wait_until(
+        lambda: any(b"an entry" in content for path, content in contents_below(tmp_path) if path.suffix == ".log")
+    )
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=PROCESS_S)
     assert process.returncode == 0, output
