@@ -40,7 +40,7 @@ from pybk.streams.format import Records
 from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.log_writer import SEGMENT_AGE_S, SEGMENT_BYTES, LogWriter, RollPolicy
+from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
 from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
@@ -109,7 +109,7 @@ class WriteAheadLog:
         self._spec = spec
         self._policy = policy
         self._steps = LedgerSteps(manager, name, spec)
-        self._writer: LogWriter | None = None
+        self._writer: ListWriter | None = None
         self._backlog = CoroutineBacklog()
         self._closed = False
         self._readers: WeakSet[RecordReader] = WeakSet()
@@ -236,7 +236,7 @@ class WriteAheadLog:
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()
-        writer = LogWriter(self._manager, self.name, self._spec, self._policy)
+        writer = ListWriter(self._manager, self.name, self._spec, self._policy)
         if create:
             uid = secrets.token_bytes(UID_BYTES)
             self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN))
@@ -354,7 +354,7 @@ class WriteAheadLog:
 
     # ---- appending -----------------------------------------------------------------------------------------------
 
-    def _writing(self) -> LogWriter:
+    def _writing(self) -> ListWriter:
         if self._closed:
             raise ClosedError(f"log {self.name!r} is closed here; open it again")
         if self._writer is None:

@@ -49,7 +49,7 @@ class RollPolicy(NamedTuple):
     age_s: float = SEGMENT_AGE_S
 
 
-class LogWriter:
+class ListWriter:
     """The writer of one log, until it is closed or another takes the log over.
 
     Args:
@@ -248,7 +248,7 @@ class LogWriter:
                 self._release()
 
 
-def _roll_old(writer: weakref.ref[LogWriter], number: int) -> None:
+def _roll_old(writer: weakref.ref[ListWriter], number: int) -> None:
     found = writer()
     if found is not None:
         found.roll_old(number)
