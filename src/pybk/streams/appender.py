@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pybk.errors import PybkError, StorageRefusedError
 from pybk.streams.format import encode_record, encode_records, records_bytes
@@ -32,7 +32,62 @@ from pybk.streams.record_future import RecordFuture, log_error
 from pybk.writer import LedgerWriter, Staged, ends_with, stage, stage_many
 
 SET_BYTES: Final = 64 << 10
-"""Bytes of the records that ``append_many`` puts in one entry: enough that the costs of an entry hardly count."""
+"""Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
+
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
+
+
+class Batch(Protocol[T_co]):
+    """Records that are appended together, all or nothing.
+
+    Attributes:
+        records: How many there are, at least one.
+    """
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+
+    def encode(self, seq: int) -> list[bytes]:
+        """Return the entries, the first of whose records has a sequence number; an exception appends nothing."""
+
+    def staged(self, seq: int, segment: int, entry: int) -> T_co:
+        """Return the result of the append, given the first record, the number of its segment and its entry there."""
+
+
+class PlainBatch(NamedTuple):
+    """Records that have nothing but data, and one of them an event time; appending them returns sequence numbers.
+
+    Attributes:
+        payloads: Their data, at least one.
+        time_ns: The event time of a single record; None for none.
+    """
+
+    payloads: Sequence[bytes]
+    time_ns: int | None = None
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return len(self.payloads)
+
+    def encode(self, seq: int) -> list[bytes]:
+        """Return entries of about ``SET_BYTES``."""
+        if len(self.payloads) == 1:
+            return [encode_record(seq, self.payloads[0], self.time_ns)]
+        pieces = pieces_of(self.payloads, [records_bytes(len(data), 2) for data in self.payloads])
+        entries = []
+        for number, piece in enumerate(pieces, 1):
+            entries.append(encode_records(seq, piece, more=number < len(pieces)))
+            seq += len(piece)
+        return entries
+
+    def staged(self, seq: int, segment: int, entry: int) -> range:
+        """Return the sequence numbers."""
+        return range(seq, seq + len(self.payloads))
 
 
 class Appender:
@@ -132,35 +187,33 @@ class Appender:
             staged = self._stage(encode_record(seq, data, time_ns), 1, kick=kick, wait=wait)
         return None if staged is None else RecordFuture(*staged, seq)
 
-    def append_at_once(self, data: bytes, time_ns: int | None) -> RecordFuture[int] | None:
-        """Stage one record; None, with nothing done, if that might have to wait, for the lock or for a repair."""
+    def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
+        """Stage records as one transaction; returns a future of what the batch makes of it, None as ``append``."""
+        with self._lock:
+            return self._append_batch(batch, kick=kick, wait=wait)
+
+    def append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
+        """Stage records; None, with nothing done, if that might have to wait, for the lock or for a repair."""
         taken = list[bool]()
         try:
             # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
             taken.extend(map(self._lock.acquire, (False,)))
-            if True not in taken:
-                return None
-            seq = self.next_seq
-            staged = self._stage(encode_record(seq, data, time_ns), 1, kick=True, wait=False)
+            return self._append_batch(batch, kick=True, wait=False) if True in taken else None
         finally:
             if True in taken:
                 self._lock.release()
-        return None if staged is None else RecordFuture(*staged, seq)
 
-    def append_many(self, batch: Sequence[bytes], *, kick: bool) -> RecordFuture[range] | None:
-        """Stage records as one transaction; returns a future of their sequence numbers, None as ``append``."""
-        pieces = _pieces(batch)
-        with self._lock:
-            first = seq = self.next_seq
-            payloads = []
-            for number, piece in enumerate(pieces, 1):
-                payloads.append(encode_records(seq, piece, more=number < len(pieces)))
-                seq += len(piece)
-            if len(payloads) == 1:
-                staged = self._stage(payloads[0], len(batch), kick=kick)
-            else:
-                staged = self._stage_many(payloads, len(batch), kick=kick)
-        return None if staged is None else RecordFuture(*staged, range(first, seq))
+    def _append_batch(self, batch: Batch[T], *, kick: bool, wait: bool) -> RecordFuture[T] | None:
+        """Stage records; the caller holds the lock."""
+        if self.needs_repair or self.segment is None:
+            return None
+        seq, number, entry = self.next_seq, self.segment.number, self._last_entry + 1
+        payloads = batch.encode(seq)
+        if len(payloads) == 1:
+            staged = self._stage(payloads[0], batch.records, kick=kick, wait=wait)
+        else:
+            staged = self._stage_many(payloads, batch.records, kick=kick)
+        return None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry))
 
     def _stage(self, payload: bytes, records: int, *, kick: bool, wait: bool = True) -> Staged | None:
         """Stage an entry with some records after those before; the caller holds the lock."""
@@ -207,14 +260,14 @@ class Appender:
                 raise log_error(error) from error
 
 
-def _pieces(batch: Sequence[bytes]) -> list[Sequence[bytes]]:
-    """Cut records into pieces of about ``SET_BYTES``."""
-    pieces: list[Sequence[bytes]] = []
+def pieces_of(records: Sequence[R], sizes: Sequence[int]) -> list[Sequence[R]]:
+    """Cut records into pieces of about ``SET_BYTES``, given how many bytes each takes in an entry."""
+    pieces: list[Sequence[R]] = []
     low = nbytes = 0
-    for number, data in enumerate(batch):
-        if nbytes and records_bytes(nbytes + len(data), number - low + 1) > SET_BYTES:
-            pieces.append(batch[low:number])
+    for number, size in enumerate(sizes):
+        if nbytes and nbytes + size > SET_BYTES:
+            pieces.append(records[low:number])
             low, nbytes = number, 0
-        nbytes += len(data)
-    pieces.append(batch[low:])
+        nbytes += size
+    pieces.append(records[low:])
     return pieces

@@ -9,7 +9,7 @@ This module defines layouts and does not read or write ledgers.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
 from typing import Any, Final, NamedTuple
 
@@ -19,14 +19,18 @@ import numpy.typing as npt
 from pybk.entry import EntryBatch, gather
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.streams.attributes import NO_ATTRIBUTES
 
 ENTRY_FORMAT: Final = 1
 HEADER_BYTES: Final = 16
 _HEADER: Final = struct.Struct("<BBHIq")
 _HEADER_DTYPE: Final = np.dtype([("format", "u1"), ("kind", "u1"), ("flags", "<u2"), ("count", "<u4"), ("seq", "<i8")])
 _TIME: Final = struct.Struct("<q")
+_HIGHEST: Final = struct.Struct("<qq")
 _END_BYTES: Final = 4
 TIME_BYTES: Final = 8
+NO_VALUE: Final = -1
+"""Stands for the time or transaction id of a record that has none."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -46,6 +50,12 @@ class EntryFlag(IntFlag):
     """Each record has an event time."""
     MORE = 2
     """The next entry belongs to the same transaction, and without it this one does not count."""
+    HIGHEST = 4
+    """It says the highest event time and transaction id of all records before it, by which a log is searched."""
+    TXIDS = 8
+    """Each record has a transaction id."""
+    ATTRIBUTES = 16
+    """The data of each record begins with its key and headers; see ``pybk.streams.attributes``."""
 
 
 class SegmentHeader(NamedTuple):
@@ -84,6 +94,24 @@ class SegmentHeader(NamedTuple):
             return cls(**values | {"uid": bytes.fromhex(values["uid"])})
 
         return decode_json(payload[HEADER_BYTES:], make, where=where)
+
+
+class Highest(NamedTuple):
+    """The highest values of all records up to one; ``NO_VALUE`` if none has one.
+
+    Because it never falls, the first record with a time of at least ``t`` is the one at which the highest time reaches
+    ``t``, whatever the order of times is.
+
+    Attributes:
+        time_ns: Event time, nanoseconds since 1970.
+        txid: Transaction id.
+    """
+
+    time_ns: int = NO_VALUE
+    txid: int = NO_VALUE
+
+
+NOTHING_YET: Final = Highest()
 
 
 class EntryHeader(NamedTuple):
@@ -154,6 +182,78 @@ def encode_records(seq: int, payloads: Sequence[bytes], *, more: bool = False) -
     return b"".join((header, ends, *payloads))
 
 
+class Item(NamedTuple):
+    """A record of a named log, as it is written.
+
+    Attributes:
+        data: The application's bytes.
+        time_ns: Its event time, nanoseconds since 1970.
+        txid: Its transaction id; ``NO_VALUE`` for none.
+        attributes: Its encoded key and headers; empty for none.
+    """
+
+    data: bytes
+    time_ns: int
+    txid: int
+    attributes: bytes
+
+
+def encode_items(seq: int, items: Sequence[Item], highest: Highest, *, more: bool = False) -> bytes:
+    """Return the payload of an entry with some records of a named log.
+
+    Args:
+        seq: The sequence number of the first.
+        items: At least one.
+        highest: Of all records before.
+        more: As for ``encode_records``.
+    """
+    count = len(items)
+    flags = EntryFlag.TIMES | EntryFlag.HIGHEST | (EntryFlag.MORE if more else EntryFlag.NONE)
+    parts = [_HIGHEST.pack(*highest), _int64s(item.time_ns for item in items)]
+    if any(item.txid != NO_VALUE for item in items):
+        flags |= EntryFlag.TXIDS
+        parts.append(_int64s(item.txid for item in items))
+    payloads = [item.data for item in items]
+    if any(item.attributes for item in items):
+        flags |= EntryFlag.ATTRIBUTES
+        payloads = [(item.attributes or NO_ATTRIBUTES) + item.data for item in items]
+    if count > 1:
+        parts.append(np.cumsum(np.fromiter(map(len, payloads), np.int64, count)).astype("<u4").tobytes())
+    return b"".join((_HEADER.pack(ENTRY_FORMAT, EntryKind.RECORDS, flags, count, seq), *parts, *payloads))
+
+
+def _int64s(values: Iterable[int]) -> bytes:
+    return np.fromiter(values, "<i8").tobytes()
+
+
+def item_bytes(item: Item) -> int:
+    """Return how many bytes of an entry a record takes at most."""
+    return len(item.data) + max(len(item.attributes), len(NO_ATTRIBUTES)) + 2 * TIME_BYTES + _END_BYTES
+
+
+def highest_before(payload: bytes, *, where: str) -> Highest:
+    """Return the highest values before an entry of a named log. Raises as ``check_kind``."""
+    header = decode_entry_header(payload, where=where)
+    if EntryFlag.HIGHEST not in header.flags or len(payload) < HEADER_BYTES + _HIGHEST.size:
+        raise CorruptError(f"{where} is not an entry of a named log: it does not say what was highest before it")
+    return Highest(*_HIGHEST.unpack_from(payload, HEADER_BYTES))
+
+
+def highest_after(payload: bytes, *, where: str) -> Highest:
+    """Return the highest values up to the last record of an entry; those of no record for a write-ahead log's."""
+    flags, count, _ = decode_entry_header(payload, where=where)
+    if EntryFlag.HIGHEST not in flags:
+        return NOTHING_YET
+    time_ns, txid = highest_before(payload, where=where)
+    at = HEADER_BYTES + _HIGHEST.size
+    if len(payload) < at + TIME_BYTES * count * (2 if EntryFlag.TXIDS in flags else 1):
+        raise CorruptError(f"{where}: an entry is shorter than its records")
+    time_ns = max(time_ns, int(np.frombuffer(payload, "<i8", count, at).max()))
+    if EntryFlag.TXIDS in flags:
+        txid = max(txid, int(np.frombuffer(payload, "<i8", count, at + TIME_BYTES * count).max()))
+    return Highest(time_ns, txid)
+
+
 def records_bytes(nbytes: int, count: int) -> int:
     """Return the size of the entry that ``encode_records`` makes of ``count`` records with ``nbytes`` in all."""
     return HEADER_BYTES + (_END_BYTES * count if count > 1 else 0) + nbytes
@@ -171,6 +271,11 @@ class Records(NamedTuple):
         complete: How many of the records belong to transactions whose end is among them; the others have to wait for
             entries that follow.
         entries: How many entries these ``complete`` records come from.
+        txids: Transaction ids, ``(n,)`` int64, -1 for none; None if no record has one.
+        attributed: Whether the data of each begins with a key and headers, ``(n,)`` bool; None if no record's does.
+        segment: The number of the segment that they are in.
+        first_entry: The first entry that they come from.
+        firsts: The first record of each entry, ``(m,)`` int64, ascending.
     """
 
     first_seq: int
@@ -180,6 +285,11 @@ class Records(NamedTuple):
     times: Int64s | None
     complete: int
     entries: int
+    txids: Int64s | None
+    attributed: npt.NDArray[np.bool_] | None
+    segment: int
+    first_entry: int
+    firsts: Int64s
 
     def within(self, first: int, last: int) -> Records:
         """Return the complete records from ``first`` to ``last``."""
@@ -187,29 +297,36 @@ class Records(NamedTuple):
         high = max(low, min(self.complete, last - self.first_seq + 1))
         if low == 0 and high == len(self.starts):
             return self
-        times = None if self.times is None else self.times[low:high]
-        return Records(
-            self.first_seq + low,
-            self.buffer,
-            self.starts[low:high],
-            self.ends[low:high],
-            times,
-            high - low,
-            self.entries,
+        wanted = slice(low, high)
+        return self._replace(
+            first_seq=self.first_seq + low,
+            starts=self.starts[wanted],
+            ends=self.ends[wanted],
+            times=None if self.times is None else self.times[wanted],
+            complete=high - low,
+            txids=None if self.txids is None else self.txids[wanted],
+            attributed=None if self.attributed is None else self.attributed[wanted],
         )
 
     def data(self) -> Iterator[bytes]:
         """Yield a copy of the data of each record, made when it is asked for: so a caller's memory is used again."""
         return map(bytes, map(self.buffer.__getitem__, map(slice, self.starts.tolist(), self.ends.tolist())))
 
+    def places(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the entry of each record and its index there, from 0 up: two arrays ``(n,)`` int64."""
+        seqs = np.arange(self.first_seq, self.first_seq + len(self.starts))
+        which = np.searchsorted(self.firsts, seqs, side="right") - 1
+        return which + self.first_entry, seqs - self.firsts[which]
 
-def decode_batch(batch: EntryBatch, seq: int, *, where: str) -> Records:
+
+def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -> Records:
     """Locate the records of some consecutive entries, and check that they follow each other without a gap.
 
     Args:
         batch: The entries, verified; none is the header of the segment.
         seq: The sequence number that the first has to have.
         where: Names the ledger in errors.
+        segment: The number of the segment.
 
     Raises:
         CorruptError: A record is missing, or an entry is none of a log.
@@ -221,7 +338,7 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str) -> Records:
     if int(sizes.min()) < HEADER_BYTES:
         raise CorruptError(f"{where}: an entry has {int(sizes.min())} bytes, fewer than the {HEADER_BYTES} of a header")
     headers = gather(batch.buffer, starts, HEADER_BYTES).view(_HEADER_DTYPE)
-    counts = headers["count"].astype(np.int64)
+    flags, counts = headers["flags"], headers["count"].astype(np.int64)
     expected = seq + np.cumsum(counts) - counts
     sound = (headers["format"] == ENTRY_FORMAT) & (headers["kind"] == EntryKind.RECORDS) & (headers["seq"] == expected)
     if not sound.all():
@@ -230,45 +347,93 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str) -> Records:
         at = f"{where} entry {int(batch.entry_ids[number])}"
         found = decode_entry_header(payload, where=at)
         raise CorruptError(f"{at} begins with record {found.seq}, but {int(expected[number])} comes next")
-    more = (headers["flags"] & EntryFlag.MORE) != 0
-    whole = np.flatnonzero(~more)
+    whole = np.flatnonzero((flags & EntryFlag.MORE) == 0)
     entries = int(whole[-1]) + 1 if len(whole) else 0
-    complete = int(counts[:entries].sum())
-    timed = (headers["flags"] & EntryFlag.TIMES) != 0
-    bodies, ends = starts + HEADER_BYTES + np.where(timed, TIME_BYTES * counts, 0), starts + sizes
-    times = _times(batch.buffer, starts, counts, timed) if timed.any() else None
-    if int(counts.max()) > 1:
-        bodies, ends = _split(batch.buffer, bodies, ends, counts, where)
-    if (bodies > ends).any():
-        raise CorruptError(f"{where}: an entry is shorter than its records")
-    return Records(seq, batch.buffer, bodies, ends, times, complete, entries)
+    body = _Bodies(batch.buffer, starts + HEADER_BYTES, starts + sizes, counts, where)
+    body.skip((flags & EntryFlag.HIGHEST) != 0, _HIGHEST.size)
+    times = body.int64s((flags & EntryFlag.TIMES) != 0)
+    txids = body.int64s((flags & EntryFlag.TXIDS) != 0)
+    attributed = (flags & EntryFlag.ATTRIBUTES) != 0
+    lows, highs = body.split()
+    return Records(
+        first_seq=seq,
+        buffer=batch.buffer,
+        starts=lows,
+        ends=highs,
+        times=times,
+        complete=int(counts[:entries].sum()),
+        entries=entries,
+        txids=txids,
+        attributed=np.repeat(attributed, counts) if attributed.any() else None,
+        segment=segment,
+        first_entry=int(batch.entry_ids[0]),
+        firsts=expected,
+    )
 
 
-def _times(buffer: memoryview, starts: Int64s, counts: Int64s, timed: npt.NDArray[np.bool_]) -> Int64s:
-    """Return the event time of each record, -1 for none."""
-    times = np.full(int(counts.sum()), -1, np.int64)
-    at = np.cumsum(counts) - counts
-    for number in np.flatnonzero(timed).tolist():
-        low, count = int(at[number]), int(counts[number])
-        times[low : low + count] = np.frombuffer(buffer, "<i8", count, int(starts[number]) + HEADER_BYTES)
-    return times
+class _Bodies:
+    """The bodies of some entries, whose parts are located one after the other.
 
+    Args:
+        buffer: Holds them.
+        starts: Where the next part of each begins, ``(m,)`` int64; advanced by each call.
+        ends: Where each ends, ``(m,)`` int64.
+        counts: How many records each has, ``(m,)`` int64.
+        where: Names the ledger in errors.
+    """
 
-def _split(buffer: memoryview, bodies: Int64s, ends: Int64s, counts: Int64s, where: str) -> tuple[Int64s, Int64s]:
-    """Return where the data of each record begins and ends, given where the bodies of their entries do."""
-    total = int(counts.sum())
-    lows, highs = np.empty(total, np.int64), np.empty(total, np.int64)
-    at = 0
-    for body, end, count in zip(bodies.tolist(), ends.tolist(), counts.tolist(), strict=True):
-        if count == 1:
-            lows[at], highs[at] = body, end
-        else:
-            first = body + _END_BYTES * count
-            if count < 1 or first > end:
-                raise CorruptError(f"{where}: a table of {count} records does not fit its entry")
-            table = np.frombuffer(buffer, "<u4", count, body).astype(np.int64) + first
-            if int(table[-1]) != end or (table[1:] < table[:-1]).any():
-                raise CorruptError(f"{where}: the table of {count} records is damaged")
-            lows[at], lows[at + 1 : at + count], highs[at : at + count] = first, table[:-1], table
-        at += count
-    return lows, highs
+    def __init__(self, buffer: memoryview, starts: Int64s, ends: Int64s, counts: Int64s, where: str) -> None:
+        self._buffer = buffer
+        self._starts = starts
+        self._ends = ends
+        self._counts = counts
+        self._where = where
+
+    def skip(self, present: npt.NDArray[np.bool_], nbytes: int | Int64s) -> None:
+        """Skip a part of the entries that have it.
+
+        Raises:
+            CorruptError: An entry is too short for it.
+        """
+        self._starts = self._starts + np.where(present, nbytes, 0)
+        if (self._starts > self._ends).any():
+            raise CorruptError(f"{self._where}: an entry is shorter than its records")
+
+    def int64s(self, present: npt.NDArray[np.bool_]) -> Int64s | None:
+        """Return a number for each record, ``NO_VALUE`` in entries that have none; None if no entry has them."""
+        if not present.any():
+            return None
+        starts = self._starts
+        self.skip(present, TIME_BYTES * self._counts)
+        numbers = np.full(int(self._counts.sum()), NO_VALUE, np.int64)
+        at = np.cumsum(self._counts) - self._counts
+        for number in np.flatnonzero(present).tolist():
+            low, count = int(at[number]), int(self._counts[number])
+            numbers[low : low + count] = np.frombuffer(self._buffer, "<i8", count, int(starts[number]))
+        return numbers
+
+    def split(self) -> tuple[Int64s, Int64s]:
+        """Return where the data of each record begins and ends.
+
+        Raises:
+            CorruptError: A table of ends does not fit its entry.
+        """
+        counts = self._counts
+        if int(counts.max()) <= 1:
+            return self._starts, self._ends
+        total = int(counts.sum())
+        lows, highs = np.empty(total, np.int64), np.empty(total, np.int64)
+        at = 0
+        for body, end, count in zip(self._starts.tolist(), self._ends.tolist(), counts.tolist(), strict=True):
+            if count == 1:
+                lows[at], highs[at] = body, end
+            else:
+                first = body + _END_BYTES * count
+                if count < 1 or first > end:
+                    raise CorruptError(f"{self._where}: a table of {count} records does not fit its entry")
+                table = np.frombuffer(self._buffer, "<u4", count, body).astype(np.int64) + first
+                if int(table[-1]) != end or (table[1:] < table[:-1]).any():
+                    raise CorruptError(f"{self._where}: the table of {count} records is damaged")
+                lows[at], lows[at + 1 : at + count], highs[at : at + count] = first, table[:-1], table
+            at += count
+        return lows, highs

@@ -25,7 +25,7 @@ from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
 from pybk.reader import LedgerReader
-from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header
+from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
     CONFLICT,
     UNKNOWN,
@@ -306,9 +306,11 @@ def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> Segmen
         raise CorruptError(f"{where} is segment {header.number}, not {segment.number}; restore the list's record")
     first_seq = None
     while last > 0:
-        found = decode_entry_header(next(reader.read(last, last)).payload, where=f"{where} entry {last}")
+        payload = next(reader.read(last, last)).payload
+        found = decode_entry_header(payload, where=f"{where} entry {last}")
         if EntryFlag.MORE not in found.flags:
             first_seq = decode_entry_header(next(reader.read(1, 1)).payload, where=f"{where} entry 1").seq
-            return SegmentEnd(first_seq, found.seq + found.records - 1, reader.length)
+            highest = highest_after(payload, where=f"{where} entry {last}")
+            return SegmentEnd(first_seq, found.seq + found.records - 1, reader.length, highest)
         last -= 1
     return SegmentEnd(None, None, reader.length)

@@ -33,6 +33,7 @@ from pybk.errors import (
 )
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.streams.format import NOTHING_YET, Highest
 
 LIST_FORMAT: Final = 1
 SEQ_MAX: Final = (1 << 63) - 2
@@ -58,11 +59,13 @@ class SegmentEnd(NamedTuple):
         first_seq: Its first record; None for a segment without records.
         last_seq: Its last record, not counting a transaction that was not committed; None as ``first_seq``.
         nbytes: Payload bytes of its ledger.
+        highest: The highest event time and transaction id of the log up to there.
     """
 
     first_seq: int | None
     last_seq: int | None
     nbytes: int
+    highest: Highest = NOTHING_YET
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class ListRecord:
         end_seq: The sequence number after the last record of the closed segments.
         epoch: The number of the last take-over; 0 before the first.
         generation: How often records were dropped at the end.
+        highest: The highest event time and transaction id of the records before ``end_seq``, dropped ones too.
         next_segment: The number of the segment that is added next. A ledger of this list with a lower number that is
             not listed will never be listed, so it can be deleted (rule T5).
         cuts: Generations, ascending, and the last record that each of them kept of those before, ascending too: a cut
@@ -149,6 +153,7 @@ class ListRecord:
     end_seq: int
     epoch: int = 0
     generation: int = 0
+    highest: Highest = NOTHING_YET
     next_segment: int = 1
     cuts: tuple[tuple[int, int], ...] = ()
     sealed: bool = False
@@ -337,7 +342,7 @@ class ListRecord:
         """Close segments in order: each has to continue where the one before it ended (rule T3)."""
         segments: list[Segment] = []
         gone: list[int] = []
-        end_seq = self.end_seq
+        end_seq, highest = self.end_seq, self.highest
         for each in self.segments:
             end = ends.get(each.number)
             if end is None or not each.is_open:
@@ -354,10 +359,11 @@ class ListRecord:
             segments.append(
                 replace(each, first_seq=end_seq, last_seq=end.last_seq, nbytes=end.nbytes, closed_ns=now_ns)
             )
-            end_seq = end.last_seq + 1
+            end_seq, highest = end.last_seq + 1, Highest(*map(max, highest, end.highest))
         if segments and segments[-1].first_seq is None and (len(segments) == 1 or not segments[-2].is_open):
             segments[-1] = replace(segments[-1], first_seq=end_seq)  # a roll added it before this end was known
-        return replace(self, segments=tuple(segments), end_seq=end_seq, pending_deletes=(*self.pending_deletes, *gone))
+        pending = (*self.pending_deletes, *gone)
+        return replace(self, segments=tuple(segments), end_seq=end_seq, highest=highest, pending_deletes=pending)
 
     def _without(self, gone: Iterable[Segment], *, last: int = SEQ_MAX, **changes: Any) -> ListRecord:
         """Return the record without some segments, and without records after ``last`` in the others."""
@@ -385,6 +391,7 @@ class ListRecord:
                 "end_seq": self.end_seq,
                 "epoch": self.epoch,
                 "generation": self.generation,
+                "highest": list(self.highest),
                 "next_segment": self.next_segment,
                 "cuts": [list(each) for each in self.cuts],
                 "sealed": self.sealed,
@@ -416,6 +423,7 @@ class ListRecord:
                 | {
                     "kind": ListKind(values["kind"]),
                     "uid": bytes.fromhex(values["uid"]),
+                    "highest": Highest(*values["highest"]),
                     "cuts": tuple((number, seq) for number, seq in values["cuts"]),
                     "segments": tuple(Segment(*each) for each in values["segments"]),
                     "pending_deletes": tuple(values["pending_deletes"]),

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from pybk.backend import Lock
 from pybk.errors import ClosedError, LogFencedError, LogLockedError, PybkError
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
-from pybk.streams.appender import Appender
+from pybk.streams.appender import Appender, Batch
 from pybk.streams.background import background
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps
@@ -136,20 +136,20 @@ class ListWriter:
             self._watch_segment()
         return future
 
-    def append_at_once(self, data: bytes, time_ns: int | None) -> RecordFuture[int] | None:
-        """Stage a record; None, with nothing done, if that might have to wait."""
+    def append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
+        """Stage records; None, with nothing done, if that might have to wait."""
         try:
-            future = self.appender.append_at_once(data, time_ns)
+            future = self.appender.append_at_once(batch)
         except LogFencedError as error:
             self._fenced = error
             raise
         self._watch_segment()
         return future
 
-    def append_many(self, batch: Sequence[bytes], *, kick: bool) -> RecordFuture[range]:
-        """Stage records as one transaction; see ``Appender.append_many``."""
+    def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T]:
+        """Stage records as one transaction; see ``Appender.append_batch``."""
         try:
-            while (future := self.appender.append_many(batch, kick=kick)) is None:
+            while (future := self.appender.append_batch(batch, kick=kick, wait=wait)) is None:
                 self.repair()
         except LogFencedError as error:
             self._fenced = error

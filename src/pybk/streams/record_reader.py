@@ -220,7 +220,7 @@ class RecordReader:
         nbytes = READ_BYTES
         while True:
             batch = reader.read_batch(self._entry, max_bytes=nbytes, last=most)
-            records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}")
+            records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}", segment=segment.number)
             if records.complete:
                 break
             if int(batch.entry_ids[-1]) >= most:

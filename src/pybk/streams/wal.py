@@ -35,6 +35,7 @@ from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.opening import Opening
 from pybk.streams import ledger_list
+from pybk.streams.appender import PlainBatch
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.ledger_list import Found
@@ -412,9 +413,9 @@ class WriteAheadLog:
         data = self._checked(data, time_ns)
         if self._backlog.is_empty:
             with suppress(TooManyRequestsError):
-                at_once = writer.append_at_once(data, time_ns)
+                at_once = writer.append_at_once(PlainBatch((data,), time_ns))
                 if at_once is not None:
-                    return await at_once
+                    return (await at_once)[0]
         later = await self._backlog.add(partial(writer.append, data, time_ns, kick=True))
         return await later
 
@@ -444,7 +445,7 @@ class WriteAheadLog:
         batch = [self._checked(data, None) for data in payloads]
         if not batch:
             raise UsageError("a transaction without records has no LSN; append at least one")
-        return writer.append_many(batch, kick=kick)
+        return writer.append_batch(PlainBatch(batch), kick=kick)
 
     def transaction(self) -> Transaction:
         """Return a transaction: what is appended to it becomes durable at the end of its ``with``, all or nothing."""
