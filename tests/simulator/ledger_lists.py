@@ -96,7 +96,8 @@ class Process:
         self.appended = 0
         self.pending: list[tuple[int, int, LogRecord]] = []
         """Ledger, number of its entries up to the record, and the record, of those that are not acknowledged."""
-        self.uploaded: Checkpoint | None = None
+        self.uploaded: tuple[int, Checkpoint] | None = None
+        """A checkpoint whose blob is named in the record, and the epoch that named it."""
         """A checkpoint whose blob is written, and that is not listed yet."""
         self.steps: Steps[Any] | None = None
         self.what = ""
@@ -254,13 +255,15 @@ class World:
                 self.cutting[process.name] = seq
                 self.operate(process, what, ledger_list.cut(NAME, owned.epoch, seq, now))
         elif what == "checkpoint" and process.uploaded is not None:
-            self.operate(process, what, ledger_list.checkpoint(NAME, owned.epoch, process.uploaded, 2))
+            epoch, made = process.uploaded
+            listed = ledger_list.checkpoint(NAME, epoch, made, 2, truncate=self.random.random() < 0.8)
+            self.operate(process, what, listed)
             process.uploaded = None
         elif what == "checkpoint" and self.log:
             self.next_ledger += 1
             self.blobs.add(self.next_ledger)
             seq = self.random.choice(sorted(self.log))
-            process.uploaded = Checkpoint(seq, owned.generation, self.next_ledger, "", 0)
+            process.uploaded = owned.epoch, Checkpoint(seq, owned.generation, self.next_ledger, "", 0)
             self.operate(process, "upload", ledger_list.begin_upload(NAME, owned.epoch, self.next_ledger))
         elif what in ("close", "seal"):
             self.operate(process, what, ledger_list.close(NAME, owned.epoch, now, seal=what == "seal"))

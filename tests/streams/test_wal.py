@@ -391,6 +391,41 @@ def test_a_checkpoint_is_listed_and_truncates_at_once(manager: LedgerManager) ->
         assert len(list(manager.list_ledgers("wal"))) == len(wal.ledgers) + 1
 
 
+def test_a_checkpoint_of_an_index_keeps_the_records(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append_many([b"%d" % number for number in range(1, 11)])
+        for lsn in (2, 5, 10):
+            with wal.checkpoint(lsn, truncate=False) as file:
+                file.write(b"index of %d" % lsn)
+        assert [each.lsn for each in wal.checkpoints()] == [5, 10]
+        assert wal.first_lsn == 1
+        with pytest.raises(TruncateGuardError):
+            wal.truncate_before(7)
+    with opened(manager) as wal:
+        assert len(data_of(wal)) == 10
+        with wal.checkpoint():
+            pass
+        assert wal.first_lsn == 11
+
+
+def test_reading_one_record_reads_no_entries_after_it(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        for number in range(1, 501):
+            wal.append(b"%d" % number)
+        big = wal.append_many([b"x" * 40_000] * 10)
+        wal.append(b"after")
+        before = entries_read(manager)
+        assert wal.read(3).data == b"3"
+        assert entries_read(manager) - before < 50
+        assert {wal.read(lsn).data for lsn in big} == {b"x" * 40_000}
+        assert [record.data for record in wal.replay(500, 501)] == [b"500", b"x" * 40_000]
+        assert wal.read(big[-1] + 1).data == b"after"
+
+
+def entries_read(manager: LedgerManager) -> int:
+    return sum(count for key, count in manager.metrics().counters.items() if key[0] == "read_entries")
+
+
 def test_a_checkpoint_that_raises_changes_nothing(manager: LedgerManager) -> None:
     with opened(manager) as wal:
         wal.append(b"a")

@@ -40,6 +40,8 @@ class CheckpointWriter(io.BufferedIOBase):
         meta: str,
         keep: int,
         operate: Callable[[Callable[[], object]], object],
+        *,
+        truncate: bool,
     ) -> None:
         super().__init__()
         self.lsn: Final = lsn
@@ -47,6 +49,7 @@ class CheckpointWriter(io.BufferedIOBase):
         self._epoch, self._generation = owner
         self._meta = meta
         self._keep = keep
+        self._truncate = truncate
         self._operate = operate
         self._ended = False
         self._blob = BlobWriter(steps.create_blob())
@@ -88,7 +91,8 @@ class CheckpointWriter(io.BufferedIOBase):
         steps = self._steps
         try:
             self._blob.finish()
-            self._operate(lambda: steps.perform(ledger_list.checkpoint(steps.name, self._epoch, made, self._keep)))
+            listed = ledger_list.checkpoint(steps.name, self._epoch, made, self._keep, truncate=self._truncate)
+            self._operate(lambda: steps.perform(listed))
         except PybkError as error:
             if not error.outcome_unknown:
                 with suppress(PybkError):  # the next owner of the log deletes the blob

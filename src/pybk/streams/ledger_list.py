@@ -297,12 +297,15 @@ def give_up_upload(name: str, epoch: int, ledger_id: int) -> Steps[ListRecord]:
     return (yield from _delete_pending(name, record))
 
 
-def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int) -> Steps[ListRecord]:
-    """List a checkpoint whose blob is closed, and drop what the checkpoints that are kept do not need (rule T8)."""
+def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int, *, truncate: bool = True) -> Steps[ListRecord]:
+    """List a checkpoint whose blob is closed, and drop what the checkpoints that are kept do not need (rule T8).
+
+    Without ``truncate``, checkpoints are dropped and records are not.
+    """
 
     def listed(record: ListRecord) -> ListRecord:
         _check_owner(record, epoch)
-        return record.checkpointed(made, keep)
+        return record.checkpointed(made, keep, truncate=truncate)
 
     record = yield from update(name, listed)
     return (yield from _delete_pending(name, record))

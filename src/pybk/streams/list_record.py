@@ -260,8 +260,13 @@ class ListRecord:
         left = tuple(each for each in self.uploads if each != ledger_id)
         return replace(self, uploads=left, pending_deletes=(*self.pending_deletes, ledger_id))
 
-    def checkpointed(self, checkpoint: Checkpoint, keep: int) -> ListRecord:
+    def checkpointed(self, checkpoint: Checkpoint, keep: int, *, truncate: bool = True) -> ListRecord:
         """Return the record with one more checkpoint, the newest ``keep`` of all, and the records that those need.
+
+        Args:
+            checkpoint: The new one.
+            keep: How many to keep.
+            truncate: Drop the records that they do not need.
 
         Raises:
             RewoundError: A cut dropped records that the checkpoint covers.
@@ -289,7 +294,7 @@ class ListRecord:
             uploads=tuple(each for each in self.uploads if each != checkpoint.ledger_id),
             pending_deletes=(*self.pending_deletes, *dropped),
         )
-        return changed.truncated(kept[0].seq + 1)
+        return changed.truncated(kept[0].seq + 1) if truncate else changed
 
     def check_cut(self, seq: int, end_seq: int) -> None:
         """Raise UsageError unless the log, whose last record is the one before ``end_seq``, can end with ``seq``."""

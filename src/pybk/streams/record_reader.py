@@ -217,15 +217,15 @@ class RecordReader:
         if self.seq > last:
             self._leave()
             return None
-        nbytes = READ_BYTES
+        nbytes, entries = READ_BYTES, last - self._entry_seq + 1  # at most, because each entry has a record
         while True:
-            batch = reader.read_batch(self._entry, max_bytes=nbytes, last=most)
+            batch = reader.read_batch(self._entry, max_bytes=nbytes, last=min(most, self._entry + entries - 1))
             records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}", segment=segment.number)
             if records.complete:
                 break
             if int(batch.entry_ids[-1]) >= most:
                 return None
-            nbytes *= 4
+            nbytes, entries = nbytes * 4, entries * 4
         self._entry += records.entries
         self._entry_seq = records.first_seq + records.complete
         found = records.within(self.seq, last)

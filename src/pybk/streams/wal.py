@@ -610,7 +610,9 @@ class WriteAheadLog:
         """Roll in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.roll)
 
-    def checkpoint(self, lsn: int | None = None, *, meta: str = "", keep: int = 2) -> CheckpointWriter:
+    def checkpoint(
+        self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
+    ) -> CheckpointWriter:
         """Return a file to write a snapshot of the database to, which leaving its ``with`` commits.
 
         Use it so::
@@ -625,6 +627,8 @@ class WriteAheadLog:
             lsn: The last record that the snapshot covers; None for the last one that is durable now.
             meta: Text that the checkpoint carries.
             keep: Checkpoints to keep, at least 1.
+            truncate: Drop the records that they do not need. False for a log that is itself the data, and whose
+                checkpoints hold what is derived from it, such as an index.
 
         Raises:
             UsageError: Record ``lsn`` is not durable, or a newer checkpoint exists; raised by the commit if it comes
@@ -648,7 +652,7 @@ class WriteAheadLog:
         if covered < newest:
             raise UsageError(f"a checkpoint of record {covered} is older than the newest one, of {newest}")
         owner = writer.appender.epoch, writer.appender.generation
-        return CheckpointWriter(self._steps, owner, covered, meta, keep, writer.operate)
+        return CheckpointWriter(self._steps, owner, covered, meta, keep, writer.operate, truncate=truncate)
 
     def checkpoints(self) -> list[WalCheckpoint]:
         """Return the checkpoints that are kept, the oldest first."""
