@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -12,8 +15,11 @@ from pybk.errors import AppendTimeoutError, LedgerFencedError
 from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager
+from tests.interrupting import interrupted_at
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
+
+WAITING: Final = ("pybk/futures.py", "pybk/wake_up.py", "/threading.py")
 
 
 @pytest.fixture
@@ -142,3 +148,31 @@ def test_a_failed_future_raises_each_time_and_gives_its_error(manager: LedgerMan
         writer.close()
     manager.close()
     assert writer_error == ["LedgerFencedError"]
+
+
+@pytest.mark.timeout(100, method="thread")
+@pytest.mark.parametrize("advanced", [False, True])
+def test_an_interrupt_at_any_line_of_a_wait_is_all_that_is_raised(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch, advanced: bool
+) -> None:
+    writer = manager.create_ledger(ledger_id=3 if advanced else None, insecure=True)
+    go = stop_syncing(monkeypatch)
+    future = writer.append_async(b"x", entry_id=1 if advanced else None)
+    line, fired = 0, True
+    while fired:
+        fired = interrupted_at(line, WAITING, partial(future.result, 0.001), ignored=(AppendTimeoutError,))
+        line += 1
+    assert line > 8, "nothing was traced"
+    go.set()
+    if advanced:
+        writer.append(b"before", entry_id=0)
+    assert future.result(WAIT_S) == int(advanced)
+
+
+def test_every_thread_that_waits_for_earlier_entries_is_woken(manager: LedgerManager) -> None:
+    writer = manager.create_ledger(ledger_id=3, insecure=True)
+    future = writer.append_async(b"x", entry_id=1)
+    with ThreadPoolExecutor(5) as threads:
+        waiting = [threads.submit(future.result, timeout) for timeout in (None, None, WAIT_S, WAIT_S, WAIT_S)]
+        writer.append(b"before", entry_id=0)
+        assert [each.result() for each in waiting] == [1] * 5

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
 from pybk.group_commit import Completion
 from pybk.loop_calls import LoopCalls, call_in, running_loop
+from pybk.wake_up import WakeUp
 
 if TYPE_CHECKING:
     from pybk.backend import AppendLog
@@ -125,9 +126,9 @@ class AppendFuture(Generic[T]):
 
     def _wait_for(self, commit: Completion, timeout: float) -> None:
         """Wait while the background thread leads: if this one led, a slow sync would exceed the timeout."""
-        finished = threading.Event()
-        self._log.when_done(commit, finished.set)
-        if not finished.wait(timeout) and not commit.done:
+        finished = WakeUp()
+        self._log.when_done(commit, finished.wake)
+        if not finished.wait(max(0.0, timeout)) and not commit.done:
             raise AppendTimeoutError(f"the append was not durable after {timeout} s; it continues; wait again")
 
     def exception(self, timeout: float | None = None) -> PybkError | None:
@@ -314,17 +315,19 @@ class _LoopWaker:
 class AdvancedFuture(AppendFuture[T]):
     """An append to an advanced ledger: it is staged in a commit only when all entries before it were appended.
 
-    Threads: any. ``_lock`` guards ``_callbacks``, and ``_commit``, which is set once, before the event ``_staged``.
+    Threads: any. ``_lock`` guards ``_callbacks``, and ``_commit``, which is set once, before ``_is_staged``.
     """
 
-    __slots__ = ("_callbacks", "_descriptor", "_in_loops", "_lock", "_looking", "_staged")
+    __slots__ = ("_callbacks", "_descriptor", "_in_loops", "_is_staged", "_lock", "_looking", "_staged")
 
     def __init__(self, log: AppendLog, descriptor: LedgerDescriptor, value: T) -> None:
         self._log = log
         self._descriptor = descriptor
         self._value = value
         self._lock = threading.Lock()
-        self._staged = threading.Event()
+        self._is_staged = False
+        self._staged = WakeUp()
+        """Wakes one of the threads that wait for ``_is_staged``, which wakes the next."""
         self._callbacks: list[Callable[[], None]] = []
         # Used before it is staged. The callbacks of a loop are changed by that loop's thread alone.
         self._in_loops: dict[asyncio.AbstractEventLoop, _Callbacks] = {}
@@ -333,24 +336,25 @@ class AdvancedFuture(AppendFuture[T]):
     def staged(self, commit: Completion | None, failed: PybkError | None = None) -> None:
         """Set the append's commit, or the error with which it ends without one; the first call counts."""
         with self._lock:
-            if self._staged.is_set():
+            if self._is_staged:
                 return
             if commit is None:
                 commit = Completion.finished(failed)
             self._commit = commit
-            self._staged.set()
+            self._is_staged = True
+            self._staged.wake()
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._log.when_done(commit, callback)
 
     def _state(self) -> str:
         """Return "pending", "done" or "failed" with the kind of error."""
-        return super()._state() if self._staged.is_set() else "pending"
+        return super()._state() if self._is_staged else "pending"
 
     def done(self) -> bool:
         """Return whether the append is durable, and all before it, or has failed."""
         self._fail_if_stuck()
-        return self._staged.is_set() and self._commit.done
+        return self._is_staged and self._commit.done
 
     def _fail_if_stuck(self) -> None:
         """Fail if earlier entries cannot arrive any more, because the ledger or store refuses appends for good."""
@@ -361,26 +365,29 @@ class AdvancedFuture(AppendFuture[T]):
     def _look(self) -> None:
         """Check at each change of the ledger whether the append has failed, until it is staged."""
         self._fail_if_stuck()
-        if not self._staged.is_set():
+        if not self._is_staged:
             self._descriptor.when_advanced(self._look)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait as ``AppendFuture.result`` does, first for the entries before it; arguments and errors are the same."""
         timeout = _seconds(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._staged.wait(max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))):
+        while not self._is_staged:
             self._fail_if_stuck()
-            if time.monotonic() >= deadline and not self._staged.is_set():
+            left = deadline - time.monotonic()
+            if left <= 0 and not self._is_staged:
                 raise AppendTimeoutError(
                     f"entries before {self._value} were not appended within {timeout} s; append them: until "
                     "then it is not acknowledged"
                 )
+            if self._staged.wait(max(0.0, min(_LOOK_SECONDS, left))):
+                self._staged.wake()
         return super().result(None if timeout is None else max(0.0, deadline - time.monotonic()))
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called in a background thread when done."""
         with self._lock:
-            if not self._staged.is_set():
+            if not self._is_staged:
                 first = not self._callbacks
                 self._callbacks.append(callback)
                 if first:
@@ -391,7 +398,7 @@ class AdvancedFuture(AppendFuture[T]):
     def _call_in_loop(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[Any], Any], context: contextvars.Context
     ) -> None:
-        if self._staged.is_set():
+        if self._is_staged:
             super()._call_in_loop(loop, callback, context)
             return
         if loop in self._in_loops:
@@ -413,7 +420,7 @@ class AdvancedFuture(AppendFuture[T]):
     def _look_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check regularly, while a callback of the loop waits, whether earlier entries can still arrive."""
         self._fail_if_stuck()
-        if self._in_loops.get(loop) and not self._staged.is_set():
+        if self._in_loops.get(loop) and not self._is_staged:
             loop.call_later(_LOOK_SECONDS, self._look_in, loop)
         else:
             self._looking.discard(loop)
@@ -423,7 +430,7 @@ class AdvancedFuture(AppendFuture[T]):
         if before:
             self._in_loops[loop] = _without(before, callback)
         forgotten = len(before) - len(self._in_loops.get(loop, []))
-        return forgotten + (super()._forget_in_loop(loop, callback) if self._staged.is_set() else 0)
+        return forgotten + (super()._forget_in_loop(loop, callback) if self._is_staged else 0)
 
     def __await__(self) -> Generator[Any, None, T]:
         """Wait in an event loop."""
