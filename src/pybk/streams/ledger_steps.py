@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
-from pybk.digest import DigestType
 from pybk.errors import (
     CorruptError,
     LedgerFencedError,
@@ -20,7 +18,6 @@ from pybk.errors import (
     UnauthorizedError,
     VersionConflictError,
 )
-from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
@@ -42,13 +39,11 @@ from pybk.streams.ledger_list import (
     WriteList,
     Written,
 )
-from pybk.streams.list_record import ListRecord, Segment, SegmentEnd
+from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd
 from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
-
-GROUP: Final = "logs"
-"""The group of the lists' records among the named records."""
 
 SEGMENT_KEY: Final = "pybk.segment"
 """Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, so that a list can be made again."""
@@ -59,32 +54,9 @@ BLOB_KEY: Final = "pybk.blob"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSpec:
-    """How the ledgers of a log are created and opened.
-
-    Attributes:
-        password: Their password.
-        digest_type: What guards their entries.
-        storage_hints: Where they should live.
-        write_flags: How they are written.
-        ledger_type: Their type, by which metrics are split.
-        quorums: Ensemble size, write quorum and ack quorum; None for the manager's defaults.
-        insecure: Allow an empty password.
-    """
-
-    password: bytes = field(default=b"", repr=False)
-    digest_type: DigestType = DigestType.HMAC_SHA256
-    storage_hints: frozenset[StorageHint] = frozenset()
-    write_flags: WriteFlag = WriteFlag.NONE
-    ledger_type: str = ""
-    quorums: tuple[int | None, int | None, int | None] = (None, None, None)
-    insecure: bool = False
-
-
-def names_of(manager: LedgerManager, prefix: str = "") -> list[str]:
-    """Return the names of the logs of a store or cluster that begin with ``prefix``, ascending."""
-    records = backend_of(manager).records(f"{GROUP}/{prefix}")
+def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[str]:
+    """Return the names of the lists of a kind in a store or cluster that begin with ``prefix``, ascending."""
+    records = backend_of(manager).records(f"{kind.group}/{prefix}")
     return [each.name.partition("/")[2] for each in records]
 
 
@@ -119,7 +91,7 @@ class LedgerSteps:
         self.spec = spec
         self._owner = owner
         self._uid = b""
-        self._record_name = f"{GROUP}/{name}"
+        self._record_name = f"{spec.kind.group}/{name}"
         self._backend = backend_of(manager)
 
     def perform(self, steps: Steps[T]) -> T:

@@ -51,6 +51,11 @@ class ListKind(StrEnum):
     WAL = "wal"
     LOG = "log"
 
+    @property
+    def group(self) -> str:
+        """The group of their records among the named records."""
+        return f"{self}s"
+
 
 class SegmentEnd(NamedTuple):
     """What a segment holds, from its entries; known for sure once its ledger is closed.

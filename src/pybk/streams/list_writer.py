@@ -23,7 +23,8 @@ from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
 from pybk.streams.background import background
 from pybk.streams.ledger_list import Owned
-from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps
+from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Segment
 from pybk.streams.record_future import RecordFuture
 
@@ -70,6 +71,7 @@ class ListWriter:
         self.steps = LedgerSteps(manager, name, spec, self.appender)
         self._backend = backend_of(manager)
         self._name = name
+        self._lock_name = f"{spec.kind}.{name}"
         self._policy = policy
         self._operation = threading.RLock()
         self._lock: Lock | None = None
@@ -104,11 +106,11 @@ class ListWriter:
     def _take_lock(self, wait_s: float, *, steal: bool) -> None:
         deadline = time.monotonic() + wait_s
         owner = f"{socket.gethostname()}, process {os.getpid()}"
-        while (lock := self._backend.try_lock(f"log.{self._name}", owner)) is None:
+        while (lock := self._backend.try_lock(self._lock_name, owner)) is None:
             if time.monotonic() >= deadline and steal:
-                self._backend.break_lock(f"log.{self._name}")
+                self._backend.break_lock(self._lock_name)
             elif time.monotonic() >= deadline:
-                holder = self._backend.lock_owner(f"log.{self._name}")
+                holder = self._backend.lock_owner(self._lock_name)
                 raise LogLockedError(
                     f"log {self._name!r} has a live writer ({holder}); close it there, wait for it with wait=..., or "
                     "take the log from it with steal=True, which fences it"

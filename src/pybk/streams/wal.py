@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from pybk.config import StoreConfig
 from pybk.coroutine_backlog import CoroutineBacklog
-from pybk.credentials import PASSWORD, Secret
+from pybk.credentials import Secret
 from pybk.digest import DigestType
 from pybk.errors import (
     ClosedError,
@@ -39,7 +39,8 @@ from pybk.streams.appender import PlainBatch
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.ledger_list import Found
-from pybk.streams.ledger_steps import LedgerSpec, LedgerSteps, names_of
+from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
 from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
 from pybk.streams.names import checked_name
@@ -170,7 +171,7 @@ class WriteAheadLog:
         Durability: What was acknowledged before is there.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
-        spec = _spec_of(password, insecure, digest_type, storage_hints, quorums)
+        spec = spec_of(ListKind.WAL, password, insecure, digest_type, storage_hints, quorums)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         if segment_bytes < 1 or not segment_age_s > 0:
@@ -210,7 +211,7 @@ class WriteAheadLog:
 
         Cost: In a store one pass over the logs' records; in a cluster a round trip for 500 logs.
         """
-        return names_of(manager, prefix)
+        return names_of(manager, ListKind.WAL, prefix)
 
     @classmethod
     def delete(
@@ -229,7 +230,9 @@ class WriteAheadLog:
             UnauthorizedError: The password is not the log's; nothing was deleted.
             PybkError: Something could not be deleted; call it again.
         """
-        steps = LedgerSteps(manager, checked_name(name), _spec_of(password, insecure, None, (), (None, None, None)))
+        steps = LedgerSteps(
+            manager, checked_name(name), spec_of(ListKind.WAL, password, insecure, None, (), (None, None, None))
+        )
         steps.check_password()
         steps.perform(ledger_list.drop(name))
         if steps.read() is not None:
@@ -242,8 +245,6 @@ class WriteAheadLog:
             uid = secrets.token_bytes(UID_BYTES)
             self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN))
         before = self._record()
-        if before.kind is not ListKind.WAL:
-            raise UsageError(f"{self.name!r} is not a write-ahead log, but a {before.kind}; choose another name")
         self._steps.check_password()
         owned = writer.take_over(wait_s=wait_s, steal=steal)
         record = owned.record
@@ -874,30 +875,3 @@ def _whole_lsn(lsn: object, name: str) -> int:
     if isinstance(lsn, bool) or not isinstance(lsn, int) or not 0 <= lsn <= SEQ_MAX:
         raise UsageError(f"{name} is {lsn!r:.50}; it takes a log sequence number, a whole number from 0 up")
     return lsn
-
-
-def _spec_of(
-    password: bytes | Secret | None,
-    insecure: bool,
-    digest_type: DigestType | None,
-    storage_hints: Iterable[StorageHint],
-    quorums: tuple[int | None, int | None, int | None],
-) -> LedgerSpec:
-    """Return how the ledgers of a log are made."""
-    found = Secret(variable=PASSWORD) if password is None else password
-    value = found.read() if isinstance(found, Secret) else found
-    if not value and not insecure:
-        raise UsageError(
-            f"the log has no password: pass password=..., set {PASSWORD} or {PASSWORD}_FILE in the environment, or "
-            "pass insecure=True to do without"
-        )
-    if digest_type is None:
-        digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
-    return LedgerSpec(
-        password=value or b"",
-        digest_type=digest_type,
-        storage_hints=frozenset(storage_hints),
-        ledger_type="wal",
-        quorums=quorums,
-        insecure=insecure,
-    )
