@@ -9,24 +9,30 @@ import sys
 import time
 from pathlib import Path
 
-from pybk import WriteAheadLog
+import pytest
+
+from pybk import StoreLockedError, WriteAheadLog
 from tests.paths import ROOT
 from tests.streams.workload import Model
+from tests.waiting import WAIT_S
 
 ROUNDS = 10
+
+
+def started(path: Path, seed: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.streams.wal_child", str(path), str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
     model, source, appended = Model(), random.Random(1), 0
     for number in range(ROUNDS):
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tests.streams.wal_child", str(tmp_path / "db"), str(number)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with child:
+        with started(tmp_path / "db", number) as child:
             assert child.stdout is not None
             begun = child.stdout.readline()
             assert begun.startswith("open ")
@@ -39,3 +45,23 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
         with WriteAheadLog.open(tmp_path / "db", insecure=True) as wal:
             model.check(wal)
     assert appended > 100, "hardly anything was appended"
+
+
+def test_a_standby_in_another_process_takes_over(tmp_path: Path) -> None:
+    """The standby has the store's index open for reading, which excludes writing to it in one process."""
+    model = Model()
+    with started(tmp_path / "db", 0) as child:
+        assert child.stdout is not None
+        model.take(child.stdout.readline())
+        with WriteAheadLog.open(tmp_path / "db", mode="r", insecure=True) as standby:
+            with pytest.raises(StoreLockedError):
+                standby.promote()
+            before = standby.epoch
+            child.kill()
+            for line in child.stdout:
+                if line.endswith("\n"):
+                    model.take(line)
+            standby.promote(wait=WAIT_S)
+            assert standby.epoch > before
+            model.check(standby)
+            standby.append(b"x")

@@ -768,12 +768,7 @@ class WriteAheadLog:
         generation, lsn = (None, None) if applied is None else applied
         self._reader(None if lsn is None else lsn + 1, generation).close()
         if self._owns_manager and self._manager.read_only:
-            manager = _opened_once_free(self._manager.location, self._config, wait)
-            for reader in list(self._readers):
-                reader.close()
-            self._manager.close()
-            self._manager = manager
-            self._steps = LedgerSteps(manager, self.name, self._spec)
+            self._open_for_writing(wait)
         self._take_over(create=False, wait_s=wait, steal=steal)
         if apply is not None:
             reader = self._reader(None if lsn is None else lsn + 1, generation)
@@ -783,6 +778,27 @@ class WriteAheadLog:
                         apply(record)
             finally:
                 reader.close()
+
+    def _open_for_writing(self, wait_s: float) -> None:
+        """Replace the manager, which reads a store, by one that writes it; reading continues until the store is free.
+
+        Raises:
+            StoreLockedError: Another process has it.
+        """
+        path = self._manager.location
+        manager = _opened_once_free(path, self._config, wait_s)
+        for reader in list(self._readers):
+            reader.close()
+        self._manager.close()
+        try:
+            self._use(manager or LedgerManager.open(path, config=self._config))
+        except BaseException:
+            self._use(LedgerManager.open(path, read_only=True, config=self._config))
+            raise
+
+    def _use(self, manager: LedgerManager) -> None:
+        self._manager = manager
+        self._steps = LedgerSteps(manager, self.name, self._spec)
 
     async def promote_async(
         self,
@@ -796,12 +812,19 @@ class WriteAheadLog:
         await asyncio.to_thread(partial(self.promote, apply, applied=applied, wait=wait, steal=steal))
 
 
-def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> LedgerManager:
-    """Open a store; wait for the process that has it open, up to some seconds."""
+def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> LedgerManager | None:
+    """Open a store; wait for the process that has it open, up to some seconds.
+
+    Returns:
+        None if no process has it open for writing, but this one has its index open for reading, which excludes the
+        other; nothing was opened.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         try:
             return LedgerManager.open(path, config=config)
+        except IllegalOperationError:
+            return None
         except StoreLockedError:
             if time.monotonic() >= deadline:
                 raise
