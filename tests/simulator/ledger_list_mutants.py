@@ -90,30 +90,66 @@ LEDGER_LIST_MUTANTS = (
         (Piece(RECORD + "checkpointed", "checkpoint.seq > kept_seq", "False"),),
     ),
     Mutant(
+        "T9a",
+        "records that a subscription needs are kept",
+        (Piece(RECORD + "truncated", "lowest is not None and lowest.seq < first and not force", "False"),),
+    ),
+    Mutant(
+        "T9b",
+        "an owner of an earlier epoch does not change a bound",
+        (Piece(RECORD + "_owned_cursor", "found.epoch > epoch or (found.epoch < epoch and not claim)", "False"),),
+    ),
+    Mutant(
+        "T9c",
+        "a subscription that was made again is another",
+        (Piece(RECORD + "_owned_cursor", "found is None or found.uid != uid", "found is None"),),
+    ),
+    Mutant(
+        "T9d",
+        "the bound is lowered before the cursor moves backwards",
+        (Piece("tests.simulator.subscribers:Subscribers._begin", "seq >= cursor.first_unacked", "True"),),
+    ),
+    Mutant(
+        "T9e",
+        "a subscription begins with a record that is there",
+        (Piece(LIST + "move_cursor", "max(cursor.seq, record.first_seq)", "cursor.seq"),),
+    ),
+    Mutant(
         "T10",
         "records after a cut have a higher generation",
         (Piece(RECORD + "cut", "generation=self.generation + 1", "generation=self.generation"),),
+    ),
+    Mutant(
+        "T10b",
+        "a log with subscriptions is not cut",
+        (Piece(RECORD + "check_cut", "if self.cursors:\n    raise _1", "pass"),),
     ),
     Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
 KILLED_AT = {
-    "T1": 3,
+    "T1": 1,
     "T2a": 3,
     "T2b": 3,
     "T2c": 6,
-    "T3": 29,
+    "T3": 53,
     "T4a": 12,
     "T4b": 5,
     "T5a": 3,
     "T5b": 0,
     "T6": 3,
     "T7": 0,
-    "T8a": 20,
+    "T8a": 24,
     "T8b": 3,
-    "T8c": 401,
-    "T10": 4,
-    "T11": 190,
+    "T8c": 968,
+    "T9a": 7,
+    "T9b": 352,
+    "T9c": 901,
+    "T9d": 1,
+    "T9e": 1,
+    "T10": 9,
+    "T10b": 1,
+    "T11": 10,
 }
 """The first seed that notices each mutant."""
 

@@ -35,6 +35,7 @@ from pybk.streams.ledger_list import (
     Written,
 )
 from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, SegmentEnd
+from tests.simulator.subscribers import Subscriber, Subscribers
 
 NAME: Final = "log"
 UID: Final = bytes(16)
@@ -117,6 +118,7 @@ def shown(value: Any) -> str:
     return (
         f"{type(value).__name__} v{value.version} epoch {record.epoch} generation {record.generation} "
         f"from {record.first_seq} to {record.end_seq}: {segments}; delete {record.pending_deletes}"
+        f"{''.join(f'; {each.name} {each.uid} of epoch {each.epoch} from {each.seq}' for each in record.cursors)}"
     )
 
 
@@ -147,6 +149,8 @@ class World:
         self.trace: list[str] = []
         self.done: dict[str, int] = {}
         self.finishing = False
+        self.subscribers = Subscribers(NAME, self.random) if seed % 3 == 1 else None
+        """None in most seeds, because a log with subscriptions is not cut."""
 
     # ---- running -------------------------------------------------------------------------------------------------
 
@@ -220,6 +224,9 @@ class World:
             with suppress(LostAnswerError):
                 self.perform(ledger_list.sweep(UID, self.candidates()))
             return
+        if self.subscribers is not None and self.random.random() < 0.3:
+            self.subscribe(self.subscribers)
+            return
         process = self.random.choice(self.processes)
         if self.random.random() < self.crashes:
             self.crash(process)
@@ -231,6 +238,19 @@ class World:
             self.begin(process)
         else:
             self.advance(process)
+
+    def subscribe(self, subscribers: Subscribers) -> None:
+        """Let one thing happen to a subscription."""
+
+        def perform(process: Subscriber, step: Step) -> Any:
+            answer = self.step(Process(process.name), step)
+            self.trace.append(f"{process.name}: {process.what}: {shown(step)} -> {shown(answer)}")
+            return answer
+
+        what = subscribers.event(max(self.log, default=START_SEQ - 1) + 1, perform)
+        if what:
+            self.trace.append(f"subscribers: {what} is done")
+            self.done[what] = self.done.get(what, 0) + 1
 
     def begin(self, process: Process) -> None:
         """Begin an operation."""
@@ -463,6 +483,8 @@ class World:
         assert new.first_seq >= old.first_seq, "truncation moves backwards"
         assert not (old.sealed and not new.sealed), "a sealed log is open again"
         if new.generation > old.generation:
+            if self.subscribers is not None:
+                self.subscribers.check_cut(old)
             for seq in [seq for seq in self.log if seq >= new.end_seq]:
                 del self.log[seq]
 
@@ -484,6 +506,8 @@ class World:
         assert not record.checkpoints or record.first_seq <= record.checkpoints[0].seq + 1, "a checkpoint lacks records"
         self.named_blobs |= blobs | set(record.uploads)
         assert sum(segment.is_open for segment in record.segments) <= 2
+        if self.subscribers is not None:
+            self.subscribers.check(record)
         held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
         for seq, entry in self.log.items():
             assert seq < record.first_seq or entry in held, f"acknowledged record {entry} is in no listed ledger"

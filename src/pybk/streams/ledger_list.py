@@ -21,6 +21,9 @@ Rules, which the steps' order keeps:
 - **T8** Records after the oldest checkpoint are kept. One compare-and-set lists a checkpoint and drops what it covers.
   Its blob is closed before, and is named in the record from its beginning, so that a later owner deletes it if it is
   never listed.
+- **T9** Records from the bound of a durable subscription on are kept. The bound is listed before the subscription's
+  cursor exists, and lowered before the cursor moves backwards. It is raised only to a record before which the cursor
+  has durably acknowledged all, and only by the subscription's present owner: a new one lists its epoch first.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, UsageError
-from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment, SegmentEnd, new_list
+from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, SegmentEnd, new_list
 
 T = TypeVar("T")
 
@@ -232,7 +235,7 @@ def close(name: str, epoch: int, now_ns: Clock, *, keep: int | None = None, seal
     return (yield from _delete_pending(name, record))
 
 
-def truncate(name: str, epoch: int, generation: int, seq: int) -> Steps[ListRecord]:
+def truncate(name: str, epoch: int, generation: int, seq: int, *, force: bool = False) -> Steps[ListRecord]:
     """Drop the records before ``seq``, and delete the ledgers that hold no others (rule T7).
 
     Args:
@@ -240,18 +243,19 @@ def truncate(name: str, epoch: int, generation: int, seq: int) -> Steps[ListReco
         epoch: The writer's.
         generation: The generation in which the record before ``seq`` was known to be durable.
         seq: The first record to keep.
+        force: Drop records that subscriptions need, too.
 
     Raises:
         UsageError: A cut has dropped the record before ``seq`` since.
         LogFencedError, NoSuchLogError: As ``roll``.
-        TruncateGuardError: A checkpoint needs records before ``seq``.
+        TruncateGuardError: A checkpoint or a subscription needs records before ``seq``.
     """
 
     def truncated(record: ListRecord) -> ListRecord:
         _check_owner(record, epoch)
         if seq > record.kept_of(generation) + 1:
             raise UsageError(f"log {name!r} was cut after record {record.kept_of(generation)}; there is no {seq - 1}")
-        return record.truncated(seq)
+        return record.truncated(seq, force=force)
 
     record = yield from update(name, truncated)
     return (yield from _delete_pending(name, record))
@@ -309,6 +313,44 @@ def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int, *, truncate: 
 
     record = yield from update(name, listed)
     return (yield from _delete_pending(name, record))
+
+
+def add_cursor(name: str, cursor: CursorBound) -> Steps[CursorBound]:
+    """List a subscription before its cursor exists, unless there is one of that name (rule T9).
+
+    Returns:
+        What is listed under that name then.
+    """
+    record = yield from update(name, lambda found: found.subscribed(cursor))
+    return next(each for each in record.cursors if each.name == cursor.name)
+
+
+def claim_cursor(name: str, cursor: str, uid: str, epoch: int) -> Steps[CursorBound]:
+    """List the epoch of a subscription's new owner, so that no earlier one changes its bound any more (rule T9).
+
+    Raises:
+        LogFencedError: The subscription has a later owner, or was deleted.
+    """
+    record = yield from update(name, lambda found: found.claimed(cursor, uid, epoch))
+    return next(each for each in record.cursors if each.name == cursor)
+
+
+def move_cursor(name: str, cursor: CursorBound) -> Steps[int]:
+    """Change the first record that a subscription needs (rule T9); the caller is its owner.
+
+    Returns:
+        The first record that it has then: a later one, if records were dropped.
+
+    Raises:
+        LogFencedError: As ``claim_cursor``.
+    """
+    record = yield from update(name, lambda found: found.needing(cursor))
+    return max(cursor.seq, record.first_seq)
+
+
+def remove_cursor(name: str, cursor: str, uid: str) -> Steps[None]:
+    """Remove a subscription; its cursor is deleted then."""
+    yield from update(name, lambda found: found.unsubscribed(cursor, uid))
 
 
 def drop(name: str) -> Steps[None]:

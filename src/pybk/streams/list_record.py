@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from pybk.errors import (
     CorruptError,
+    LogFencedError,
     RewoundError,
     StorageRefusedError,
     TruncateGuardError,
@@ -50,6 +51,7 @@ class ListKind(StrEnum):
 
     WAL = "wal"
     LOG = "log"
+    CURSOR = "cursor"
 
     @property
     def group(self) -> str:
@@ -124,6 +126,23 @@ class Checkpoint(NamedTuple):
     created_ns: int
 
 
+class CursorBound(NamedTuple):
+    """What a durable subscription needs of a log.
+
+    Attributes:
+        name: The subscription's.
+        seq: It needs no record before this one; at most the first record that it has not acknowledged.
+        uid: That of the ledger list which keeps its cursor, hexadecimal: a subscription that is made again under the
+            same name is another.
+        epoch: The epoch of its owner in that list; an owner of an earlier epoch changes nothing here.
+    """
+
+    name: str
+    seq: int
+    uid: str
+    epoch: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ListRecord:
     """A ledger list at one moment.
@@ -148,6 +167,7 @@ class ListRecord:
         pending_deletes: Ledgers that were removed from the list and may not be deleted yet.
         checkpoints: By the record that they cover, ascending. Records after the oldest one are not truncated (rule T8).
         uploads: Blobs that the present owner writes; those of an owner before are deleted.
+        cursors: Its durable subscriptions, by name. Records from the lowest bound on are not truncated (rule T9).
     """
 
     name: str
@@ -167,6 +187,7 @@ class ListRecord:
     pending_deletes: tuple[int, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     uploads: tuple[int, ...] = ()
+    cursors: tuple[CursorBound, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the invariants; a record that breaks them is neither written nor believed."""
@@ -200,6 +221,16 @@ class ListRecord:
             if each.first_seq is not None and each.first_seq <= seq:
                 return each if each.last_seq is None or seq <= each.last_seq else None
         return None
+
+    def cursor(self, name: str) -> CursorBound | None:
+        """Return what a subscription needs; None if there is no such subscription."""
+        return next((each for each in self.cursors if each.name == name), None)
+
+    @property
+    def guard_seq(self) -> int:
+        """The first record that a checkpoint or a subscription needs; ``SEQ_MAX`` if there is none."""
+        needed = (each.seq for each in self.cursors)
+        return min((*needed, *(each.seq + 1 for each in self.checkpoints[:1])), default=SEQ_MAX)
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -235,13 +266,17 @@ class ListRecord:
         """Return the record with closed segments; ``ends`` says what each of them holds."""
         return self._closed(ends, now_ns)
 
-    def truncated(self, seq: int) -> ListRecord:
+    def truncated(self, seq: int, *, force: bool = False) -> ListRecord:
         """Return the record that begins with ``seq``; segments that end before it are removed.
 
         A lower ``seq`` than ``first_seq`` changes nothing. The caller made sure that the record before ``seq`` exists.
 
+        Args:
+            seq: The first record to keep.
+            force: Drop records that subscriptions need, too, which begin with ``seq`` then.
+
         Raises:
-            TruncateGuardError: A checkpoint that is kept needs records that would be dropped.
+            TruncateGuardError: A checkpoint that is kept, or a subscription, needs records that would be dropped.
         """
         if self.checkpoints and seq > self.checkpoints[0].seq + 1:
             raise TruncateGuardError(
@@ -249,8 +284,67 @@ class ListRecord:
                 f"those up to {self.checkpoints[0].seq}, and a restart from it replays the others: make another first"
             )
         first = max(seq, self.first_seq)
+        lowest = min(self.cursors, key=lambda each: each.seq, default=None)
+        if lowest is not None and lowest.seq < first and not force:
+            raise TruncateGuardError(
+                f"log {self.name!r}: records before {seq} cannot be dropped, because subscription {lowest.name!r} may "
+                f"need those from {lowest.seq} on; have it acknowledge them, delete it, or truncate with force=True"
+            )
         gone = [each for each in self.segments if each.last_seq is not None and each.last_seq < first]
-        return self._without(gone, first_seq=first)
+        cursors = tuple(each._replace(seq=max(each.seq, first)) for each in self.cursors)
+        return self._without(gone, first_seq=first, cursors=cursors)
+
+    def subscribed(self, cursor: CursorBound) -> ListRecord:
+        """Return the record with one more subscription, unless there is one of that name.
+
+        Raises:
+            StorageRefusedError: The record is as long as it may be.
+        """
+        if self.cursor(cursor.name) is not None:
+            return self
+        if len(self.encode()) > _BYTES_MAX:
+            raise StorageRefusedError(
+                f"log {self.name!r} has {len(self.cursors)} subscriptions and {len(self.segments)} segments, and its "
+                f"record {_BYTES_MAX} bytes: delete subscriptions, or truncate the log"
+            )
+        added = cursor._replace(seq=max(cursor.seq, self.first_seq))
+        return replace(self, cursors=tuple(sorted((*self.cursors, added))))
+
+    def claimed(self, name: str, uid: str, epoch: int) -> ListRecord:
+        """Return the record in which a subscription has a new owner.
+
+        Raises:
+            LogFencedError: It has a later owner, or was deleted.
+        """
+        found = self._owned_cursor(name, uid, epoch, claim=True)
+        return self._with_cursor(found._replace(epoch=epoch))
+
+    def needing(self, cursor: CursorBound) -> ListRecord:
+        """Return the record in which a subscription needs records from ``cursor.seq`` on, those that are left of them.
+
+        Raises:
+            LogFencedError: The subscription has a later owner, or was deleted.
+        """
+        self._owned_cursor(cursor.name, cursor.uid, cursor.epoch)
+        return self._with_cursor(cursor._replace(seq=max(cursor.seq, self.first_seq)))
+
+    def unsubscribed(self, name: str, uid: str) -> ListRecord:
+        """Return the record without a subscription."""
+        return replace(self, cursors=tuple(each for each in self.cursors if (each.name, each.uid) != (name, uid)))
+
+    def _owned_cursor(self, name: str, uid: str, epoch: int, *, claim: bool = False) -> CursorBound:
+        found = self.cursor(name)
+        if found is None or found.uid != uid:
+            raise LogFencedError(f"subscription {name!r} of log {self.name!r} was deleted; subscribe again")
+        if found.epoch > epoch or (found.epoch < epoch and not claim):
+            raise LogFencedError(
+                f"subscription {name!r} of log {self.name!r} was taken over: its epoch is {found.epoch}, not {epoch}"
+            )
+        return found
+
+    def _with_cursor(self, cursor: CursorBound) -> ListRecord:
+        cursors = tuple(cursor if each.name == cursor.name else each for each in self.cursors)
+        return replace(self, cursors=cursors)
 
     def uploading(self, ledger_id: int) -> ListRecord:
         """Return the record that names a blob which is being written."""
@@ -299,7 +393,7 @@ class ListRecord:
             uploads=tuple(each for each in self.uploads if each != checkpoint.ledger_id),
             pending_deletes=(*self.pending_deletes, *dropped),
         )
-        return changed.truncated(kept[0].seq + 1) if truncate else changed
+        return changed.truncated(min(kept[0].seq + 1, changed.guard_seq)) if truncate else changed
 
     def check_cut(self, seq: int, end_seq: int) -> None:
         """Raise UsageError unless the log, whose last record is the one before ``end_seq``, can end with ``seq``."""
@@ -307,6 +401,11 @@ class ListRecord:
             raise TruncateGuardError(
                 f"log {self.name!r} cannot end with record {seq}: a checkpoint covers those up to "
                 f"{self.checkpoints[-1].seq}"
+            )
+        if self.cursors:
+            raise TruncateGuardError(
+                f"log {self.name!r} cannot end with record {seq}: subscription {self.cursors[0].name!r} may have "
+                "acknowledged later ones, whose sequence numbers would be given again; delete its subscriptions first"
             )
         if not self.first_seq - 1 <= seq < end_seq:
             raise UsageError(
@@ -334,9 +433,9 @@ class ListRecord:
         return replace(self, sealed=True)
 
     def emptied(self) -> ListRecord:
-        """Return the sealed record without records, checkpoints and uploads; all segments have to be closed."""
+        """Return the sealed record without records, blobs and subscriptions; all segments have to be closed."""
         blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
-        bare = replace(self, checkpoints=(), uploads=(), pending_deletes=(*self.pending_deletes, *blobs))
+        bare = replace(self, checkpoints=(), uploads=(), cursors=(), pending_deletes=(*self.pending_deletes, *blobs))
         return bare.truncated(self.end_seq).ended()
 
     def deleted(self, ledger_ids: Iterable[int]) -> ListRecord:
@@ -410,6 +509,7 @@ class ListRecord:
                 "pending_deletes": list(self.pending_deletes),
                 "checkpoints": [list(each) for each in self.checkpoints],
                 "uploads": list(self.uploads),
+                "cursors": [list(each) for each in self.cursors],
             }
         )
 
@@ -439,6 +539,7 @@ class ListRecord:
                     "pending_deletes": tuple(values["pending_deletes"]),
                     "checkpoints": tuple(Checkpoint(*each) for each in values["checkpoints"]),
                     "uploads": tuple(values["uploads"]),
+                    "cursors": tuple(CursorBound(*each) for each in values["cursors"]),
                 }
             )
 
@@ -462,6 +563,11 @@ def _problem_of(record: ListRecord) -> str:
     covered = [each.seq for each in record.checkpoints]
     if covered != sorted(covered) or (covered and record.first_seq > covered[0] + 1):
         return f"checkpoints cover records up to {covered}, but records before {record.first_seq} were dropped"
+    cursors = [each.name for each in record.cursors]
+    if cursors != sorted(set(cursors)) or any(each.seq < record.first_seq for each in record.cursors):
+        return (
+            f"subscriptions {cursors} are not in order, or need records before {record.first_seq}, which were dropped"
+        )
     if not record.open_segments and record.first_seq > record.end_seq:
         return f"it begins with record {record.first_seq}, and ends before {record.end_seq}"
     if not record.start_seq <= record.first_seq:
