@@ -1,0 +1,381 @@
+"""The durable cursor of a subscription: its state in memory, and as the records of a ledger list of its own.
+
+Theory of operation
+===================
+
+**Records.** Each acknowledgement is one record of the list: the ranges that it acknowledges, and properties. A whole
+state is one transaction, of as many parts as it takes. It is written when the cursor is opened, after a roll, and when
+the changes since the last one are several times longer than it. Then the list is truncated to its first record. So the
+list is never longer than some states and a segment, and an open replays it from its first record: a whole state, then
+changes. All that ledger lists guarantee holds for cursors: one owner, fencing, transactions, rolls, repair after a lack
+of space.
+
+**The bound.** The log's record has a lower bound of each cursor (rule T9). It is raised some seconds after an
+acknowledgement, and on close, after a record of its own: that says anew that everything before is acknowledged, and is
+durable by itself, even if records before it were refused. It is lowered before a seek backwards.
+
+**Locks.** ``_moving`` excludes raising and lowering the bound, and is taken first. ``lock`` guards the state and orders
+the records of the list; it is held while a record is staged, not while it becomes durable, except for a seek.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final, Self
+
+from pybk.errors import CorruptError, LogFencedError, LogSealedError, NoSuchLogError, PybkError, UsageError
+from pybk.futures import origin_of
+from pybk.manager import LedgerManager
+from pybk.streams import ledger_list
+from pybk.streams.appender import PlainBatch
+from pybk.streams.background import background
+from pybk.streams.cursor_state import CursorState, Ranges, encode_acks, encode_seek, is_state
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, Segment
+from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.names import checked_name
+from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_reader import RecordReader
+
+logger = logging.getLogger(__name__)
+
+CURSOR_SEGMENT_BYTES: Final = 4 << 20
+BOUND_SECONDS: Final = 5.0
+"""How long after an acknowledgement the log's record is changed, so that the log can drop records."""
+
+CHANGES_BYTES: Final = 256 << 10
+CHANGES_FACTOR: Final = 8
+"""A whole state is due when the changes since the last one have ``CHANGES_BYTES``, and this many times its bytes."""
+
+
+def checked_subscription(name: object) -> str:
+    """Return the name of a subscription; UsageError if it cannot be one: as a log's, and without ``@``."""
+    found = checked_name(name)
+    if "@" in found:
+        raise UsageError(f"the name {found!r} of a subscription has an @, which is reserved; choose another")
+    return found
+
+
+def cursor_list_name(log: str, subscription: str) -> str:
+    """Return the name of the ledger list of a cursor."""
+    return f"{log}@{subscription}"
+
+
+class Cursor:
+    """The cursor of a durable subscription, while this process owns it.
+
+    Use ``Cursor.open``.
+
+    Attributes:
+        name: The subscription's.
+        state: What is acknowledged, durable or not; guarded by ``lock``.
+        lock: Guards the state.
+
+    Threads: any.
+    """
+
+    def __init__(self, log: LedgerSteps, name: str, writer: ListWriter, bound: CursorBound, state: CursorState) -> None:
+        self.name: Final = name
+        self.state = state
+        self.lock = threading.RLock()
+        self._log = log
+        self._writer = writer
+        self._bound = bound
+        self._moving = threading.Lock()
+        self._changes_bytes = 0
+        """Bytes of the records since the last whole state."""
+        self._state_bytes = 0
+        self._state_segment: Segment | None = None
+        """The segment that was appended to when the last whole state was written."""
+        self._timed = False
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        manager: LedgerManager,
+        log: LedgerSteps,
+        name: str,
+        start_seq: Callable[[], int],
+        *,
+        wait_s: float = 0.0,
+        steal: bool = False,
+    ) -> Self:
+        """Become the owner of a subscription's cursor, which is made if it does not exist.
+
+        Args:
+            manager: Has the ledgers.
+            log: Steps of the log.
+            name: The subscription's.
+            start_seq: Returns the first record of a new subscription.
+            wait_s: Seconds to wait for a live owner to let go of it.
+            steal: Take it from a live owner, which is fenced.
+
+        Raises:
+            LogLockedError: A live owner has it.
+            CorruptError: The cursor is damaged or missing.
+
+        Durability: On return the log keeps what the subscription has not acknowledged.
+        """
+        writer = _writer_of(manager, log, name)
+        while True:
+            bound = _listed(log, name, start_seq)
+            try:
+                if _list_made(log, writer.steps, bound):
+                    writer.take_over(wait_s=wait_s, steal=steal)
+                    break
+            except LogSealedError:
+                continue  # another process is deleting a subscription of this name
+        try:
+            epoch = writer.appender.epoch
+            bound = log.perform(ledger_list.claim_cursor(log.name, name, bound.uid, epoch))
+            cursor = cls(log, name, writer, bound, _replayed(writer.steps, bound))
+            with cursor.lock:
+                written = cursor._write_state()
+            cursor._truncate(written)
+        except BaseException:
+            with suppress(PybkError):
+                writer.close()
+            raise
+        return cursor
+
+    def close(self) -> None:
+        """Let the log drop what is acknowledged, and let go of the cursor; a second call does nothing.
+
+        Raises:
+            LogFencedError: Another owner has it.
+        """
+        if self._writer.closed:
+            return
+        try:
+            self.raise_bound()
+        finally:
+            self._writer.close()
+
+    def delete(self) -> None:
+        """Delete the subscription for good, and let go of it: the log keeps nothing for it any more."""
+        with self._moving:
+            self._log.perform(ledger_list.remove_cursor(self._log.name, self.name, self._bound.uid))
+            self._writer.close()
+            steps = self._writer.steps
+            steps.perform(ledger_list.drop(steps.name))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or deleted here."""
+        return self._writer.closed
+
+    @property
+    def epoch(self) -> int:
+        """The number of the take-over by which this process owns it."""
+        return self._bound.epoch
+
+    # ---- changes -------------------------------------------------------------------------------------------------
+
+    def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:
+        """Acknowledge records, and set properties with them, all or nothing after a crash.
+
+        Args:
+            ranges: Ascending and apart from each other, at least one. Records that are acknowledged already count, too:
+                on success they are so durably.
+            properties: Those to set.
+            kick: As for ``pybk.writer.stage``.
+
+        Returns:
+            A future of the number of records that were not acknowledged before.
+        """
+        record = encode_acks(ranges, properties)
+        with self.lock:
+            future = self._writer.append(record, None, kick=kick)
+            added = sum(self.state.ack(first, end) for first, end in ranges)
+            self.state.properties |= properties
+            self._changes_bytes += len(record)
+            if self._is_long():
+                background().submit(partial(self._truncate, self._write_state()))
+            if not self._timed and self.state.first_unacked > self._bound.seq:
+                self._timed = True
+                background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
+        return RecordFuture(*origin_of(future), added)
+
+    def seek(self, seq: int) -> int:
+        """Count all records before ``seq`` as acknowledged, and none from it on.
+
+        Returns:
+            The first record that is not acknowledged then: a later one, if the log was truncated.
+
+        Raises:
+            PybkError: With ``outcome_unknown`` it may have moved, else not.
+        """
+        with self._moving:
+            if seq < self._bound.seq:
+                seq = self._move_bound(seq)
+            seq = max(seq, self._log.existing().record.first_seq)
+            with self.lock:
+                try:
+                    self._writer.append(encode_seek(seq), None, kick=False).result()
+                except PybkError:
+                    self._changes_bytes = 1 << 62  # so that the next record is a whole state
+                    raise
+                self.state.seek(seq)
+        return seq
+
+    def expire(self) -> int:
+        """Count records that the log has dropped as acknowledged; returns how many were not."""
+        first_seq = self._log.existing().record.first_seq
+        with self.lock:
+            lost = self.state.unacked_count(first_seq)
+        if lost:
+            self.ack([(0, first_seq)], {}, kick=False).result()
+        return lost
+
+    def raise_bound(self) -> None:
+        """Let the log drop the records before the first one that is not acknowledged (rule T9)."""
+        with self._moving:
+            with self.lock:
+                seq = self.state.first_unacked
+                if seq <= self._bound.seq:
+                    return
+                # Records before may have been refused, so this one says it all again.
+                future = self._writer.append(encode_acks([(0, seq)]), None, kick=False)
+            future.result()
+            self._move_bound(seq)
+
+    def _move_bound(self, seq: int) -> int:
+        """Change the bound; the caller holds ``_moving``. Returns what there is of the records from ``seq`` on."""
+        bound = self._bound._replace(seq=seq)
+        found = self._log.perform(ledger_list.move_cursor(self._log.name, bound))
+        self._bound = bound._replace(seq=found)
+        return found
+
+    def on_timer(self) -> None:
+        """Raise the bound, some time after acknowledgements."""
+        with self.lock:
+            self._timed = False
+        if not self.closed:
+            try:
+                self.raise_bound()
+            except LogFencedError:
+                pass  # the next acknowledgement says so
+            except (PybkError, OSError) as error:
+                if not self.closed:
+                    logger.warning(
+                        "subscription %r: the log keeps more than it needs: %s", self._writer.steps.name, error
+                    )
+
+    # ---- whole states --------------------------------------------------------------------------------------------
+
+    def _is_long(self) -> bool:
+        """Return whether a whole state is due."""
+        limit = max(CHANGES_BYTES, CHANGES_FACTOR * self._state_bytes)
+        return self._changes_bytes > limit or self._writer.appender.segment is not self._state_segment
+
+    def _write_state(self) -> RecordFuture[range]:
+        """Stage a whole state; the caller holds the lock."""
+        parts = self.state.encode()
+        future = self._writer.append_batch(PlainBatch(parts), kick=True)
+        self._state_bytes, self._changes_bytes = sum(map(len, parts)), 0
+        self._state_segment = self._writer.appender.segment
+        return future
+
+    def _truncate(self, written: RecordFuture[range]) -> None:
+        """Drop the records before a whole state, once that is durable."""
+        steps, appender = self._writer.steps, self._writer.appender
+        try:
+            first = written.result()[0]
+            self._writer.operate(
+                lambda: steps.perform(ledger_list.truncate(steps.name, appender.epoch, appender.generation, first))
+            )
+        except (PybkError, OSError) as error:
+            if not self.closed:
+                logger.warning("the cursor %r keeps records that it does not need: %s", steps.name, error)
+
+
+def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal: bool = False) -> bool:
+    """Delete a subscription that no process owns, also one whose cursor is damaged; returns whether there was one.
+
+    Raises:
+        LogLockedError: A live owner has it, and ``steal`` is False.
+    """
+    bound = log.existing().record.cursor(name)
+    if bound is None:
+        return False
+    writer = _writer_of(manager, log, name)
+    with suppress(CorruptError, NoSuchLogError, LogSealedError):
+        writer.take_over(wait_s=0.0, steal=steal)
+    log.perform(ledger_list.remove_cursor(log.name, name, bound.uid))
+    if writer.appender.epoch:
+        writer.close()
+    writer.steps.perform(ledger_list.drop(writer.steps.name))
+    return True
+
+
+def _writer_of(manager: LedgerManager, log: LedgerSteps, name: str) -> ListWriter:
+    spec = replace(log.spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
+    return ListWriter(manager, cursor_list_name(log.name, name), spec, RollPolicy(CURSOR_SEGMENT_BYTES))
+
+
+def _raise_bound(cursor: weakref.ref[Cursor]) -> None:
+    found = cursor()
+    if found is not None:
+        found.on_timer()
+
+
+def _listed(log: LedgerSteps, name: str, start_seq: Callable[[], int]) -> CursorBound:
+    """Return what the log's record says of a subscription, which is listed now unless it was before."""
+    bound = log.existing().record.cursor(name)
+    if bound is None:
+        new = CursorBound(name, start_seq(), secrets.token_hex(UID_BYTES))
+        bound = log.perform(ledger_list.add_cursor(log.name, new))
+    return bound
+
+
+def _list_made(log: LedgerSteps, steps: LedgerSteps, bound: CursorBound) -> bool:
+    """Make the list of a cursor unless it exists; False if it was one of a deleted subscription, which is gone now."""
+    record = steps.perform(ledger_list.create(steps.name, ListKind.CURSOR, bytes.fromhex(bound.uid), 0))
+    if record.uid.hex() == bound.uid:
+        return True
+    if log.existing().record.cursor(bound.name) == bound:
+        steps.perform(ledger_list.drop(steps.name))
+    return False
+
+
+def _replayed(steps: LedgerSteps, bound: CursorBound) -> CursorState:
+    """Return the state that the records of a list come to; one that begins at the bound if there is none.
+
+    A list without records is one whose making was interrupted, so nothing was ever acknowledged.
+
+    Raises:
+        CorruptError: A record is damaged or missing.
+    """
+    state = CursorState(bound.seq)
+    reader = RecordReader(steps, None)
+    first = reader.seq
+    try:
+        while (records := reader.read()) is not None:
+            for seq, data in enumerate(records.data(), records.first_seq):
+                where = f"the cursor {steps.name!r}, record {seq}"
+                if seq == first and not is_state(data, where=where):
+                    raise CorruptError(f"{where} does not begin a whole state; restore the cursor's ledgers")
+                state.apply(data, where=where)
+    except CorruptError as error:
+        raise _lost(steps, bound, error) from error
+    finally:
+        reader.close()
+    if not state.is_whole:
+        raise _lost(steps, bound, "parts of its last state are missing")
+    return state
+
+
+def _lost(steps: LedgerSteps, bound: CursorBound, why: object) -> CorruptError:
+    return CorruptError(
+        f"the cursor {steps.name!r} is damaged ({why}); restore its ledgers, or delete subscription {bound.name!r} and "
+        f"subscribe again with start={bound.seq}, from where on it may have records that are not acknowledged"
+    )

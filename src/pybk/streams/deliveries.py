@@ -1,0 +1,247 @@
+"""Which records of a subscription are handed out, and which again: pure, without input or output and without a clock.
+
+A record is *fresh* until it is handed out for the first time, in order. Then it is *outstanding* until it is
+acknowledged, however often it is handed out. It is handed out again some time after a ``nack``, or when it was not
+acknowledged in time.
+
+Memory is bounded by ``max_unacked``: what is outstanding is kept as ranges, and the records that were handed out again,
+with their counts, one by one. Beyond that limit no fresh record is handed out. So the holes between acknowledged
+ranges, and with them the state of the cursor, have a bound as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Final, NamedTuple
+
+from pybk.streams.cursor_state import CursorState, Ranges
+
+_SLACK: Final = 1024
+"""Entries that are kept beyond twice those that can be needed, before those that are not are looked for."""
+
+
+class Handed(NamedTuple):
+    """Records that are handed out.
+
+    Attributes:
+        first: The first of them.
+        end: The one after the last.
+        redeliveries: How often each of them was handed out before.
+    """
+
+    first: int
+    end: int
+    redeliveries: int
+
+
+class _Run(NamedTuple):
+    """Records that were handed out together.
+
+    Attributes:
+        number: Grows with each run.
+        since: When, seconds.
+        first: The first record.
+        end: The one after the last.
+    """
+
+    number: int
+    since: float
+    first: int
+    end: int
+
+
+class _Again(NamedTuple):
+    """A record that is to be handed out again.
+
+    Attributes:
+        due: When, seconds.
+        seq: The record.
+    """
+
+    due: float
+    seq: int
+
+
+class Deliveries:
+    """What is handed out of a log, given the state of a cursor, which its owner changes.
+
+    Args:
+        state: The cursor's.
+        ack_timeout_s: Seconds after which a record that is not acknowledged is handed out again; None for never.
+        max_unacked: Outstanding records beyond which no fresh one is handed out.
+
+    Attributes:
+        read_seq: The first record that is fresh.
+
+    Threads: one at a time. Times are seconds of any clock that does not go backwards.
+    """
+
+    def __init__(self, state: CursorState, *, ack_timeout_s: float | None, max_unacked: int) -> None:
+        self._state = state
+        self._timeout_s = ack_timeout_s
+        self._max_unacked = max_unacked
+        self._number = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew at the first record that is not acknowledged, as after a seek; all records are fresh."""
+        self.read_seq = self._state.first_unacked
+        self._runs: deque[_Run] = deque()
+        """In the order of time; records in them may be acknowledged, or handed out again since."""
+        self._again: list[_Again] = []
+        """A heap; only those that ``_due`` has with the same time count."""
+        self._due: dict[int, float] = {}
+        """When records are to be handed out again that wait for it; may have acknowledged ones, as the two below."""
+        self._counts: dict[int, int] = {}
+        """How often records were handed out again, or will have been once they are."""
+        self._last_run: dict[int, int] = {}
+        """The run in which a record was handed out again last."""
+
+    # ---- what it says --------------------------------------------------------------------------------------------
+
+    @property
+    def outstanding(self) -> int:
+        """How many records were handed out and are not acknowledged."""
+        return self._state.unacked_count(self.read_seq)
+
+    @property
+    def room(self) -> int:
+        """How many fresh records may be handed out now."""
+        return max(0, self._max_unacked - self.outstanding)
+
+    def redeliveries(self, seq: int) -> int:
+        """Return how often a record was handed out after the first time."""
+        return self._counts.get(seq, 0) - (seq in self._due)
+
+    def is_outstanding(self, seq: int) -> bool:
+        """Return whether a record was handed out and is not acknowledged."""
+        return seq < self.read_seq and not self._state.is_acked(seq)
+
+    def next_due(self) -> float | None:
+        """Return when the next record is due to be handed out again; None if none is."""
+        self._drop_acked()
+        times = [self._again[0].due] if self._again else []
+        if self._runs and self._timeout_s is not None:
+            times.append(self._runs[0].since + self._timeout_s)
+        return min(times, default=None)
+
+    def oldest_since(self) -> float | None:
+        """Return when the run was handed out that is the oldest with a record that is not acknowledged."""
+        self._drop_acked()
+        return self._runs[0].since if self._runs else None
+
+    # ---- handing out ---------------------------------------------------------------------------------------------
+
+    def take_again(self, count: int, now: float) -> list[Handed]:
+        """Hand out records again that are due, at most ``count``, the earliest first."""
+        self._expire(now)
+        taken: list[Handed] = []
+        while self._again and self._again[0].due <= now and count:
+            again = heapq.heappop(self._again)
+            if not self._waits(again):
+                continue
+            seq = again.seq
+            del self._due[seq]
+            count -= 1
+            redeliveries = self._counts[seq]
+            if taken and taken[-1].end == seq and taken[-1].redeliveries == redeliveries:
+                taken[-1] = taken[-1]._replace(end=seq + 1)
+            else:
+                taken.append(Handed(seq, seq + 1, redeliveries))
+        for each in taken:
+            self._number += 1
+            self._last_run.update(dict.fromkeys(range(each.first, each.end), self._number))
+            self._runs.append(_Run(self._number, now, each.first, each.end))
+        return taken
+
+    def take_fresh(self, count: int, end: int, now: float) -> Handed | None:
+        """Hand out fresh records that follow each other.
+
+        Args:
+            count: How many at most.
+            end: The record after the last one that there is.
+            now: The time.
+
+        Returns:
+            None if there is none, or too many are outstanding.
+        """
+        first, hole_end = self._state.next_unacked(self.read_seq)
+        stop = min(first + min(count, self.room), end if hole_end is None else min(end, hole_end))
+        if stop <= first:
+            return None
+        self.read_seq = stop
+        self._number += 1
+        self._runs.append(_Run(self._number, now, first, stop))
+        if len(self._runs) > 2 * self._max_unacked + _SLACK:
+            self._forget()
+        return Handed(first, stop, 0)
+
+    def skip_acked(self) -> int:
+        """Return the next fresh record that is not acknowledged, which is handed out next."""
+        self.read_seq = max(self.read_seq, self._state.next_unacked(self.read_seq)[0])
+        return self.read_seq
+
+    def nack(self, first: int, end: int, due: float) -> int:
+        """Have records handed out again at a time, those of them that are outstanding; returns how many.
+
+        A record that waits already keeps the earlier time.
+        """
+        count = 0
+        for low, high in self._state.unacked_ranges(first, min(end, self.read_seq)):
+            count += high - low
+            for seq in range(low, high):
+                self._wait(seq, due)
+        return count
+
+    def _wait(self, seq: int, due: float) -> None:
+        if seq not in self._due:
+            self._counts[seq] = self._counts.get(seq, 0) + 1
+        elif self._due[seq] <= due:
+            return
+        self._due[seq] = due
+        if len(self._again) > 2 * self._max_unacked + _SLACK:
+            self._forget()
+        heapq.heappush(self._again, _Again(due, seq))
+
+    def _expire(self, now: float) -> None:
+        """Have those records wait to be handed out again that were not acknowledged in time."""
+        if self._timeout_s is None:
+            return
+        while self._runs and self._runs[0].since + self._timeout_s <= now:
+            run = self._runs.popleft()
+            for first, end in self._state.unacked_ranges(run.first, run.end):
+                for seq in range(first, end):
+                    if self._is_of(seq, run):
+                        self._wait(seq, run.since + self._timeout_s)
+
+    # ---- forgetting ----------------------------------------------------------------------------------------------
+
+    def _drop_acked(self) -> None:
+        """Drop what is acknowledged from the front."""
+        while self._runs and not self._current(self._runs[0]):
+            self._runs.popleft()
+        while self._again and not self._waits(self._again[0]):
+            heapq.heappop(self._again)
+
+    def _waits(self, again: _Again) -> bool:
+        """Return whether a record is still to be handed out again at this time."""
+        return self._due.get(again.seq) == again.due and not self._state.is_acked(again.seq)
+
+    def _is_of(self, seq: int, run: _Run) -> bool:
+        """Return whether a record of a run was neither handed out again since, nor waits for it."""
+        return seq not in self._due and self._last_run.get(seq, run.number) == run.number
+
+    def _current(self, run: _Run) -> bool:
+        """Return whether a record of a run is not acknowledged, nor handed out again since."""
+        holes: Ranges = self._state.unacked_ranges(run.first, run.end)
+        return any(self._is_of(seq, run) for first, end in holes for seq in range(first, end))
+
+    def _forget(self) -> None:
+        """Drop everything that is acknowledged, or that stands twice."""
+        self._runs = deque(filter(self._current, self._runs))
+        self._again = list(filter(self._waits, self._again))
+        heapq.heapify(self._again)
+        self._counts = {seq: count for seq, count in self._counts.items() if not self._state.is_acked(seq)}
+        self._due = {seq: due for seq, due in self._due.items() if seq in self._counts}
+        self._last_run = {seq: run for seq, run in self._last_run.items() if seq in self._counts}

@@ -1,0 +1,241 @@
+"""Cursors of subscriptions: acknowledged, sought, taken over and replayed; the log keeps what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pybk import LedgerManager
+from pybk.errors import CorruptError, LogFencedError, LogLockedError, TruncateGuardError, UsageError
+from pybk.streams import cursor as cursor_module
+from pybk.streams import ledger_list
+from pybk.streams.cursor import Cursor, checked_subscription, cursor_list_name, delete_cursor
+from pybk.streams.cursor_state import CursorState
+from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_steps import LedgerSteps, names_of
+from pybk.streams.list_record import CursorBound, ListKind
+from pybk.streams.list_writer import ListWriter, RollPolicy
+from tests.cluster.inside import inside
+from tests.waiting import wait_until
+
+SPEC = spec_of(ListKind.LOG, b"cursor", insecure=False)
+
+
+@pytest.fixture(params=["store", "cluster"])
+def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
+    if request.param == "store":
+        with LedgerManager.open(tmp_path / "store") as manager:
+            yield manager
+    else:
+        with inside(tmp_path) as cluster, cluster.connect() as manager:
+            yield manager
+
+
+@pytest.fixture
+def log(manager: LedgerManager) -> Iterator[ListWriter]:
+    """A log of records 0 to 99, in ten segments."""
+    writer = log_of(manager)
+    yield writer
+    writer.close()
+
+
+def log_of(manager: LedgerManager) -> ListWriter:
+    writer = ListWriter(manager, "log", SPEC, RollPolicy())
+    writer.steps.perform(ledger_list.create("log", ListKind.LOG, bytes(16), 0))
+    writer.take_over(wait_s=0, steal=False)
+    for number in range(100):
+        writer.append(b"%d" % number, None, kick=False).result()
+        if number % 10 == 9:
+            writer.roll()
+    return writer
+
+
+def opened(manager: LedgerManager, log: ListWriter, start: int = 0, **options: bool) -> Cursor:
+    return Cursor.open(manager, LedgerSteps(manager, "log", SPEC), "sub", lambda: start, **options)
+
+
+def truncate(log: ListWriter, seq: int, *, force: bool = False) -> None:
+    appender = log.appender
+    log.steps.perform(ledger_list.truncate("log", appender.epoch, appender.generation, seq, force=force))
+
+
+def bound_of(log: ListWriter) -> int:
+    bound = log.steps.existing().record.cursor("sub")
+    assert bound is not None
+    return bound.seq
+
+
+def shown(state: CursorState) -> object:
+    return state.first_unacked, state.acked_ranges, state.properties
+
+
+def test_what_was_acknowledged_is_there_after_an_open(manager: LedgerManager, log: ListWriter) -> None:
+    cursor = opened(manager, log, 5)
+    assert cursor.state.first_unacked == 5
+    assert cursor.ack([(5, 8), (20, 30)], {"offset": 1}, kick=False).result() == 13
+    assert cursor.ack([(7, 9)], {"name": "x"}, kick=True).result() == 1
+    assert cursor.ack([(7, 9)], {}, kick=True).result() == 0
+    for _ in range(2):
+        cursor.close()
+        cursor = opened(manager, log, 99)
+        assert shown(cursor.state) == (9, [(20, 30)], {"offset": 1, "name": "x"})
+    assert cursor.seek(50) == 50
+    assert cursor.ack([(52, 53)], {}, kick=False).result() == 1
+    cursor.close()
+    cursor.close()
+    again = opened(manager, log)
+    assert shown(again.state) == (50, [(52, 53)], {"offset": 1, "name": "x"})
+    again.close()
+
+
+def test_the_log_keeps_what_is_not_acknowledged(manager: LedgerManager, log: ListWriter) -> None:
+    cursor = opened(manager, log)
+    cursor.ack([(0, 30), (40, 100)], {}, kick=False).result()
+    with pytest.raises(TruncateGuardError, match="'sub' may need those from 0 on"):
+        truncate(log, 1)
+    cursor.raise_bound()
+    assert bound_of(log) == 30
+    truncate(log, 30)
+    with pytest.raises(TruncateGuardError, match="from 30 on"):
+        truncate(log, 31)
+    assert cursor.seek(10) == 30, "records before 30 are gone"
+    assert shown(cursor.state) == (30, [], {})
+    cursor.seek(60)
+    cursor.raise_bound()
+    assert cursor.seek(45) == 45
+    assert bound_of(log) == 45, "the bound is lowered with the cursor"
+    truncate(log, 45)
+    truncate(log, 80, force=True)
+    assert bound_of(log) == 80
+    assert cursor.expire() == 35
+    assert cursor.expire() == 0
+    assert cursor.state.first_unacked == 80
+    cursor.delete()
+    truncate(log, 100)
+    assert manager_lists(manager) == []
+
+
+def manager_lists(manager: LedgerManager) -> list[str]:
+    return names_of(manager, ListKind.CURSOR)
+
+
+def test_the_bound_follows_without_traffic(
+    manager: LedgerManager, log: ListWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_module, "BOUND_SECONDS", 0.05)
+    cursor = opened(manager, log)
+    for end in (10, 30, 70):
+        cursor.ack([(0, end)], {}, kick=False).result()
+        wait_until(lambda end=end: bound_of(log) == end)  # type: ignore[misc]
+    cursor.close()
+
+
+def test_a_cursor_has_one_owner(manager: LedgerManager, log: ListWriter) -> None:
+    first = opened(manager, log)
+    first.ack([(0, 20)], {}, kick=False).result()
+    with pytest.raises(LogLockedError):
+        opened(manager, log)
+    with pytest.raises(LogLockedError):
+        delete_cursor(manager, log.steps, "sub")
+    second = opened(manager, log, steal=True)
+    assert second.state.first_unacked == 20
+    assert second.seek(5) == 5
+    with pytest.raises(LogFencedError):
+        first.raise_bound()
+    assert bound_of(log) == 0, "an owner that was fenced cannot raise the bound"
+    with pytest.raises(LogFencedError):
+        first.ack([(20, 21)], {}, kick=False).result()
+    with pytest.raises(LogFencedError):
+        first.close()
+    second.close()
+    assert delete_cursor(manager, log.steps, "sub")
+    assert not delete_cursor(manager, log.steps, "sub")
+
+
+def test_a_subscription_that_is_made_again_begins_anew(manager: LedgerManager, log: ListWriter) -> None:
+    cursor = opened(manager, log)
+    cursor.ack([(0, 20)], {"a": 1}, kick=False).result()
+    record = log.steps.existing().record
+    bound = record.cursor("sub")
+    assert bound is not None
+    # The process that deletes it stops before it has deleted the cursor.
+    log.steps.perform(ledger_list.remove_cursor("log", "sub", bound.uid))
+    with pytest.raises(LogFencedError, match="deleted"):
+        cursor.close()
+    again = opened(manager, log, 7)
+    assert shown(again.state) == (7, [], {})
+    again.close()
+
+
+def test_a_subscription_whose_making_was_interrupted_is_made(manager: LedgerManager, log: ListWriter) -> None:
+    log.steps.perform(ledger_list.add_cursor("log", CursorBound("sub", 33, "00" * 16)))
+    cursor = opened(manager, log, 99)
+    assert cursor.state.first_unacked == 33
+    cursor.close()
+
+
+def test_pulsar_16859_a_cursor_that_rolls_frees_its_ledgers(
+    manager: LedgerManager, log: ListWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_module, "CURSOR_SEGMENT_BYTES", 2000)
+    monkeypatch.setattr(cursor_module, "CHANGES_BYTES", 500)
+    cursor, model, random = opened(manager, log), CursorState(), Random(1)
+    steps = LedgerSteps(manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, password=b"cursor"))
+    for number in range(600):
+        first = random.randrange(0, 2000)
+        if number % 97 == 0:
+            cursor.seek(first // 100)
+            model.seek(first // 100)
+        cursor.ack([(first, first + 3)], {"n": number}, kick=False).result()
+        model.ack(first, first + 3)
+        model.properties["n"] = number
+    assert steps.existing().record.next_segment > 5, "the cursor did not roll"
+    wait_until(lambda: len(steps.existing().record.segments) <= 3)
+    cursor.close()
+    again = opened(manager, log)
+    assert shown(again.state) == shown(model)
+    assert len(steps.existing().record.segments) <= 3
+    again.close()
+
+
+def test_pulsar_25985_a_state_longer_than_an_entry_comes_back(manager: LedgerManager, log: ListWriter) -> None:
+    cursor, ranges = opened(manager, log), 100_000
+    for first in range(1, 2 * ranges, 20_000):
+        cursor.ack([(seq, seq + 1) for seq in range(first, first + 20_000, 2)], {}, kick=False).result()
+    assert cursor.state.range_count == ranges
+    for _ in range(2):
+        before = shown(cursor.state)
+        cursor.close()
+        cursor = opened(manager, log)
+        assert shown(cursor.state) == before
+    cursor.close()
+
+
+def test_a_damaged_cursor_is_refused_and_can_be_made_again(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path / "store") as manager:
+        log = log_of(manager)
+        cursor = opened(manager, log)
+        cursor.ack([(0, 5)], {}, kick=False).result()
+        cursor.close()
+        name = cursor_list_name("log", "sub")
+        writer = ListWriter(manager, name, LedgerSpec(kind=ListKind.CURSOR, password=b"cursor"), RollPolicy())
+        writer.take_over(wait_s=0, steal=False)
+        writer.append(bytes([1]) * 40, None, kick=False).result()
+        writer.close()
+        with pytest.raises(CorruptError, match="subscribe again with start=5"):
+            opened(manager, log)
+        assert delete_cursor(manager, log.steps, "sub")
+        again = opened(manager, log, 5)
+        assert shown(again.state) == (5, [], {})
+        again.close()
+        log.close()
+
+
+def test_names_that_cannot_be_are_refused() -> None:
+    assert checked_subscription("eu/orders") == "eu/orders"
+    for name in ("", "a@b", None, ".x"):
+        with pytest.raises(UsageError):
+            checked_subscription(name)

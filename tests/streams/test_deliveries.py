@@ -1,0 +1,141 @@
+"""What is handed out, compared with a model that remembers every record by itself."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybk.streams.cursor_state import CursorState
+from pybk.streams.deliveries import Deliveries, Handed
+
+END = 60
+TIMEOUT_S = 5.0
+MAX_UNACKED = 12
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("fresh"), st.integers(1, 9), st.just(0)),
+        st.tuples(st.just("again"), st.integers(1, 9), st.just(0)),
+        st.tuples(st.just("ack"), st.integers(0, END - 1), st.integers(1, 4)),
+        st.tuples(st.just("nack"), st.integers(0, END - 1), st.integers(0, 9)),
+        st.tuples(st.just("wait"), st.integers(1, 4), st.just(0)),
+        st.tuples(st.just("seek"), st.integers(0, END), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+class Model:
+    """Each outstanding record, with when it was handed out, how often, and when it is due again."""
+
+    def __init__(self) -> None:
+        self.acked: set[int] = set()
+        self.since: dict[int, float] = {}
+        self.counts: dict[int, int] = {}
+        self.due: dict[int, float] = {}
+        self.read = 0
+
+    @property
+    def outstanding(self) -> set[int]:
+        """The records that were handed out and are not acknowledged."""
+        return set(range(self.read)) - self.acked
+
+    def expire(self, now: float) -> None:
+        """Have records wait that were not acknowledged in time."""
+        for seq in self.outstanding:
+            if seq in self.since and seq not in self.due and self.since[seq] + TIMEOUT_S <= now:
+                self.due[seq] = self.since[seq] + TIMEOUT_S
+
+    def take(self, seqs: range, redeliveries: int, now: float) -> None:
+        """Check that records may be handed out, and do it."""
+        for seq in seqs:
+            assert seq not in self.acked
+            assert self.counts.get(seq, -1) + 1 == redeliveries
+            self.counts[seq] = redeliveries
+            self.since[seq] = now
+            self.due.pop(seq, None)
+        self.read = max(self.read, seqs.stop)
+
+    def seek(self, seq: int) -> None:
+        """Begin anew."""
+        self.acked = set(range(seq))
+        self.since, self.counts, self.due, self.read = {}, {}, {}, seq
+
+
+def act(deliveries: Deliveries, state: CursorState, model: Model, action: tuple[str, int, int], now: float) -> None:
+    """Do one thing with both, and compare."""
+    what, number, extra = action
+    if what == "fresh":
+        room = MAX_UNACKED - len(model.outstanding)
+        unread = sorted(set(range(model.read, END)) - model.acked)
+        handed = deliveries.take_fresh(number, END, now)
+        assert (handed is None) == (room <= 0 or not unread)
+        if handed is not None:
+            assert handed.first == unread[0]
+            assert handed.end - handed.first <= min(room, number)
+            model.take(range(handed.first, handed.end), handed.redeliveries, now)
+    elif what == "again":
+        model.expire(now)
+        ready = sorted((due, seq) for seq, due in model.due.items() if due <= now and seq not in model.acked)
+        taken = deliveries.take_again(number, now)
+        seqs = [seq for each in taken for seq in range(each.first, each.end)]
+        assert seqs == [seq for _, seq in ready[:number]]
+        for each in taken:
+            model.take(range(each.first, each.end), each.redeliveries, now)
+    elif what == "ack":
+        state.ack(number, number + extra)
+        model.acked |= set(range(number, number + extra))
+    elif what == "nack":
+        assert deliveries.nack(number, number + 1, now + extra) == (number in model.outstanding)
+        if number in model.outstanding:
+            model.due[number] = min(now + extra, model.due.get(number, now + extra))
+    elif what == "seek":
+        state.seek(number)
+        deliveries.reset()
+        model.seek(number)
+
+
+@given(ACTIONS)
+def test_it_hands_out_what_the_model_does(actions: list[tuple[str, int, int]]) -> None:
+    state, model, now = CursorState(), Model(), 100.0
+    deliveries = Deliveries(state, ack_timeout_s=TIMEOUT_S, max_unacked=MAX_UNACKED)
+    for action in actions:
+        if action[0] == "wait":
+            now += action[1]
+        act(deliveries, state, model, action, now)
+        assert deliveries.outstanding == len(model.outstanding)
+        assert deliveries.room == max(0, MAX_UNACKED - len(model.outstanding))
+        for seq in model.outstanding:
+            assert deliveries.is_outstanding(seq)
+            if seq in model.since:
+                assert deliveries.redeliveries(seq) == model.counts[seq]
+        waiting = [min(due, now + TIMEOUT_S * 9) for seq, due in model.due.items() if seq not in model.acked]
+        timed = [
+            model.since[seq] + TIMEOUT_S for seq in model.outstanding if seq in model.since and seq not in model.due
+        ]
+        assert deliveries.next_due() == min([*waiting, *timed], default=None)
+
+
+def test_memory_is_bounded_by_what_is_outstanding() -> None:
+    state = CursorState()
+    deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=10)
+    for seq in range(20_000):
+        assert deliveries.take_fresh(1, 1 << 40, 0.0) == Handed(seq, seq + 1, 0)
+        if seq:
+            state.ack(seq, seq + 1)
+            assert deliveries.nack(seq - 1, seq, 0.0) == (seq == 1)
+        deliveries.nack(0, 1, float(seq))
+    deliveries.take_again(0, 0.0)
+    assert deliveries.oldest_since() == 0.0 or deliveries.redeliveries(0) == 0
+    kept = [len(each) for each in vars(deliveries).values() if hasattr(each, "__len__")]
+    assert max(kept) < 4000
+
+
+def test_nothing_fresh_is_handed_out_beyond_the_limit() -> None:
+    state = CursorState()
+    deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=3)
+    assert deliveries.take_fresh(10, 100, 0.0) == Handed(0, 3, 0)
+    assert deliveries.take_fresh(10, 100, 0.0) is None
+    state.ack(1, 2)
+    assert deliveries.take_fresh(10, 100, 0.0) == Handed(3, 4, 0)
+    assert deliveries.room == 0
