@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.paths import ROOT
 from tests.spark import clusters
 from tests.waiting import PROCESS_S
@@ -99,8 +101,9 @@ def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> Non
     assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
 
 
-def test_the_program_of_the_document_about_logs_runs_as_pasted(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("document", ["blobs.md", "streams.md"])
+def test_the_program_of_a_document_runs_as_pasted(document: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     run = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False

@@ -8,6 +8,9 @@ from pybk.digest import DigestType
 from pybk.entry import Entry, EntryBatch
 from pybk.errors import (
     AppendTimeoutError,
+    BlobError,
+    BlobExistsError,
+    BlobGivenUpError,
     ClosedError,
     CookieError,
     CorruptError,
@@ -33,6 +36,7 @@ from pybk.errors import (
     MetadataForgedError,
     MetadataUnreachableError,
     MetadataVersionError,
+    NoSuchBlobError,
     NoSuchEntryError,
     NoSuchLedgerError,
     NoSuchLogError,
@@ -68,6 +72,7 @@ from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
+from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.record_future import RecordFuture
@@ -78,6 +83,13 @@ from pybk.writer import LedgerWriter, Payload
 __all__ = [
     "AppendFuture",
     "AppendTimeoutError",
+    "BlobData",
+    "BlobError",
+    "BlobExistsError",
+    "BlobGivenUpError",
+    "BlobInfo",
+    "BlobStore",
+    "BlobUpload",
     "Bookie",
     "BookieRegistration",
     "CheckpointWriter",
@@ -126,6 +138,7 @@ __all__ = [
     "MetadataVersionError",
     "MetricKey",
     "MetricsSnapshot",
+    "NoSuchBlobError",
     "NoSuchEntryError",
     "NoSuchLedgerError",
     "NoSuchLogError",

@@ -337,3 +337,23 @@ class RewoundError(TruncatedError):
     def __init__(self, message: str = "", *, seq: int = -1, outcome_unknown: bool | None = None) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
         self.seq = seq
+
+
+class BlobError(PybkError):
+    """Something about a blob as a whole: its name, its versions or its upload."""
+
+
+class NoSuchBlobError(BlobError, FileNotFoundError):
+    """The blob, or this version of it, was never published, or it was replaced or deleted."""
+
+    code = -7
+
+
+class BlobExistsError(BlobError, FileExistsError):
+    """A blob of this name exists, and was not to be replaced."""
+
+    code = -20
+
+
+class BlobGivenUpError(BlobError):
+    """The upload cannot be published any more; nothing was changed, and the blob can be put again."""

@@ -1,8 +1,9 @@
 """Bytes of any length in one ledger: written like a file, sealed when it is closed, read like a file at any position.
 
-A blob is a closed ledger. Its first entry is a header; each further entry is a chunk of the same size, except the last,
-so position ``p`` lies in entry ``1 + p // chunk``. The length follows from the ledger's metadata, which the close seals
-under the ledger's password: a blob that is not closed, or that was cut short, is not taken for a whole one.
+A blob is a closed ledger. Its first entry is a header; then come chunks of the same size, except the last, so position
+``p`` lies in entry ``1 + p // chunk``; its last entry is a trailer with the length and a digest of the content. The
+close seals the trailer, and the number of entries, under the ledger's password: a blob that is not closed, or that was
+cut short, is not taken for a whole one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import io
 import struct
 from collections import deque
 from typing import Final
+
+from xxhash import xxh3_128
 
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError
 from pybk.futures import AppendFuture
@@ -21,6 +24,8 @@ BLOB_FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20
 _MAGIC: Final = b"pybkblob"
 _HEADER: Final = struct.Struct("<8sBxxxI")
+_END_MAGIC: Final = b"pybkbend"
+_TRAILER: Final = struct.Struct("<8sQ16s")
 _AHEAD: Final = 16
 """Chunks that are appended and not awaited."""
 
@@ -36,13 +41,15 @@ class BlobWriter(io.RawIOBase):
 
     Attributes:
         ledger_id: The blob's ledger.
+        chunk_bytes: As given.
     """
 
     def __init__(self, writer: LedgerWriter, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__()
         self.ledger_id = writer.ledger_id
         self._writer = writer
-        self._chunk_bytes = chunk_bytes
+        self.chunk_bytes = chunk_bytes
+        self._digest = xxh3_128()
         self._buffer = bytearray()
         self._written = 0
         self._outstanding: deque[AppendFuture[int]] = deque()
@@ -56,6 +63,11 @@ class BlobWriter(io.RawIOBase):
         """Return how many bytes were written."""
         return self._written
 
+    @property
+    def digest(self) -> bytes:
+        """XXH3-128 of what was written."""
+        return self._digest.digest()
+
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Append bytes to the blob; returns how many, which is all.
 
@@ -65,16 +77,17 @@ class BlobWriter(io.RawIOBase):
         if self.closed:
             raise ClosedError("the blob is closed; write another")
         view = memoryview(data).cast("B")
+        self._digest.update(view)
         at = 0
         if self._buffer:
-            at = self._chunk_bytes - len(self._buffer)
+            at = min(self.chunk_bytes - len(self._buffer), len(view))
             self._buffer += view[:at]
-            if len(self._buffer) == self._chunk_bytes:
+            if len(self._buffer) == self.chunk_bytes:
                 self._append(bytes(self._buffer))
                 self._buffer.clear()
-        while len(view) - at >= self._chunk_bytes:
-            self._append(bytes(view[at : at + self._chunk_bytes]))
-            at += self._chunk_bytes
+        while len(view) - at >= self.chunk_bytes:
+            self._append(bytes(view[at : at + self.chunk_bytes]))
+            at += self.chunk_bytes
         self._buffer += view[at:]
         self._written += len(view)
         return len(view)
@@ -85,7 +98,7 @@ class BlobWriter(io.RawIOBase):
         self._outstanding.append(self._writer.append_async(chunk))
 
     def finish(self) -> None:
-        """Write what is left, close the ledger, and seal it: the blob is complete when this returns.
+        """Write what is left and the trailer, close the ledger, and seal it: the blob is complete when this returns.
 
         Closing the file alone does not complete the blob, because files are also closed when they are dropped.
 
@@ -95,6 +108,7 @@ class BlobWriter(io.RawIOBase):
         super().close()
         if self._buffer:
             self._append(bytes(self._buffer))
+        self._append(_TRAILER.pack(_END_MAGIC, self._written, self.digest))
         while self._outstanding:
             self._outstanding.popleft().result()
         self._writer.close()
@@ -108,6 +122,11 @@ class BlobReader(io.RawIOBase):
     Args:
         reader: A reader of the blob's ledger, which this closes.
 
+    Attributes:
+        size: Bytes of the blob.
+        digest: XXH3-128 of its content, as the trailer says.
+        chunk_bytes: Bytes of a chunk.
+
     Raises:
         CorruptError: The ledger is not a whole blob.
         UnsupportedFormatError: A newer pybk wrote it.
@@ -117,21 +136,27 @@ class BlobReader(io.RawIOBase):
         super().__init__()
         self._reader = reader
         where = f"ledger {reader.ledger_id}"
-        if not reader.is_closed or reader.last_add_confirmed < 0:
+        last = reader.last_add_confirmed
+        if not reader.is_closed or last < 1:
             raise CorruptError(f"{where} is not a blob that was written to its end; write it again")
         header = next(reader.read(0, 0)).payload
         if len(header) != _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
             raise CorruptError(f"{where} is not a blob: its first entry is not a blob's header")
-        _, number, self._chunk_bytes = _HEADER.unpack(header)
+        _, number, self.chunk_bytes = _HEADER.unpack(header)
         if number != BLOB_FORMAT:
             raise UnsupportedFormatError(
                 f"{where} has blob format {number}; this pybk reads format {BLOB_FORMAT}: install a newer pybk"
             )
-        self.size: Final = reader.length - len(header)
-        """Bytes of the blob."""
+        trailer = next(reader.read(last, last)).payload
+        if len(trailer) != _TRAILER.size or trailer[: len(_END_MAGIC)] != _END_MAGIC:
+            raise CorruptError(f"{where} is not a blob that was written to its end: its last entry is not a trailer")
+        _, self.size, self.digest = _TRAILER.unpack(trailer)
+        if -(-self.size // self.chunk_bytes) != last - 1 or reader.length != len(header) + self.size + len(trailer):
+            raise CorruptError(f"{where}: {reader.length} bytes in {last + 1} entries are not {self.size} in chunks")
         self._position = 0
-        if -(-self.size // self._chunk_bytes) != reader.last_add_confirmed:
-            raise CorruptError(f"{where}: {self.size} bytes do not fill {reader.last_add_confirmed} chunks")
+        self._hash = xxh3_128()
+        self._hashed = 0
+        """Bytes from the beginning that were read in order, and are in ``_hash``."""
 
     def readable(self) -> bool:
         """Return True."""
@@ -158,7 +183,7 @@ class BlobReader(io.RawIOBase):
 
         Raises:
             CorruptError: A chunk is damaged or missing.
-            DigestMismatchError: A chunk was changed.
+            DigestMismatchError: A chunk was changed; or all were read in order, and are not what was written.
 
         Cost: Reads whole chunks, all that are wanted in one batch.
         """
@@ -166,16 +191,37 @@ class BlobReader(io.RawIOBase):
         wanted = min(len(view), self.size - self._position)
         if wanted <= 0:
             return 0
-        first, last = self._position // self._chunk_bytes, (self._position + wanted - 1) // self._chunk_bytes
-        batch = self._reader.read_batch(1 + first, last=1 + last, max_bytes=max(wanted, self._chunk_bytes) + (1 << 16))
-        done, skipped = 0, self._position - first * self._chunk_bytes
+        first, last = self._position // self.chunk_bytes, (self._position + wanted - 1) // self.chunk_bytes
+        batch = self._reader.read_batch(1 + first, last=1 + last, max_bytes=max(wanted, self.chunk_bytes) + (1 << 16))
+        done, skipped = 0, self._position - first * self.chunk_bytes
         for start, size in zip(batch.payload_offsets.tolist(), batch.payload_sizes.tolist(), strict=True):
             take = min(size - skipped, wanted - done)
             view[done : done + take] = batch.buffer[start + skipped : start + skipped + take]
             done += take
             skipped = 0
+        self._verify(view[:done])
         self._position += done
         return done
+
+    def _verify(self, data: memoryview) -> None:
+        """Add what was read at the position to the digest, if all before was; compare the digest at the end."""
+        if self._position != self._hashed:
+            return
+        self._hash.update(data)
+        self._hashed += len(data)
+        if self._hashed == self.size and self._hash.digest() != self.digest:
+            raise DigestMismatchError(
+                f"ledger {self._reader.ledger_id}: the blob's content has digest {self._hash.hexdigest()}, "
+                f"not {self.digest.hex()} as its trailer says; restore it"
+            )
+
+    def readall(self) -> bytes:
+        """Read to the end."""
+        data = bytearray(max(self.size - self._position, 0))
+        view, at = memoryview(data), 0
+        while count := self.readinto(view[at:]):
+            at += count
+        return bytes(data)
 
     def problem(self) -> PybkError | None:
         """Read the blob to its end; returns what is damaged, None if nothing is."""

@@ -1,23 +1,24 @@
-"""How the ledgers of a log are created and opened."""
+"""How the ledgers of a log or a blob store are created and opened."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 
 from pybk.credentials import PASSWORD, Secret
 from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint, WriteFlag
+from pybk.manager import LedgerManager
 from pybk.streams.list_record import ListKind
+from pybk.writer import LedgerWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSpec:
-    """How the ledgers of a log are created and opened.
+class LedgerSettings:
+    """How ledgers are created and opened.
 
     Attributes:
-        kind: What they are the ledgers of.
         password: Their password.
         digest_type: What guards their entries.
         storage_hints: Where they should live.
@@ -27,7 +28,6 @@ class LedgerSpec:
         insecure: Allow an empty password.
     """
 
-    kind: ListKind
     password: bytes = field(default=b"", repr=False)
     digest_type: DigestType = DigestType.HMAC_SHA256
     storage_hints: frozenset[StorageHint] = frozenset()
@@ -35,6 +35,65 @@ class LedgerSpec:
     ledger_type: str = ""
     quorums: tuple[int | None, int | None, int | None] = (None, None, None)
     insecure: bool = False
+
+    def create(self, manager: LedgerManager, custom_metadata: Mapping[str, bytes]) -> LedgerWriter:
+        """Create a ledger."""
+        ensemble_size, write_quorum, ack_quorum = self.quorums
+        return manager.create_ledger(
+            password=self.password,
+            ledger_type=self.ledger_type,
+            storage_hints=self.storage_hints,
+            write_flags=self.write_flags,
+            digest_type=self.digest_type,
+            custom_metadata=custom_metadata,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            insecure=self.insecure,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSpec(LedgerSettings):
+    """How the ledgers of a log are created and opened.
+
+    Attributes:
+        kind: What they are the ledgers of.
+    """
+
+    kind: ListKind
+
+
+def settings_of(
+    ledger_type: str,
+    password: bytes | Secret | None,
+    insecure: bool,
+    digest_type: DigestType | None = None,
+    storage_hints: Iterable[StorageHint] = (),
+    quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+) -> LedgerSettings:
+    """Return how ledgers are made, from the arguments with which a log or a blob store is opened.
+
+    Raises:
+        UsageError: There is no password, and ``insecure`` is not set.
+    """
+    found = Secret(variable=PASSWORD) if password is None else password
+    value = found.read() if isinstance(found, Secret) else found
+    if not value and not insecure:
+        raise UsageError(
+            f"there is no password: pass password=..., set {PASSWORD} or {PASSWORD}_FILE in the environment, or pass "
+            "insecure=True to do without"
+        )
+    if digest_type is None:
+        digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
+    return LedgerSettings(
+        password=value or b"",
+        digest_type=digest_type,
+        storage_hints=frozenset(storage_hints),
+        ledger_type=ledger_type,
+        quorums=quorums,
+        insecure=insecure,
+    )
 
 
 def spec_of(
@@ -45,26 +104,6 @@ def spec_of(
     storage_hints: Iterable[StorageHint] = (),
     quorums: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> LedgerSpec:
-    """Return how the ledgers of a log are made, from the arguments with which it is opened.
-
-    Raises:
-        UsageError: There is no password, and ``insecure`` is not set.
-    """
-    found = Secret(variable=PASSWORD) if password is None else password
-    value = found.read() if isinstance(found, Secret) else found
-    if not value and not insecure:
-        raise UsageError(
-            f"the log has no password: pass password=..., set {PASSWORD} or {PASSWORD}_FILE in the environment, or "
-            "pass insecure=True to do without"
-        )
-    if digest_type is None:
-        digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
-    return LedgerSpec(
-        kind=kind,
-        password=value or b"",
-        digest_type=digest_type,
-        storage_hints=frozenset(storage_hints),
-        ledger_type=kind.value,
-        quorums=quorums,
-        insecure=insecure,
-    )
+    """Return how the ledgers of a log are made, as ``settings_of`` does."""
+    settings = settings_of(kind.value, password, insecure, digest_type, storage_hints, quorums)
+    return LedgerSpec(kind=kind, **{each.name: getattr(settings, each.name) for each in fields(settings)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
@@ -187,7 +187,7 @@ class LedgerSteps:
 
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
-        writer = self._new_ledger({SEGMENT_KEY: header.describe()})
+        writer = self.spec.create(self.manager, {SEGMENT_KEY: header.describe()})
         try:
             writer.append(header.encode())
         except PybkError:
@@ -199,7 +199,7 @@ class LedgerSteps:
     def create_blob(self) -> LedgerWriter:
         """Create the ledger of a blob of this log."""
         description = {"name": self.name, "uid": self.existing().record.uid.hex()}
-        return self._new_ledger({BLOB_KEY: encode_json(description)})
+        return self.spec.create(self.manager, {BLOB_KEY: encode_json(description)})
 
     def open_blob(self, ledger_id: int) -> LedgerReader:
         """Open the ledger of a blob; NoSuchLedgerError if it was deleted."""
@@ -216,22 +216,6 @@ class LedgerSteps:
                 if not self.manager.check_password(segment.ledger_id, self.spec.password):
                     raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
                 return
-
-    def _new_ledger(self, custom_metadata: Mapping[str, bytes]) -> LedgerWriter:
-        spec = self.spec
-        ensemble_size, write_quorum, ack_quorum = spec.quorums
-        return self.manager.create_ledger(
-            password=spec.password,
-            ledger_type=spec.ledger_type,
-            storage_hints=spec.storage_hints,
-            write_flags=spec.write_flags,
-            digest_type=spec.digest_type,
-            custom_metadata=custom_metadata,
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            insecure=spec.insecure,
-        )
 
     def _end_of(self, segment: Segment) -> SegmentEnd:
         """Close a ledger unless that is done, and return what it holds."""

@@ -1,4 +1,4 @@
-"""Names of logs: paths such as ``orders/eu``, which sort and list by prefix."""
+"""Names of logs and blobs: paths such as ``orders/eu``, which sort and list by prefix."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ NAME_BYTES_MAX: Final = 120
 _NO_PARTS: Final = frozenset({"", ".", ".."})
 
 
-def checked_name(name: object) -> str:
-    """Return the name of a log; UsageError if it cannot be one.
+def checked_name(name: object, what: str = "a log") -> str:
+    """Return the name of a log, or of ``what``; UsageError if it cannot be one.
 
     A name has 1 to 120 bytes in UTF-8, in parts separated by ``/``, none of them empty, ``.`` or ``..``. It has no
     control characters, no spaces around it, and does not begin with a full stop, which is reserved.
     """
     if not isinstance(name, str):
-        raise UsageError(f"the name of a log takes a string, not {type(name).__name__}")
+        raise UsageError(f"the name of {what} takes a string, not {type(name).__name__}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:

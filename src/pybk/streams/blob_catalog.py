@@ -1,0 +1,377 @@
+"""The names of a blob store in its manager's named records: published, held, dropped, and their ledgers deleted.
+
+``pybk.streams.blob_record`` says what a record may become. Here are the order of the steps, and the rules that make it
+safe to stop after any of them; ``docs/blobs.md`` lists the rules:
+
+- **B1** An upload is named in its record before anything is written to its ledger, and published only from there.
+- **B2** A name changes from one blob to the next by one compare-and-set, after the ledger of the new one is sealed.
+- **B3** The home's record alone decides about a ledger. A copy is named in its own record, then holds the ledger at its
+  home, and only then is published.
+- **B4** A ledger is deleted once its home has dropped it and has no hold of it. Nothing can take hold of it then.
+- **B5** An upload is given up by a compare-and-set after which it cannot be published; only then its ledger is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from pybk.backend import LedgerBackend
+from pybk.errors import (
+    BlobError,
+    NoSuchBlobError,
+    NoSuchLedgerError,
+    PybkError,
+    UnauthorizedError,
+    VersionConflictError,
+)
+from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.authenticated_values import encode_json
+from pybk.reader import LedgerReader
+from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
+from pybk.streams.ledger_spec import LedgerSettings
+from pybk.writer import LedgerWriter
+
+logger = logging.getLogger(__name__)
+
+GROUP: Final = "blobs"
+"""The names of a store are the named records of the group ``blobs.STORE``."""
+
+BLOB_KEY: Final = "pybk.blob"
+"""Custom metadata of a blob's ledger: its store, the name under which it was uploaded, and the token of the upload."""
+
+_TOKEN_BYTES: Final = 12
+
+
+class _InUse:
+    """What this process does with the ledgers of one backend.
+
+    Threads: any. ``readers`` is changed by single steps, also where a finaliser interrupts another call.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.readers: dict[object, int] = {}
+        """The ledger of each open reader."""
+        self.dying: set[int] = set()
+        """Ledgers that are deleted now, which cannot be opened any more."""
+        self.uploads: set[str] = set()
+        """Tokens of uploads that this process may publish yet."""
+        self.abandoned: set[str] = set()
+        """Tokens of uploads that this process will not publish, and has not given up yet."""
+
+
+_IN_USE: Final[WeakKeyDictionary[LedgerBackend, _InUse]] = WeakKeyDictionary()
+_IN_USE_LOCK: Final = threading.Lock()
+
+
+def new_token() -> str:
+    """Return a token that no reference has."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+class BlobCatalog:
+    """The names and ledgers of one blob store.
+
+    Args:
+        manager: Has them.
+        store: The name of the blob store.
+        settings: How its ledgers are created and opened.
+        grace_s: Seconds for which a dropped ledger is kept for readers in other processes.
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager, store: str, settings: LedgerSettings, grace_s: float) -> None:
+        self.manager = manager
+        self.store = store
+        self.settings = settings
+        self._grace_ns = round(grace_s * 1e9)
+        self._backend = backend_of(manager)
+        self._group = f"{GROUP}.{store}"
+        self._late: set[str] = set()
+        """Names with dropped ledgers that could not be deleted yet."""
+        with _IN_USE_LOCK:
+            self._in_use = _IN_USE.setdefault(self._backend, _InUse())
+
+    # ---- records -------------------------------------------------------------------------------------------------
+
+    def _decode(self, name: str, value: bytes) -> BlobRecord:
+        return BlobRecord.decode(value, where=f"the record of blob {name!r} in {self.store!r}")
+
+    def read(self, name: str) -> BlobRecord:
+        """Return the record of a name, empty if there is none."""
+        found = self._backend.read_record(f"{self._group}/{name}")
+        return BlobRecord(name) if found is None else self._decode(name, found.value)
+
+    def records(self, prefix: str = "") -> Iterator[BlobRecord]:
+        """Yield the records of names that begin with ``prefix``, by name."""
+        for each in self._backend.records(f"{self._group}/{prefix}"):
+            yield self._decode(each.name, each.value)
+
+    def update(self, name: str, change: Callable[[BlobRecord], BlobRecord]) -> BlobRecord:
+        """Write what ``change`` makes of a record, which must come to the same if it is applied twice.
+
+        Returns:
+            The record, in which the change has taken effect.
+
+        Raises:
+            MetadataUnreachableError: With ``outcome_unknown`` the change may have been made, or may be yet.
+        """
+        key = f"{self._group}/{name}"
+        unknown = False
+        while True:
+            found = self._backend.read_record(key)
+            record = BlobRecord(name) if found is None else self._decode(name, found.value)
+            try:
+                changed = change(record)
+            except BlobError as error:
+                error.outcome_unknown = unknown
+                raise
+            stays = changed.is_empty if found is None else changed == record and not changed.is_empty
+            if stays:
+                return changed
+            try:
+                value = None if changed.is_empty else changed.encode()
+                self._backend.write_record(key, value, None if found is None else found.version)
+            except VersionConflictError as error:  # read it again, and decide anew
+                unknown = unknown or error.outcome_unknown
+            else:
+                return changed
+
+    def version(self, name: str, number: int | None = None) -> BlobVersion:
+        """Return a version of a name, the newest for None.
+
+        Raises:
+            NoSuchBlobError: It does not exist.
+        """
+        versions = self.read(name).versions
+        for each in reversed(versions):
+            if number is None or each.number == number:
+                return each
+        kept = f"; kept are {', '.join(str(each.number) for each in versions)}" if versions else ""
+        which = "" if number is None else f"version {number} of "
+        raise NoSuchBlobError(f"{which}blob {name!r} does not exist in {self.store!r}{kept}")
+
+    # ---- uploads -------------------------------------------------------------------------------------------------
+
+    def begin(self, name: str) -> tuple[LedgerWriter, Reference]:
+        """Create the ledger of an upload, and name it in the record (rule B1)."""
+        token = new_token()
+        self._in_use.uploads.add(token)
+        try:
+            self.check_password(self.read(name))
+            description = {"store": self.store, "name": name, "token": token}
+            writer = self.settings.create(self.manager, {BLOB_KEY: encode_json(description)})
+            reference = Reference(token, writer.ledger_id, "", time.time_ns())
+            try:
+                self.update(name, lambda record: record.reserved(reference))
+            except PybkError as error:
+                if not error.outcome_unknown:
+                    self._delete_ledger(writer.ledger_id)
+                raise
+        except BaseException:
+            self._in_use.uploads.discard(token)
+            raise
+        return writer, reference
+
+    def publish(
+        self,
+        name: str,
+        version: BlobVersion,
+        keep: int,
+        check: Callable[[BlobRecord], object] = lambda _: None,
+    ) -> BlobVersion:
+        """Make an upload or a copy the newest version of its name (rule B2).
+
+        Args:
+            name: The name.
+            version: What is published.
+            keep: The number of versions to keep.
+            check: Raises if it must not be published on top of the record that it is given.
+
+        Raises:
+            BlobGivenUpError: The upload was given up.
+        """
+        token = version.reference.token
+
+        def publish(record: BlobRecord) -> BlobRecord:
+            if all(each.reference.token != token for each in record.versions):
+                check(record)
+            return record.published(version, keep)
+
+        record = self.update(name, publish)
+        self._in_use.uploads.discard(token)
+        self.clean(name)
+        return next(each for each in record.versions if each.reference.token == token)
+
+    def give_up(self, name: str, token: str) -> None:
+        """Give up an upload (rule B5), and delete its ledger if that works now."""
+        self.abandon(name, token)
+        self.update(name, lambda record: record.given_up([token], 0))
+        self._in_use.abandoned.discard(token)
+        self.clean(name)
+
+    def abandon(self, name: str, token: str) -> None:
+        """Leave an upload to be given up later; a finaliser may call it."""
+        self._in_use.abandoned.add(token)
+        self._in_use.uploads.discard(token)
+        self._late.add(name)
+
+    def hold(self, name: str, source: BlobVersion, source_name: str) -> Reference:
+        """Name a copy in its own record, and hold its ledger at its home (rule B3).
+
+        Raises:
+            NoSuchBlobError: The source was dropped meanwhile.
+        """
+        home = source.reference.home or source_name
+        reference = Reference(new_token(), source.reference.ledger_id, home, time.time_ns())
+        hold = Hold(reference.ledger_id, reference.token, name)
+        self._in_use.uploads.add(reference.token)
+
+        def held(record: BlobRecord) -> BlobRecord:
+            changed = record.held(hold)
+            if changed is None:
+                raise NoSuchBlobError(f"version {source.number} of blob {source_name!r} was replaced or deleted")
+            return changed
+
+        try:
+            self.update(name, lambda record: record.reserved(reference))
+            self.update(home, held)
+        except PybkError as error:
+            if not error.outcome_unknown:
+                self.let_go(name, reference)
+            raise
+        return reference
+
+    def let_go(self, name: str, reference: Reference) -> None:
+        """Give up a copy that is not published, also if a sweep gave it up before it held its ledger."""
+        with suppress(PybkError):  # a later change of the name, or a sweep, does it
+            self.give_up(name, reference.token)
+            self.update(reference.home, partial(BlobRecord.released, token=reference.token))
+            self.clean(reference.home)
+
+    # ---- ledgers -------------------------------------------------------------------------------------------------
+
+    def check_password(self, record: BlobRecord) -> None:
+        """Raise UnauthorizedError if the password is not that of a name's newest blob."""
+        if record.latest is not None:
+            with suppress(NoSuchLedgerError):
+                if not self.manager.check_password(record.latest.reference.ledger_id, self.settings.password):
+                    raise UnauthorizedError(f"the password is not that of blob {record.name!r}; nothing was changed")
+
+    def open_ledger(self, ledger_id: int, key: object) -> LedgerReader:
+        """Open a ledger for reading; it is not deleted by this process until ``close_ledger(key)``.
+
+        Raises:
+            NoSuchLedgerError: It was deleted.
+        """
+        with self._in_use.lock:
+            if ledger_id in self._in_use.dying:
+                raise NoSuchLedgerError(f"ledger {ledger_id} is being deleted")
+            self._in_use.readers[key] = ledger_id
+        try:
+            return self.manager.open_ledger(ledger_id, password=self.settings.password, recover=False)
+        except BaseException:
+            self.close_ledger(key)
+            raise
+
+    def close_ledger(self, key: object) -> None:
+        """Let go of a ledger that was opened for reading; a finaliser may call it."""
+        self._in_use.readers.pop(key, None)
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Return whether a ledger is known to be deleted."""
+        try:
+            self.manager.ledger_metadata(ledger_id)
+        except NoSuchLedgerError:
+            return True
+        except PybkError:
+            return False
+        return False
+
+    def _delete_ledger(self, ledger_id: int) -> bool:
+        """Delete a ledger that no record refers to, unless it is being read here; returns whether it is gone."""
+        in_use = self._in_use
+        with in_use.lock:
+            if ledger_id in in_use.readers.copy().values() or ledger_id in in_use.dying:
+                return False
+            in_use.dying.add(ledger_id)
+        try:
+            self.manager.delete_ledger(ledger_id, password=self.settings.password)
+        except NoSuchLedgerError:
+            return True
+        except (PybkError, OSError) as error:
+            logger.warning(
+                "blob store %r: ledger %d is not needed, and could not be deleted: %s", self.store, ledger_id, error
+            )
+            return False
+        finally:
+            with in_use.lock:
+                in_use.dying.discard(ledger_id)
+        return True
+
+    # ---- cleaning ------------------------------------------------------------------------------------------------
+
+    def clean(self, name: str) -> None:
+        """Delete and let go of what a name has dropped, if it is time, and what could not be deleted before.
+
+        What fails is logged, and left for later, because the change that the caller asked for is made.
+        """
+        self._late.add(name)
+        self.clean_late()
+
+    def clean_late(self) -> None:
+        """Clean all names of which something could not be deleted before."""
+        for each in tuple(self._late):
+            try:
+                self.clean_name(each)
+            except PybkError as error:
+                logger.warning("blob store %r: blob %r could not be cleaned up: %s", self.store, each, error)
+
+    def clean_name(self, name: str) -> int:
+        """Delete and let go of what one name has dropped, if it is time; returns how many ledgers were deleted."""
+        record = self.read(name)
+        dead = [each.token for each in record.uploads if self._is_dead(each)]
+        if dead:
+            record = self.update(name, lambda found: found.given_up(dead, 0))
+        due = time.time_ns() - self._grace_ns
+        deleted: set[int] = set()
+        gone: list[str] = []
+        others: set[str] = set()
+        for each in record.dropped:
+            if each.since_ns > due or (each.home and self._is_read(each.ledger_id)):
+                continue
+            if each.home:
+                self.update(each.home, partial(BlobRecord.released, token=each.token))
+                others.add(each.home)
+                gone.append(each.token)
+            elif each.ledger_id in deleted:
+                gone.append(each.token)
+            elif not record.is_held(each.ledger_id) and self._delete_ledger(each.ledger_id):
+                deleted.add(each.ledger_id)
+                gone.append(each.token)
+        if gone:
+            record = self.update(name, lambda found: found.forgotten(gone))
+        if all(record.is_held(each.ledger_id) and not each.home for each in record.dropped):
+            self._late.discard(name)
+        else:
+            self._late.add(name)
+        return len(deleted) + sum(map(self.clean_name, others))
+
+    def _is_dead(self, upload: Reference, before_ns: int = 0) -> bool:
+        """Return whether no process, as far as this one knows, will publish an upload."""
+        in_use = self._in_use
+        if upload.token in in_use.uploads:
+            return False
+        return upload.token in in_use.abandoned or not self._backend.is_cluster or upload.since_ns < before_ns
+
+    def _is_read(self, ledger_id: int) -> bool:
+        return ledger_id in self._in_use.readers.copy().values()

@@ -1,0 +1,244 @@
+"""The record of a blob's name: which ledgers it stands for, as one value that is changed by compare-and-set.
+
+This module decides and checks, without input or output; ``pybk.streams.blob_catalog`` reads and writes the records, and
+deletes ledgers. ``docs/blobs.md`` has the rules and the format of the bytes.
+
+Each blob is one ledger. The record of the name under which a ledger was uploaded is the ledger's *home*: it alone
+decides whether the ledger lives. Another name that refers to the ledger, after a copy or a rename, has a *hold* in the
+home's record. A ledger goes from ``uploads`` to ``versions`` when it is published, from there to ``dropped``, and is
+deleted once it is dropped and nothing holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from pybk.errors import BlobGivenUpError, CorruptError, StorageRefusedError, UnsupportedFormatError
+from pybk.metadata.authenticated_values import decode_json, encode_json
+
+BLOB_RECORD_FORMAT: Final = 1
+_BYTES_MAX: Final = 384 << 10
+"""Bytes of a record to which versions and holds are added; a metadata store takes 448 KiB."""
+
+
+class Reference(NamedTuple):
+    """What a name has to do with a ledger.
+
+    Attributes:
+        token: Random, hexadecimal; no two references have the same.
+        ledger_id: The ledger.
+        home: The name whose record has a hold of this token; empty if this record itself is the ledger's home.
+        since_ns: When it was reserved or dropped, nanoseconds since 1970; 0 for a version.
+    """
+
+    token: str
+    ledger_id: int
+    home: str
+    since_ns: int = 0
+
+
+class Hold(NamedTuple):
+    """A reference to a ledger of this home from a name.
+
+    Attributes:
+        ledger_id: The ledger.
+        token: That of the reference.
+        name: The name that has the reference.
+    """
+
+    ledger_id: int
+    token: str
+    name: str
+
+
+class BlobVersion(NamedTuple):
+    """A published blob.
+
+    Attributes:
+        number: Its number, from 1 up.
+        reference: Its ledger.
+        size: Its bytes.
+        digest: XXH3-128 of its bytes, hexadecimal.
+        chunk_bytes: Bytes of a chunk.
+        created_ns: When it was published under this name, nanoseconds since 1970.
+        meta: The application's.
+    """
+
+    number: int
+    reference: Reference
+    size: int
+    digest: str
+    chunk_bytes: int
+    created_ns: int
+    meta: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRecord:
+    """A name at one moment.
+
+    Attributes:
+        name: The name.
+        next_version: The number of the version that is published next.
+        versions: The versions that are kept, the newest last; none for a name that does not exist.
+        uploads: What may be published yet.
+        dropped: What is to be deleted or let go of.
+        holds: The references of copies to ledgers whose home this is.
+    """
+
+    name: str
+    next_version: int = 1
+    versions: tuple[BlobVersion, ...] = ()
+    uploads: tuple[Reference, ...] = ()
+    dropped: tuple[Reference, ...] = ()
+    holds: tuple[Hold, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of it, so that it can be removed."""
+        return not (self.versions or self.uploads or self.dropped or self.holds)
+
+    @property
+    def latest(self) -> BlobVersion | None:
+        """The version that the name stands for; None if it does not exist."""
+        return self.versions[-1] if self.versions else None
+
+    @property
+    def owned(self) -> frozenset[int]:
+        """The ledgers whose home this is, except those that are only held."""
+        references = (*self.uploads, *self.dropped, *(each.reference for each in self.versions))
+        return frozenset(each.ledger_id for each in references if not each.home)
+
+    def is_held(self, ledger_id: int) -> bool:
+        """Return whether a copy refers to a ledger of this home."""
+        return any(each.ledger_id == ledger_id for each in self.holds)
+
+    # ---- changes -------------------------------------------------------------------------------------------------
+
+    def reserved(self, reference: Reference) -> BlobRecord:
+        """Return the record that names an upload, so that it may be published.
+
+        Raises:
+            StorageRefusedError: The record is too long.
+        """
+        if reference in self.uploads:
+            return self
+        self._check_room()
+        return replace(self, uploads=(*self.uploads, reference))
+
+    def given_up(self, tokens: Iterable[str], now_ns: int) -> BlobRecord:
+        """Return the record in which uploads can be published no more."""
+        gone = set(tokens)
+        dropped = tuple(each._replace(since_ns=now_ns) for each in self.uploads if each.token in gone)
+        left = tuple(each for each in self.uploads if each.token not in gone)
+        return replace(self, uploads=left, dropped=(*self.dropped, *dropped))
+
+    def published(self, version: BlobVersion, keep: int) -> BlobRecord:
+        """Return the record in which an upload is the newest version, and the ``keep`` newest are left.
+
+        Args:
+            version: What is published; its number is replaced by the next one.
+            keep: The number of versions to keep, at least 1.
+
+        Raises:
+            BlobGivenUpError: The upload was given up.
+        """
+        token = version.reference.token
+        if any(each.reference.token == token for each in self.versions):
+            return self  # by an attempt whose answer was lost
+        if all(each.token != token for each in self.uploads):
+            raise BlobGivenUpError(f"the upload of blob {self.name!r} was given up, by a sweep; put it again")
+        versions = (*self.versions, version._replace(number=self.next_version))
+        uploads = tuple(each for each in self.uploads if each.token != token)
+        changed = replace(self, next_version=self.next_version + 1, versions=versions, uploads=uploads)
+        return changed.cut(keep, version.created_ns)
+
+    def cut(self, keep: int, now_ns: int) -> BlobRecord:
+        """Return the record with the newest ``keep`` versions."""
+        gone = self.versions[: max(len(self.versions) - keep, 0)]
+        return self.without(gone[-1].number, now_ns) if gone else self
+
+    def without(self, number: int, now_ns: int) -> BlobRecord:
+        """Return the record without the versions up to a number."""
+        gone = tuple(each.reference._replace(since_ns=now_ns) for each in self.versions if each.number <= number)
+        left = tuple(each for each in self.versions if each.number > number)
+        return replace(self, versions=left, dropped=(*self.dropped, *gone))
+
+    def held(self, hold: Hold) -> BlobRecord | None:
+        """Return the record with one more hold; None if its ledger was dropped, so that it may be deleted any time."""
+        owned = any(not each.reference.home and each.reference.ledger_id == hold.ledger_id for each in self.versions)
+        if hold in self.holds:
+            return self
+        if not owned and not self.is_held(hold.ledger_id):
+            return None
+        self._check_room()
+        return replace(self, holds=(*self.holds, hold))
+
+    def released(self, token: str) -> BlobRecord:
+        """Return the record without a hold."""
+        return replace(self, holds=tuple(each for each in self.holds if each.token != token))
+
+    def forgotten(self, tokens: Iterable[str]) -> BlobRecord:
+        """Return the record without dropped references whose ledgers are deleted or let go of."""
+        gone = set(tokens)
+        return replace(self, dropped=tuple(each for each in self.dropped if each.token not in gone))
+
+    def _check_room(self) -> None:
+        if len(self.encode()) > _BYTES_MAX:
+            raise StorageRefusedError(
+                f"blob {self.name!r} has {len(self.versions)} versions, {len(self.uploads)} uploads and "
+                f"{len(self.holds)} copies, and its record {_BYTES_MAX} bytes: keep fewer, or call sweep()"
+            )
+
+    # ---- bytes ---------------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Return the record as JSON."""
+        return encode_json(
+            {
+                "format": BLOB_RECORD_FORMAT,
+                "name": self.name,
+                "next_version": self.next_version,
+                "versions": [
+                    [list(field) if isinstance(field, tuple) else field for field in each] for each in self.versions
+                ],
+                "uploads": [list(each) for each in self.uploads],
+                "dropped": [list(each) for each in self.dropped],
+                "holds": [list(each) for each in self.holds],
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> BlobRecord:
+        """Decode the result of ``encode``; ``where`` names the record in errors.
+
+        Raises:
+            CorruptError: The bytes are not a record.
+            UnsupportedFormatError: A newer pybk wrote it.
+        """
+
+        def make(values: dict[str, Any]) -> BlobRecord:
+            number = values.pop("format")
+            if number != BLOB_RECORD_FORMAT:
+                raise UnsupportedFormatError(
+                    f"{where}: format {number}; this pybk reads format {BLOB_RECORD_FORMAT}: install a newer pybk"
+                )
+            record = cls(
+                **values
+                | {
+                    "versions": tuple(
+                        BlobVersion(each[0], Reference(*each[1]), *each[2:]) for each in values["versions"]
+                    ),
+                    "uploads": tuple(Reference(*each) for each in values["uploads"]),
+                    "dropped": tuple(Reference(*each) for each in values["dropped"]),
+                    "holds": tuple(Hold(*each) for each in values["holds"]),
+                }
+            )
+            numbers = [0, *(each.number for each in record.versions), record.next_version]
+            if numbers != sorted(set(numbers)):
+                raise CorruptError(f"{where}: versions {numbers[1:-1]} do not ascend below {record.next_version}")
+            return record
+
+        return decode_json(data, make, where=where)

@@ -1,0 +1,633 @@
+"""``BlobStore``: named bytes of any length, replaced as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import io
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import BinaryIO, Final, Self, cast
+
+from pybk.config import StoreConfig
+from pybk.credentials import Secret
+from pybk.digest import DigestType
+from pybk.errors import (
+    BlobExistsError,
+    ClosedError,
+    CorruptError,
+    NoSuchBlobError,
+    NoSuchLedgerError,
+    PybkError,
+    UsageError,
+)
+from pybk.flags import StorageHint
+from pybk.frozen_dict import FrozenDict
+from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.authenticated_values import encode_json
+from pybk.opening import Opening
+from pybk.streams.blob import CHUNK_BYTES, BlobReader, BlobWriter
+from pybk.streams.blob_catalog import BlobCatalog
+from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
+from pybk.streams.ledger_spec import settings_of
+from pybk.streams.names import checked_name
+from pybk.whole_numbers import whole
+
+META_BYTES_MAX: Final = 4 << 10
+"""Bytes of the metadata of a blob, as JSON in UTF-8."""
+
+STORE_NAME_BYTES_MAX: Final = 40
+KEEP_MAX: Final = 100
+_BUFFER_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BlobInfo:
+    """A blob that was published.
+
+    Attributes:
+        name: Its name.
+        version: Its version, from 1 up. A name that was deleted and is used again begins with 1 again.
+        size: Its bytes.
+        digest: XXH3-128 of its bytes, hexadecimal.
+        chunk: Bytes of a chunk, in which it is stored and verified.
+        created_ns: When it was published, nanoseconds since 1970.
+        meta: The application's.
+        ledger_id: The ledger that holds it.
+    """
+
+    name: str
+    version: int
+    size: int
+    digest: str
+    chunk: int
+    created_ns: int
+    meta: Mapping[str, str]
+    ledger_id: int
+
+
+BlobData = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO | Iterable[bytes]
+"""What can be put: bytes, the path of a file, a file that is open for reading, or an iterable of bytes."""
+
+
+class BlobStore:
+    """Named blobs: bytes of any length that are written once, and replaced as a whole.
+
+    Open it, put, and read::
+
+        with BlobStore.open("data/blobs", password=password) as blobs:
+            blobs.put("model/weights", b"...")
+            with blobs.open_blob("model/weights") as file:
+                file.seek(100)
+                part = file.read(50)
+
+    A name stands for its old blob until the new one is complete and durable, and for the new one from then on; at no
+    time for a part or a mixture. What is open for reading stays readable.
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager, catalog: BlobCatalog, keep: int, *, owns: bool) -> None:
+        """Use ``BlobStore.open`` instead."""
+        self.name: Final = catalog.store
+        self._manager = manager
+        self._catalog = catalog
+        self._keep = keep
+        self._owns_manager = owns
+        self._closed = False
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        where: str | os.PathLike[str] | LedgerManager,
+        name: str = "blobs",
+        *,
+        read_only: bool = False,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        keep: int = 1,
+        grace_s: float = 0.0,
+        digest_type: DigestType | None = None,
+        storage_hints: Iterable[StorageHint] = (),
+        quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+        config: StoreConfig | None = None,
+    ) -> Self:
+        """Open a blob store; one without blobs need not be made.
+
+        Args:
+            where: The directory of a store, which is made if needed and is this blob store's own; or a manager, which
+                other users share, of a store or a cluster.
+            name: The blob store's name: 1 to 40 bytes in UTF-8 without ``/``, else as for logs.
+            read_only: Open the directory for reading, also while another process writes.
+            password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
+                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+            insecure: Do without a password: blobs are guarded against damage, not against forgery.
+            keep: The number of versions of a name to keep, 1 to 100, when another is published here.
+            grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes. Readers in
+                this process keep what they have open in any case.
+            digest_type: What guards each chunk; None for HMAC-SHA256, or CRC32C if there is no password.
+            storage_hints: Where its ledgers should live.
+            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
+            config: Settings of the store, if ``where`` is a directory.
+
+        Raises:
+            StoreLockedError: Another process has the directory open for writing.
+            UsageError: There is no password, or another argument cannot be.
+        """
+        settings = settings_of("blob", password, insecure, digest_type, storage_hints, quorums)
+        name = checked_name(name, "a blob store")
+        if "/" in name or len(name.encode()) > STORE_NAME_BYTES_MAX:
+            raise UsageError(
+                f"the name {name!r:.60} of a blob store takes 1 to {STORE_NAME_BYTES_MAX} bytes in UTF-8, without /"
+            )
+        kept = whole(keep)
+        if kept is None or not 1 <= kept <= KEEP_MAX:
+            raise UsageError(f"keep is {keep!r:.50}; it takes a number of versions, from 1 to {KEEP_MAX}")
+        if not 0 <= grace_s < 1e9:
+            raise UsageError(f"grace_s is {grace_s!r:.50}; it takes seconds, from 0 up")
+        with ExitStack() as undo:
+            if isinstance(where, LedgerManager):
+                manager = where
+            else:
+                manager = undo.enter_context(LedgerManager.open(where, read_only=read_only, config=config))
+            store = cls(manager, BlobCatalog(manager, name, settings, grace_s), kept, owns=manager is not where)
+            undo.pop_all()
+        return store
+
+    @classmethod
+    def open_async(
+        cls, where: str | os.PathLike[str] | LedgerManager, name: str = "blobs", **options: object
+    ) -> Opening[Self]:
+        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(f"BlobStore.open_async({name!r:.100})", partial(cls.open, where, name, **options))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Let go of the blob store; a second call does nothing. Files that are open for reading stay so.
+
+        A manager that ``open`` opened is closed, too, and with it such files.
+        """
+        if not self._closed:
+            self._closed = True
+            try:
+                if not self._manager.read_only:
+                    self._catalog.clean_late()
+            finally:
+                if self._owns_manager:
+                    self._manager.close()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the blob store itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the blob store."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the blob store itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the blob store, in a thread."""
+        await self.close_async()
+
+    def __repr__(self) -> str:
+        """Name the blob store, and say where it is."""
+        closed = ", closed" if self._closed else ""
+        return f"<BlobStore {self.name!r} in {self._manager.location}{closed}>"
+
+    def _open(self) -> BlobCatalog:
+        if self._closed:
+            raise ClosedError(f"blob store {self.name!r} is closed here; open it again")
+        return self._catalog
+
+    # ---- writing -------------------------------------------------------------------------------------------------
+
+    def create_blob(
+        self,
+        name: str,
+        *,
+        meta: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        chunk: int = CHUNK_BYTES,
+    ) -> BlobUpload:
+        """Return a file to write a blob to, which is published by leaving its ``with``.
+
+        Args:
+            name: The blob's name: 1 to 120 bytes in UTF-8, in parts separated by ``/``, as for logs.
+            meta: Text by names, at most 4 KiB in all.
+            overwrite: Replace a blob of this name; False raises instead.
+            chunk: Bytes of a chunk, at most ``max_entry_bytes``: a read at any position reads whole chunks.
+
+        Raises:
+            BlobExistsError: There is one, and it is not to be replaced.
+            UnauthorizedError: The password is not that of the blob of this name.
+            StorageFullError: There is not enough free space; nothing was written.
+            UsageError: An argument cannot be.
+
+        Cost: Two synced writes, and two more to publish it.
+        """
+        catalog = self._open()
+        name = checked_name(name, "a blob")
+        most = backend_of(self._manager).config.max_entry_bytes
+        chunk_bytes = whole(chunk)
+        if chunk_bytes is None or not 1 <= chunk_bytes <= most:
+            raise UsageError(f"chunk is {chunk!r:.50}; it takes 1 to {most} bytes, which is max_entry_bytes")
+        return BlobUpload(catalog, name, _checked_meta(meta), chunk_bytes, self._keep, overwrite=overwrite)
+
+    def put(
+        self,
+        name: str,
+        data: BlobData,
+        *,
+        meta: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        chunk: int = CHUNK_BYTES,
+    ) -> BlobInfo:
+        """Write and publish a blob.
+
+        Args:
+            name: As for ``create_blob``.
+            data: Its bytes; or the path of a file, a file that is open for reading, or an iterable of bytes.
+            meta: As for ``create_blob``.
+            overwrite: As for ``create_blob``.
+            chunk: As for ``create_blob``.
+
+        Raises:
+            PybkError: As ``create_blob`` and ``BlobUpload.commit``; with ``outcome_unknown`` the name may stand for the
+                old blob or for this one, whole in any case.
+
+        Durability: On return the blob is durable, and the name stands for it.
+        """
+        with self.create_blob(name, meta=meta, overwrite=overwrite, chunk=chunk) as file:
+            if isinstance(data, str | os.PathLike):
+                with open(data, "rb") as source:
+                    _copy(source, file)
+            elif isinstance(data, bytes | bytearray | memoryview):
+                file.write(data)
+            elif hasattr(data, "read"):
+                _copy(cast(BinaryIO, data), file)
+            else:
+                for piece in data:
+                    file.write(piece)
+        return file.info
+
+    def copy(self, source: str, target: str, *, version: int | None = None, overwrite: bool = True) -> BlobInfo:
+        """Publish a blob under another name, too, without copying its bytes: both names refer to one ledger.
+
+        Args:
+            source: The name of the blob.
+            target: The other name.
+            version: The version; None for the newest.
+            overwrite: Replace a blob of the other name; False raises instead.
+
+        Raises:
+            NoSuchBlobError: The blob does not exist.
+            BlobExistsError: There is one of the other name, and it is not to be replaced.
+
+        Cost: Three synced writes, for any size.
+        """
+        catalog = self._open()
+        source, target = checked_name(source, "a blob"), checked_name(target, "a blob")
+        found = catalog.version(source, version)
+        if source == target and found == catalog.read(source).latest:
+            return _info(source, found)
+        check = partial(_check_absent, overwrite=overwrite)
+        record = catalog.read(target)
+        check(record)
+        catalog.check_password(record)
+        reference = catalog.hold(target, found, source)
+        try:
+            made = catalog.publish(target, _version(reference, found, found.meta), self._keep, check)
+        except PybkError as error:
+            if not error.outcome_unknown:
+                catalog.let_go(target, reference)
+            raise
+        return _info(target, made)
+
+    def rename(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
+        """Give a blob another name.
+
+        Its name ends after the other one began: after a crash in between it has both.
+
+        Args:
+            source: The name of the blob, of which the newest version is renamed and older ones are dropped.
+            target: The other name.
+            overwrite: As for ``copy``.
+
+        Raises:
+            PybkError: As ``copy``.
+
+        Cost: As ``copy``, and another synced write.
+        """
+        catalog = self._open()
+        if checked_name(source, "a blob") == checked_name(target, "a blob"):
+            return self.stat(source)
+        number = catalog.version(source).number
+        made = self.copy(source, target, version=number, overwrite=overwrite)
+        now_ns = time.time_ns()
+        catalog.update(source, lambda record: record.without(number, now_ns))
+        catalog.clean(source)
+        return made
+
+    def delete(self, name: str) -> None:
+        """Delete a blob with all its versions.
+
+        Raises:
+            NoSuchBlobError: It does not exist.
+            UnauthorizedError: The password is not the blob's; nothing was deleted.
+
+        Durability: The deletion is durable on return.
+        """
+        catalog = self._open()
+        number = catalog.version(checked_name(name, "a blob")).number
+        catalog.check_password(catalog.read(name))
+        now_ns = time.time_ns()
+        catalog.update(name, lambda record: record.without(number, now_ns))
+        catalog.clean(name)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def open_blob(self, name: str, version: int | None = None) -> io.BufferedReader:
+        """Return a file to read a blob from, at any position; what is replaced or deleted stays readable in it.
+
+        Args:
+            name: The blob.
+            version: The version; None for the newest.
+
+        Raises:
+            NoSuchBlobError: It does not exist. A read raises it for a blob that another process has deleted meanwhile.
+            CorruptError, DigestMismatchError: It is damaged; also raised by a read that finds it. Every chunk is
+                verified when it is read, and the digest of all when they were read in order.
+            UnauthorizedError: The password is not the blob's.
+        """
+        catalog = self._open()
+        name = checked_name(name, "a blob")
+        found = catalog.version(name, version)
+        while True:
+            try:
+                reader = _StoredBlob(catalog, name, found)
+            except NoSuchLedgerError as error:
+                again = catalog.version(name, version)
+                if again == found:
+                    raise CorruptError(
+                        f"blob {name!r}: its ledger {found.reference.ledger_id} is missing; restore it"
+                    ) from error
+                found = again
+            else:
+                return io.BufferedReader(reader, _BUFFER_BYTES)
+
+    def get(self, name: str, version: int | None = None) -> bytes:
+        """Read a whole blob; arguments and errors as for ``open_blob``."""
+        with self.open_blob(name, version) as file:
+            return file.read()
+
+    def stat(self, name: str, version: int | None = None) -> BlobInfo:
+        """Return what is known of a blob without reading it; arguments and errors as for ``open_blob``."""
+        return _info(name, self._open().version(checked_name(name, "a blob"), version))
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a blob of this name."""
+        return self._open().read(checked_name(name, "a blob")).latest is not None
+
+    def versions(self, name: str) -> builtins.list[BlobInfo]:
+        """Return the versions of a blob that are kept, the newest first; none for a blob that does not exist."""
+        found = self._open().read(checked_name(name, "a blob")).versions
+        return [_info(name, each) for each in reversed(found)]
+
+    def list(self, prefix: str = "") -> builtins.list[BlobInfo]:
+        """Return the blobs whose names begin with ``prefix``, by name.
+
+        Cost: In a store one pass over the names with the prefix; in a cluster a round trip for 500 names of all.
+        """
+        found = self._open().records(prefix)
+        return [_info(each.name, each.latest) for each in found if each.latest is not None]
+
+
+class BlobUpload(io.BufferedIOBase):
+    """Writes a blob; made by ``BlobStore.create_blob``.
+
+    Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
+    or if the file is dropped, nothing changes.
+
+    Threads: one.
+
+    Attributes:
+        name: The blob's name.
+    """
+
+    def __init__(
+        self,
+        catalog: BlobCatalog,
+        name: str,
+        meta: Mapping[str, str],
+        chunk_bytes: int,
+        keep: int,
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Use ``BlobStore.create_blob`` instead."""
+        super().__init__()
+        self.name: Final = name
+        self._catalog = catalog
+        self._meta = meta
+        self._keep = keep
+        self._check = partial(_check_absent, overwrite=overwrite)
+        self._ended = True
+        self._info: BlobInfo | None = None
+        self._check(catalog.read(name))
+        writer, self._reference = catalog.begin(name)
+        self._ended = False
+        self._blob = BlobWriter(writer, chunk_bytes)
+
+    @property
+    def info(self) -> BlobInfo:
+        """The blob, once it is published."""
+        if self._info is None:
+            raise ClosedError(f"blob {self.name!r} is not published: its upload lasts, or was given up")
+        return self._info
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._blob.tell()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Append bytes to the blob; returns how many, which is all.
+
+        Raises:
+            PybkError: As ``LedgerWriter.append``.
+        """
+        if self._ended:
+            raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
+        return self._blob.write(data)
+
+    async def write_async(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.write, data)
+
+    def commit(self) -> BlobInfo:
+        """Complete the blob, and publish it: from now on its name stands for it.
+
+        Leaving the ``with`` calls it. Closing the file does not publish: a file is also closed when it is dropped, and
+        by what wraps it, such as ``io.TextIOWrapper``; leaving the ``with`` publishes after that, too.
+
+        Raises:
+            BlobExistsError: Another writer has published one meanwhile, and it is not to be replaced.
+            BlobGivenUpError: A sweep has given this upload up.
+            PybkError: The blob may be published or not if ``outcome_unknown`` is set, else it is not.
+
+        Durability: On return the blob is durable, and the name stands for it.
+        """
+        if self._ended:
+            raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
+        self._ended = True
+        blob = self._blob
+        try:
+            blob.finish()
+            made = BlobVersion(
+                1, self._reference, blob.tell(), blob.digest.hex(), blob.chunk_bytes, time.time_ns(), self._meta
+            )
+            self._info = _info(self.name, self._catalog.publish(self.name, made, self._keep, self._check))
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            super().close()
+        return self._info
+
+    async def commit_async(self) -> BlobInfo:
+        """Commit in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.commit)
+
+    def abort(self) -> None:
+        """Give the upload up; nothing changes."""
+        if not self._ended:
+            self._ended = True
+            super().close()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        with suppress(PybkError):  # a later change of the name, or a sweep, deletes the ledger
+            self._catalog.give_up(self.name, self._reference.token)
+
+    def close(self) -> None:
+        """Close the file, which publishes nothing."""
+        super().close()
+
+    def __del__(self) -> None:
+        """Leave an upload that was dropped to be given up later."""
+        if not getattr(self, "_ended", True):
+            self._ended = True
+            self._catalog.abandon(self.name, self._reference.token)
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Publish the blob, or give it up if an exception is on its way."""
+        if kind is not None:
+            self.abort()
+        elif self._info is None:
+            self.commit()
+
+    async def __aenter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Publish the blob or give it up as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+class _StoredBlob(BlobReader):
+    """Reads a blob of a store, whose ledger stays until this is closed."""
+
+    def __init__(self, catalog: BlobCatalog, name: str, version: BlobVersion) -> None:
+        self._catalog = catalog
+        self._name = name
+        self._key = object()
+        self._ledger_id = version.reference.ledger_id
+        super().__init__(catalog.open_ledger(self._ledger_id, self._key))
+        if (self.size, self.digest.hex()) != (version.size, version.digest):
+            self.close()
+            raise CorruptError(
+                f"blob {name!r}: its ledger {self._ledger_id} has {self.size} bytes with digest "
+                f"{self.digest.hex()}, and its record says {version.size} and {version.digest}; restore the record"
+            )
+
+    def readinto(self, buffer: memoryview | bytearray) -> int:  # type: ignore[override]
+        """Read bytes into a buffer."""
+        try:
+            return super().readinto(buffer)
+        except PybkError as error:
+            if not self._catalog.is_deleted(self._ledger_id):
+                raise
+            raise NoSuchBlobError(
+                f"blob {self._name!r} was replaced or deleted by another process while it was read; open it again"
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        self._catalog.close_ledger(self._key)
+        super().close()
+
+
+def _info(name: str, found: BlobVersion) -> BlobInfo:
+    return BlobInfo(
+        name=name,
+        version=found.number,
+        size=found.size,
+        digest=found.digest,
+        chunk=found.chunk_bytes,
+        created_ns=found.created_ns,
+        meta=FrozenDict(found.meta),
+        ledger_id=found.reference.ledger_id,
+    )
+
+
+def _version(reference: Reference, found: BlobVersion, meta: Mapping[str, str]) -> BlobVersion:
+    """Return a version that refers to the blob of another one."""
+    return BlobVersion(1, reference, found.size, found.digest, found.chunk_bytes, time.time_ns(), meta)
+
+
+def _check_absent(record: BlobRecord, *, overwrite: bool) -> None:
+    if not overwrite and record.latest is not None:
+        raise BlobExistsError(f"blob {record.name!r} exists; overwrite=True replaces it")
+
+
+def _checked_meta(meta: object) -> Mapping[str, str]:
+    if meta is None:
+        return FrozenDict({})
+    if isinstance(meta, Mapping) and all(isinstance(text, str) for pair in meta.items() for text in pair):
+        with suppress(UnicodeEncodeError):
+            if len(encode_json(dict(meta))) <= META_BYTES_MAX:
+                return FrozenDict(meta)
+    raise UsageError(
+        f"meta takes strings by strings, at most {META_BYTES_MAX} bytes as JSON in UTF-8, not {meta!r:.50}"
+    )
+
+
+def _copy(source: BinaryIO, target: BlobUpload) -> None:
+    """Copy what is left of a file."""
+    while piece := source.read(_BUFFER_BYTES):
+        target.write(piece)

@@ -1,0 +1,346 @@
+"""Blob stores: put, replaced, copied, renamed, deleted, read while that happens, and swept."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import BlobStore, LedgerManager, UsageError
+from pybk.errors import (
+    BlobExistsError,
+    ClosedError,
+    CorruptError,
+    IllegalOperationError,
+    NoSuchBlobError,
+    StoreLockedError,
+    UnauthorizedError,
+)
+from tests.cluster.inside import inside
+
+PASSWORD = b"blobs"
+
+
+@pytest.fixture(params=["store", "cluster"])
+def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
+    if request.param == "store":
+        with LedgerManager.open(tmp_path / "store") as manager:
+            yield manager
+    else:
+        with inside(tmp_path) as cluster, cluster.connect() as manager:
+            yield manager
+
+
+@pytest.fixture
+def blobs(manager: LedgerManager) -> BlobStore:
+    return opened(manager)
+
+
+def opened(manager: LedgerManager, **options: object) -> BlobStore:
+    return BlobStore.open(manager, password=PASSWORD, **options)  # type: ignore[arg-type]
+
+
+def ledgers(manager: LedgerManager) -> int:
+    return len(list(manager.list_ledgers()))
+
+
+def test_the_whole_life_in_three_lines(tmp_path: Path) -> None:
+    with BlobStore.open(tmp_path / "db", password=PASSWORD) as blobs:
+        made = blobs.put("model/weights", b"0123456789", meta={"of": "tuesday"})
+        assert (made.name, made.version, made.size, dict(made.meta)) == ("model/weights", 1, 10, {"of": "tuesday"})
+    with BlobStore.open(tmp_path / "db", password=PASSWORD, read_only=True) as blobs:
+        assert blobs.stat("model/weights") == made
+        with blobs.open_blob("model/weights") as file:
+            assert file.seek(4) == 4
+            assert file.read(3) == b"456"
+            assert file.seek(-1, io.SEEK_END) == 9
+            assert file.read() == b"9"
+        with pytest.raises(IllegalOperationError):
+            blobs.put("model/weights", b"")
+
+
+def test_everything_that_has_bytes_can_be_put(blobs: BlobStore, tmp_path: Path) -> None:
+    data = os.urandom(5000)
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        sources: dict[str, Any] = {
+            "bytes": data,
+            "bytearray": bytearray(data),
+            "memoryview": memoryview(data),
+            "path": path,
+            "name": str(path),
+            "file": file,
+            "iterable": (data[at : at + 700] for at in range(0, len(data), 700)),
+        }
+        for name, source in sources.items():
+            assert blobs.put(name, source, chunk=1024).size == 5000
+    for name in sources:
+        assert blobs.get(name) == data
+        assert blobs.stat(name).digest == blobs.stat("bytes").digest
+        assert blobs.stat(name).chunk == 1024
+    assert blobs.put("empty", b"").size == 0
+    assert blobs.get("empty") == b""
+
+
+def test_a_name_stands_for_the_newest_blob(blobs: BlobStore, manager: LedgerManager) -> None:
+    with pytest.raises(NoSuchBlobError):
+        blobs.get("a")
+    with pytest.raises(FileNotFoundError):
+        blobs.delete("a")
+    assert not blobs.exists("a")
+    for number in range(1, 4):
+        assert blobs.put("a", b"%d" % number).version == number
+        assert blobs.get("a") == b"%d" % number
+        assert ledgers(manager) == 1
+    with pytest.raises(BlobExistsError):
+        blobs.put("a", b"4", overwrite=False)
+    with pytest.raises(NoSuchBlobError, match="kept are 3"):
+        blobs.get("a", 2)
+    blobs.delete("a")
+    assert not blobs.exists("a")
+    assert ledgers(manager) == 0
+    blobs.put("a", b"new", overwrite=False)
+    assert blobs.get("a") == b"new"
+
+
+def test_versions_are_kept_up_to_a_number(manager: LedgerManager) -> None:
+    blobs = opened(manager, keep=3)
+    for number in range(1, 6):
+        blobs.put("a", b"%d" % number)
+    assert [each.version for each in blobs.versions("a")] == [5, 4, 3]
+    assert blobs.get("a", 3) == b"3"
+    assert blobs.stat("a").version == 5
+    assert ledgers(manager) == 3
+    with pytest.raises(NoSuchBlobError):
+        blobs.open_blob("a", 2)
+    assert blobs.versions("b") == []
+    blobs.delete("a")
+    assert ledgers(manager) == 0
+
+
+def test_blobs_are_listed_by_prefix(blobs: BlobStore, manager: LedgerManager) -> None:
+    for name in ("b/2", "a", "b/1", "bc", "b/1/x", "ä"):
+        blobs.put(name, name.encode())
+    assert [each.name for each in blobs.list()] == ["a", "b/1", "b/1/x", "b/2", "bc", "ä"]
+    assert [each.name for each in blobs.list("b/")] == ["b/1", "b/1/x", "b/2"]
+    assert BlobStore.open(manager, "others", password=PASSWORD).list() == []
+
+
+def test_an_upload_is_published_by_its_with_alone(blobs: BlobStore, manager: LedgerManager) -> None:
+    blobs.put("a", b"old")
+    with suppress(ZeroDivisionError), blobs.create_blob("a") as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    with pytest.raises(ClosedError):
+        file.write(b"more")
+    file = blobs.create_blob("a")
+    file.write(b"half")
+    file.abort()
+    file.abort()
+    with pytest.raises(ClosedError):
+        file.commit()
+    dropped = blobs.create_blob("a")
+    dropped.write(b"half")
+    del dropped, file
+    gc.collect()
+    assert blobs.get("a") == b"old"
+    with blobs.create_blob("a") as upload, io.TextIOWrapper(upload) as text:
+        text.write("whole")
+    assert blobs.get("a") == b"whole"
+    assert upload.info == blobs.stat("a")
+    assert ledgers(manager) == 1
+
+
+def test_what_is_open_stays_readable(blobs: BlobStore, manager: LedgerManager) -> None:
+    data = os.urandom(10_000)
+    blobs.put("a", data, chunk=100)
+    first, second = blobs.open_blob("a"), blobs.open_blob("a")
+    assert first.read(10) == data[:10]
+    blobs.put("a", b"new")
+    blobs.delete("a")
+    assert first.read() == data[10:]
+    first.close()
+    assert second.read() == data
+    assert ledgers(manager) == 1
+    second.close()
+    blobs.put("b", b"another change deletes it")
+    assert ledgers(manager) == 1
+
+
+def test_a_reader_in_another_process_sees_the_old_blob_or_an_error(tmp_path: Path) -> None:
+    data = os.urandom(3 << 20)
+    with inside(tmp_path) as cluster, cluster.connect() as here, cluster.connect() as there:
+        writer, reader = opened(here), opened(there)
+        writer.put("a", data)
+        with writer.open_blob("a") as file:
+            assert file.read(100) == data[:100]
+            opened(there).delete("a")
+            assert not reader.exists("a")
+            with suppress(NoSuchBlobError):  # bookies may have the entries a little longer
+                assert file.read() == data[100:]
+        patient = opened(here, grace_s=1000)
+        patient.put("a", data)
+        with reader.open_blob("a") as file:
+            patient.put("a", b"new")
+            assert file.read() == data
+            assert reader.get("a") == b"new"
+
+
+def test_a_blob_without_its_ledger_is_not_taken_for_another(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        blobs = opened(manager)
+        made = blobs.put("a", os.urandom(3 << 20))
+        with blobs.open_blob("a") as file:
+            file.read(100)
+            manager.delete_ledger(made.ledger_id)
+            with pytest.raises(NoSuchBlobError, match="open it again"):
+                file.read()
+        with pytest.raises(CorruptError, match="is missing"):
+            blobs.get("a")
+        blobs.put("a", b"again")
+        assert blobs.get("a") == b"again"
+
+
+def test_two_names_may_share_a_ledger(blobs: BlobStore, manager: LedgerManager) -> None:
+    made = blobs.put("a", b"data", meta={"x": "1"})
+    copied = blobs.copy("a", "b")
+    assert (copied.name, copied.ledger_id, copied.digest, copied.meta) == ("b", made.ledger_id, made.digest, made.meta)
+    blobs.copy("b", "c")
+    assert ledgers(manager) == 1
+    blobs.delete("a")
+    assert blobs.get("b") == blobs.get("c") == b"data"
+    blobs.copy("b", "a")
+    blobs.delete("b")
+    blobs.put("c", b"other")
+    assert blobs.get("a") == b"data"
+    assert ledgers(manager) == 2
+    blobs.delete("a")
+    assert ledgers(manager) == 1
+    with pytest.raises(NoSuchBlobError):
+        blobs.copy("a", "b")
+    blobs.copy("c", "c2", overwrite=False)
+    with pytest.raises(BlobExistsError):
+        blobs.copy("c", "c2", overwrite=False)
+    blobs.delete("c")
+    blobs.delete("c2")
+    assert ledgers(manager) == 0
+
+
+def test_a_renamed_blob_has_one_name(blobs: BlobStore, manager: LedgerManager) -> None:
+    blobs.put("a", b"1")
+    blobs.put("b", b"2")
+    with pytest.raises(BlobExistsError):
+        blobs.rename("a", "b", overwrite=False)
+    blobs.rename("a", "b")
+    assert [each.name for each in blobs.list()] == ["b"]
+    assert blobs.get("b") == b"1"
+    blobs.rename("b", "a")
+    blobs.rename("a", "a")
+    blobs.rename("a", "c")
+    assert [each.name for each in blobs.list()] == ["c"]
+    assert blobs.get("c") == b"1"
+    blobs.put("a", b"3")
+    blobs.delete("c")
+    assert blobs.get("a") == b"3"
+    assert ledgers(manager) == 1
+    blobs.delete("a")
+    assert ledgers(manager) == 0
+
+
+def test_a_copy_of_an_older_version_is_the_newest_again(manager: LedgerManager) -> None:
+    blobs = opened(manager, keep=2)
+    blobs.put("a", b"1")
+    blobs.put("a", b"2")
+    assert blobs.copy("a", "a", version=1).version == 3
+    assert blobs.get("a") == b"1"
+    assert blobs.get("a", 2) == b"2"
+    blobs.put("a", b"4")
+    assert blobs.get("a", 3) == b"1"
+    blobs.put("a", b"5")
+    assert ledgers(manager) == 2
+
+
+def test_two_writers_of_a_name_both_publish_and_the_later_stays(blobs: BlobStore, manager: LedgerManager) -> None:
+    first, second = blobs.create_blob("a"), blobs.create_blob("a", overwrite=False)
+    third = blobs.create_blob("a", overwrite=False)
+    first.write(b"first")
+    second.write(b"second")
+    third.write(b"third")
+    assert second.commit().version == 1
+    with pytest.raises(BlobExistsError):
+        third.commit()
+    assert first.commit().version == 2
+    assert blobs.get("a") == b"first"
+    assert ledgers(manager) == 1
+
+
+def test_many_writers_of_a_name_leave_one_blob(blobs: BlobStore, manager: LedgerManager) -> None:
+    def write(number: int) -> None:
+        for _ in range(5):
+            blobs.put("a", b"%d" % number * 100)
+            assert len(set(blobs.get("a"))) == 1
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert blobs.stat("a").version == 20
+    blobs.put("b", b"")
+    assert ledgers(manager) == 2
+
+
+def test_the_password_guards_what_exists(blobs: BlobStore, manager: LedgerManager) -> None:
+    blobs.put("a", b"1")
+    wrong = BlobStore.open(manager, password=b"wrong")
+    for refused in (
+        lambda: wrong.get("a"),
+        lambda: wrong.put("a", b"2"),
+        lambda: wrong.delete("a"),
+    ):
+        with pytest.raises(UnauthorizedError):
+            refused()
+    assert blobs.get("a") == b"1"
+    with pytest.raises(UsageError, match="PYBK_PASSWORD"):
+        BlobStore.open(manager)
+    insecure = BlobStore.open(manager, "open", insecure=True)
+    insecure.put("a", b"2")
+    assert insecure.get("a") == b"2"
+    assert ledgers(manager) == 2
+
+
+def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager: LedgerManager) -> None:
+    options: dict[str, Any]
+    for options in (
+        {"meta": {"a": 1}},
+        {"meta": "text"},
+        {"meta": {"a": "x" * 5000}},
+        {"chunk": 0},
+        {"chunk": 1 << 40},
+    ):
+        with pytest.raises(UsageError):
+            blobs.put("a", b"", **options)
+    for name in ("", "a//b", "/a", ".a", 5, "x" * 121):
+        with pytest.raises(UsageError):
+            blobs.put(name, b"")  # type: ignore[arg-type]
+    for options in ({"name": "a/b"}, {"name": "x" * 41}, {"keep": 0}, {"keep": "all"}, {"grace_s": -1}):
+        with pytest.raises(UsageError):
+            opened(manager, **options)
+    assert ledgers(manager) == 0
+    blobs.close()
+    blobs.close()
+    with pytest.raises(ClosedError):
+        blobs.list()
+
+
+def test_a_directory_belongs_to_one_process(tmp_path: Path) -> None:
+    with BlobStore.open(tmp_path, password=PASSWORD), pytest.raises(StoreLockedError):
+        BlobStore.open(tmp_path, password=PASSWORD)
