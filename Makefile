@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-spark test test-floors sbom check bench bench-cluster bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors sbom check bench bench-cluster bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,6 +21,7 @@ PROJECT := setup.cfg pyproject.toml
 
 help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
+	@echo "make demo-wal [INPUT=]   kill the primary of a database under load, promote its standby, look for losses"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
 	@echo "make test [ARGS=...]     run the tests, in three processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
@@ -36,6 +37,9 @@ help:
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m pybk.admin.demo $(if $(INPUT),"$(INPUT)")
+
+demo-wal: $(VENV)/.demo
+	$(BIN)/python examples/database/failover.py $(if $(INPUT),"$(INPUT)")
 
 demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
