@@ -16,13 +16,18 @@ import pytest
 from pybk import BlobStore, LedgerManager, UsageError
 from pybk.errors import (
     BlobExistsError,
+    BlobGivenUpError,
     ClosedError,
     CorruptError,
+    DigestMismatchError,
     IllegalOperationError,
     NoSuchBlobError,
     StoreLockedError,
     UnauthorizedError,
 )
+from pybk.streams.blob_catalog import BlobCatalog
+from pybk.streams.blob_record import Hold
+from pybk.streams.ledger_spec import settings_of
 from tests.cluster.inside import inside
 
 PASSWORD = b"blobs"
@@ -344,3 +349,89 @@ def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager
 def test_a_directory_belongs_to_one_process(tmp_path: Path) -> None:
     with BlobStore.open(tmp_path, password=PASSWORD), pytest.raises(StoreLockedError):
         BlobStore.open(tmp_path, password=PASSWORD)
+
+
+def test_a_sweep_gives_up_what_no_process_will_publish(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as here, cluster.connect() as there:
+        blobs, others = opened(here), opened(there)
+        blobs.put("a", b"old")
+        upload = others.create_blob("a")
+        upload.write(b"new")
+        assert blobs.sweep() == 0
+        assert others.sweep(older_than_s=0) == 0, "an upload of this process lasts"
+        assert blobs.sweep(older_than_s=0) == 1
+        with pytest.raises(BlobGivenUpError):
+            upload.commit()
+        assert blobs.get("a") == b"old"
+        assert ledgers(here) == 1
+
+
+def test_a_sweep_deletes_ledgers_that_were_never_named(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        blobs = opened(manager)
+        blobs.put("a", b"1")
+        description = {"pybk.blob": b'{"store":"blobs","name":"a","token":"00"}'}
+        manager.create_ledger(password=PASSWORD, ledger_type="blob", custom_metadata=description)
+        manager.create_ledger(password=PASSWORD, ledger_type="blob")
+        other = {"pybk.blob": b'{"store":"others","name":"a","token":"00"}'}
+        manager.create_ledger(password=PASSWORD, ledger_type="blob", custom_metadata=other)
+        assert blobs.sweep() == 1
+        assert ledgers(manager) == 3
+        assert blobs.get("a") == b"1"
+
+
+def test_a_sweep_releases_a_hold_whose_copy_was_given_up(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        blobs = opened(manager)
+        made = blobs.put("a", b"1")
+        catalog = BlobCatalog(manager, "blobs", settings_of("blob", PASSWORD, insecure=False), 0.0)
+        catalog.update("a", lambda record: record.held(Hold(made.ledger_id, "00", "b")) or record)
+        blobs.delete("a")
+        assert ledgers(manager) == 1
+        assert blobs.sweep() == 1
+        assert ledgers(manager) == 0
+
+
+def test_a_copy_that_was_given_up_leaves_nothing(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as here, cluster.connect() as there:
+        blobs = opened(here)
+        blobs.put("a", b"1")
+        catalog = BlobCatalog(there, "blobs", settings_of("blob", PASSWORD, insecure=False), 0.0)
+        source = catalog.version("a")
+        reference = catalog.hold("b", source, "a")
+        blobs.sweep(older_than_s=0)
+        with pytest.raises(BlobGivenUpError):
+            catalog.publish("b", source._replace(reference=reference), 1)
+        blobs.delete("a")
+        assert not blobs.exists("b")
+        assert ledgers(here) == 0
+
+
+def test_what_is_dropped_late_is_kept_for_readers_elsewhere(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        blobs = opened(manager, grace_s=1000)
+        blobs.put("a", b"1")
+        blobs.copy("a", "b")
+        blobs.delete("a")
+        blobs.delete("b")
+        assert blobs.sweep() == 0
+        assert ledgers(manager) == 1
+        assert opened(manager).sweep() == 1
+        assert ledgers(manager) == 0
+
+
+def test_a_damaged_chunk_is_found_and_the_others_can_be_read(tmp_path: Path) -> None:
+    chunk = 64 << 10
+    data = os.urandom(8 * chunk)
+    with LedgerManager.open(tmp_path) as manager:
+        opened(manager).put("a", data, chunk=chunk)
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and (at := path.read_bytes().find(data[5 * chunk : 5 * chunk + 100])) >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(b"damaged")
+    with LedgerManager.open(tmp_path) as manager, opened(manager).open_blob("a") as file:
+        with pytest.raises((CorruptError, DigestMismatchError)):
+            file.read()
+        file.seek(6 * chunk)
+        assert file.read() == data[6 * chunk :]

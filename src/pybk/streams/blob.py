@@ -151,8 +151,9 @@ class BlobReader(io.RawIOBase):
         if len(trailer) != _TRAILER.size or trailer[: len(_END_MAGIC)] != _END_MAGIC:
             raise CorruptError(f"{where} is not a blob that was written to its end: its last entry is not a trailer")
         _, self.size, self.digest = _TRAILER.unpack(trailer)
-        if -(-self.size // self.chunk_bytes) != last - 1 or reader.length != len(header) + self.size + len(trailer):
-            raise CorruptError(f"{where}: {reader.length} bytes in {last + 1} entries are not {self.size} in chunks")
+        length = reader.metadata.length
+        if -(-self.size // self.chunk_bytes) != last - 1 or length != len(header) + self.size + len(trailer):
+            raise CorruptError(f"{where}: {length} bytes in {last + 1} entries are not {self.size} in chunks")
         self._position = 0
         self._hash = xxh3_128()
         self._hashed = 0

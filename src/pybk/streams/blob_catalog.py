@@ -9,6 +9,8 @@ safe to stop after any of them; ``docs/blobs.md`` lists the rules:
   home, and only then is published.
 - **B4** A ledger is deleted once its home has dropped it and has no hold of it. Nothing can take hold of it then.
 - **B5** An upload is given up by a compare-and-set after which it cannot be published; only then its ledger is deleted.
+- **B6** A ledger that its home does not name, because its upload ended before rule B1 was kept, is fenced first; then
+  the record is read again, and the ledger deleted if it still is not named: its writer can complete it no more.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -32,8 +35,9 @@ from pybk.errors import (
     UnauthorizedError,
     VersionConflictError,
 )
+from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager, backend_of
-from pybk.metadata.authenticated_values import encode_json
+from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.reader import LedgerReader
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import LedgerSettings
@@ -336,10 +340,18 @@ class BlobCatalog:
             except PybkError as error:
                 logger.warning("blob store %r: blob %r could not be cleaned up: %s", self.store, each, error)
 
-    def clean_name(self, name: str) -> int:
-        """Delete and let go of what one name has dropped, if it is time; returns how many ledgers were deleted."""
+    def clean_name(self, name: str, before_ns: int = 0) -> int:
+        """Delete and let go of what one name has dropped, if it is time.
+
+        Args:
+            name: The name.
+            before_ns: Also give up uploads of other processes that were begun before this time.
+
+        Returns:
+            How many ledgers were deleted.
+        """
         record = self.read(name)
-        dead = [each.token for each in record.uploads if self._is_dead(each)]
+        dead = [each.token for each in record.uploads if self._is_dead(each, before_ns)]
         if dead:
             record = self.update(name, lambda found: found.given_up(dead, 0))
         due = time.time_ns() - self._grace_ns
@@ -366,7 +378,47 @@ class BlobCatalog:
             self._late.add(name)
         return len(deleted) + sum(map(self.clean_name, others))
 
-    def _is_dead(self, upload: Reference, before_ns: int = 0) -> bool:
+    def sweep(self, before_ns: int) -> int:
+        """Clean all names, and delete ledgers that no name will ever refer to.
+
+        Args:
+            before_ns: Give up uploads of other processes that were begun before this time, nanoseconds since 1970.
+
+        Returns:
+            How many ledgers were deleted.
+        """
+        deleted = 0
+        for record in list(self.records()):
+            for each in record.holds:
+                if not self._has_reference(each.name, each.token):
+                    self.update(record.name, partial(BlobRecord.released, token=each.token))
+            deleted += self.clean_name(record.name, before_ns)
+        for summary in self.manager.ledgers(ledger_type=self.settings.ledger_type):
+            description = summary.metadata.custom_metadata.get(BLOB_KEY)
+            if description is not None:
+                deleted += self._sweep_ledger(summary.metadata, description, before_ns)
+        return deleted
+
+    def _has_reference(self, name: str, token: str) -> bool:
+        """Return whether a name refers to a ledger by a token, or may yet: it is named there first (rule B3)."""
+        record = self.read(name)
+        references = (*record.uploads, *record.dropped, *(each.reference for each in record.versions))
+        return any(each.token == token for each in references)
+
+    def _sweep_ledger(self, metadata: LedgerMetadata, description: bytes, before_ns: int) -> bool:
+        """Delete a ledger unless its home names it or may do so yet (rule B6); returns whether it is gone."""
+        where = f"the custom metadata {BLOB_KEY} of ledger {metadata.ledger_id}"
+        store, name, token = decode_json(description, itemgetter("store", "name", "token"), where=where)
+        upload = Reference(token, metadata.ledger_id, "", metadata.creation_time_ns)
+        if store != self.store or metadata.ledger_id in self.read(name).owned or not self._is_dead(upload, before_ns):
+            return False
+        try:
+            self.manager.open_ledger(metadata.ledger_id, password=self.settings.password, recover=True).close()
+        except NoSuchLedgerError:
+            return True
+        return metadata.ledger_id not in self.read(name).owned and self._delete_ledger(metadata.ledger_id)
+
+    def _is_dead(self, upload: Reference, before_ns: int) -> bool:
         """Return whether no process, as far as this one knows, will publish an upload."""
         in_use = self._in_use
         if upload.token in in_use.uploads:

@@ -7,8 +7,8 @@ import builtins
 import io
 import os
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -19,8 +19,10 @@ from pybk.credentials import Secret
 from pybk.digest import DigestType
 from pybk.errors import (
     BlobExistsError,
+    BlobGivenUpError,
     ClosedError,
     CorruptError,
+    LedgerFencedError,
     NoSuchBlobError,
     NoSuchLedgerError,
     PybkError,
@@ -40,6 +42,9 @@ from pybk.whole_numbers import whole
 
 META_BYTES_MAX: Final = 4 << 10
 """Bytes of the metadata of a blob, as JSON in UTF-8."""
+
+UPLOAD_AGE_S: Final = 86400.0
+"""Seconds after which a sweep takes an upload of another process for one that ended."""
 
 STORE_NAME_BYTES_MAX: Final = 40
 KEEP_MAX: Final = 100
@@ -357,6 +362,28 @@ class BlobStore:
         catalog.update(name, lambda record: record.without(number, now_ns))
         catalog.clean(name)
 
+    def sweep(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
+        """Give up uploads that ended without being published, and delete all ledgers that are not needed any more.
+
+        Each change also does this for its own name, and for what this ``BlobStore`` could not delete before; so a sweep
+        is of use after a crash, for ``grace_s``, and for what other processes left.
+
+        Args:
+            older_than_s: Uploads of other processes of a cluster that were begun so many seconds ago are given up, too;
+                one that still lasts fails with ``BlobGivenUpError``. Uploads of this process are never given up. In a
+                store, those of other processes always are, because a store has one process that writes.
+
+        Returns:
+            How many ledgers were deleted.
+
+        Cost: One pass over all names and over all ledgers of type ``blob``.
+        """
+        return self._open().sweep(time.time_ns() - round(older_than_s * 1e9))
+
+    async def sweep_async(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
+        """Sweep in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.sweep, older_than_s=older_than_s)
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def open_blob(self, name: str, version: int | None = None) -> io.BufferedReader:
@@ -470,11 +497,13 @@ class BlobUpload(io.BufferedIOBase):
         """Append bytes to the blob; returns how many, which is all.
 
         Raises:
+            BlobGivenUpError: A sweep has given this upload up.
             PybkError: As ``LedgerWriter.append``.
         """
         if self._ended:
             raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
-        return self._blob.write(data)
+        with _given_up(self.name):
+            return self._blob.write(data)
 
     async def write_async(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes in a thread, so that the event loop keeps running."""
@@ -498,7 +527,8 @@ class BlobUpload(io.BufferedIOBase):
         self._ended = True
         blob = self._blob
         try:
-            blob.finish()
+            with _given_up(self.name):
+                blob.finish()
             made = BlobVersion(
                 1, self._reference, blob.tell(), blob.digest.hex(), blob.chunk_bytes, time.time_ns(), self._meta
             )
@@ -590,6 +620,15 @@ class _StoredBlob(BlobReader):
         """Let go of the ledger."""
         self._catalog.close_ledger(self._key)
         super().close()
+
+
+@contextmanager
+def _given_up(name: str) -> Iterator[None]:
+    """Raise BlobGivenUpError if the ledger of an upload was deleted or fenced."""
+    try:
+        yield
+    except (NoSuchLedgerError, LedgerFencedError) as error:
+        raise BlobGivenUpError(f"the upload of blob {name!r} was given up, by a sweep; put it again") from error
 
 
 def _info(name: str, found: BlobVersion) -> BlobInfo:
