@@ -191,6 +191,15 @@ def id_for(backend: LedgerBackend, ledger_id: int | None) -> int:
     return number
 
 
+def whole_from(value: object, least: int, name: str, what: str, most: int | None = None) -> int:
+    """Return an argument that is a whole number of at least ``least``, and at most ``most``; ``what`` says of what."""
+    found = whole(value)
+    if found is None or found < least or (most is not None and found > most):
+        bounds = f"from {least} up" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} is {value!r:.50}; it takes {what}, a whole number {bounds}")
+    return found
+
+
 def bound_of(number: object, name: str, default: int) -> int:
     """Return a bound of ledger ids: a whole number from 0 up, ``default`` for None."""
     if number is None:

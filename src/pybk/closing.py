@@ -40,6 +40,9 @@ _APPLICATIONS: Final = (
 """Modules that use managers as applications do: their frames do not hold locks of a store that is open. Repair calls
 ``progress``, which may close a manager; it holds the lock of a directory alone, which no manager has open meanwhile."""
 
+_LOGS: Final = frozenset({"pybk.streams.wal"})
+"""Modules of the handles of logs. Their frames hold no locks of a log, as those of the modules that they call do."""
+
 _HANDLES: Final = ("pybk.manager", "pybk.reader", "pybk.writer")
 
 _CALLERS: Final = frozenset({"_run", "_make"})
@@ -66,11 +69,12 @@ class Where(Enum):
     """The thread is in ``logging.shutdown`` and holds reentrant locks of ``logging``, so the close must run in it."""
 
 
-def where_called(what: str) -> Where:
+def where_called(what: str, *, of_log: bool = False) -> Where:
     """Return the context in which the thread called a public method; that method calls this function directly.
 
     Args:
         what: The name of the call, for the error.
+        of_log: Whether the call waits for locks of a log, too.
 
     Raises:
         IllegalOperationError: The call comes from a signal handler or a finaliser that interrupted a call of pybk, or
@@ -87,7 +91,8 @@ def where_called(what: str) -> Where:
                 return Where.CALLBACK
             # ``__exit__`` holds no lock while it calls close, nor does a worker while it makes a call.
             leaving = (module in _HANDLES and name == "__exit__") or (module == "pybk.workers" and name in _CALLERS)
-            if not leaving and not module.startswith(_APPLICATIONS):
+            locks_log = of_log and module.startswith("pybk.streams.") and module not in _LOGS
+            if not leaving and (locks_log or not module.startswith(_APPLICATIONS)):
                 inside = inside or f"{module}.{name}"
                 # Frames of ``pybk.futures`` lie between a callback and the code that runs it.
                 waits = waits or module != "pybk.futures"
@@ -99,8 +104,8 @@ def where_called(what: str) -> Where:
     if inside is not None:
         raise IllegalOperationError(
             f"{what} was called from a signal handler or a finaliser that interrupted {inside}, so it would wait for "
-            "itself for ever; nothing was closed. Set a flag in the handler and close in the main program, or raise "
-            "SystemExit in the handler: a manager that is still open is closed at the end of the program"
+            "itself for ever; nothing was done. Set a flag in the handler and make the call in the main program, or "
+            "raise SystemExit in the handler: a manager that is still open is closed at the end of the program"
         )
     return found
 

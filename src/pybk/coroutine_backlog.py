@@ -7,9 +7,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pybk.futures import AppendFuture
+from pybk.futures import AppendFuture, T
 from pybk.loop_calls import LoopCalls
 from pybk.storage.io.failures import start_thread
 
@@ -17,9 +17,9 @@ from pybk.storage.io.failures import start_thread
 class _WaitingAppend(NamedTuple):
     """One append that waits: the call that makes it, and the loop's future that gets the result."""
 
-    append: Callable[[], AppendFuture[int]]
+    append: Callable[[], AppendFuture[Any]]
     loop: asyncio.AbstractEventLoop
-    delivered: asyncio.Future[AppendFuture[int]]
+    delivered: asyncio.Future[AppendFuture[Any]]
 
 
 class CoroutineBacklog:
@@ -43,7 +43,7 @@ class CoroutineBacklog:
         """Whether no append waits. While one does, later ones must be added, too, to keep the order."""
         return not self._waiting
 
-    def add(self, append: Callable[[], AppendFuture[int]]) -> asyncio.Future[AppendFuture[int]]:
+    def add(self, append: Callable[[], AppendFuture[T]]) -> asyncio.Future[AppendFuture[T]]:
         """Have the thread call ``append`` after all that were added before; called in an event loop.
 
         Returns:
@@ -53,7 +53,7 @@ class CoroutineBacklog:
             StorageRefusedError: The operating system refuses to start a thread; nothing was added.
         """
         loop = asyncio.get_running_loop()
-        delivered: asyncio.Future[AppendFuture[int]] = loop.create_future()
+        delivered: asyncio.Future[AppendFuture[T]] = loop.create_future()
         with self._lock:
             if not self._running:
                 start_thread(threading.Thread(target=self._run, name="pybk-backlog", daemon=True))
@@ -79,11 +79,11 @@ class CoroutineBacklog:
             LoopCalls.of(loop).post(deliver)
 
 
-def _succeed(delivered: asyncio.Future[AppendFuture[int]], future: AppendFuture[int]) -> None:
+def _succeed(delivered: asyncio.Future[AppendFuture[Any]], future: AppendFuture[Any]) -> None:
     if not delivered.done():
         delivered.set_result(future)
 
 
-def _fail(delivered: asyncio.Future[AppendFuture[int]], error: BaseException) -> None:
+def _fail(delivered: asyncio.Future[AppendFuture[Any]], error: BaseException) -> None:
     if not delivered.done():
         delivered.set_exception(error)

@@ -31,14 +31,14 @@ _LOOK_SECONDS: Final = 0.1
 """How often an append that waits for entries before it checks whether they can still come."""
 
 
-def _seconds(timeout: object) -> float | None:
+def seconds_of(timeout: object, name: str = "timeout") -> float | None:
     """Return a valid timeout in seconds; None stands for no limit."""
     if timeout is None:
         return None
     if isinstance(timeout, (int, float)) and timeout <= threading.TIMEOUT_MAX:
         return timeout
     raise UsageError(
-        f"timeout is {timeout!r:.100}; it takes seconds, at most {threading.TIMEOUT_MAX:.0f}, or None to wait for as "
+        f"{name} is {timeout!r:.100}; it takes seconds, at most {threading.TIMEOUT_MAX:.0f}, or None to wait for as "
         "long as it takes"
     )
 
@@ -109,7 +109,7 @@ class AppendFuture(Generic[T]):
             AppendTimeoutError: Not done in time; the append continues and may still succeed.
             PybkError: The append failed. If ``outcome_unknown`` is set, the entry may still be in the ledger.
         """
-        timeout = _seconds(timeout)
+        timeout = seconds_of(timeout)
         commit = self._commit
         if not commit.done:
             if timeout is None:
@@ -133,7 +133,7 @@ class AppendFuture(Generic[T]):
 
     def exception(self, timeout: float | None = None) -> PybkError | None:
         """Wait like ``result``; return the error instead of raising it, None if there was none."""
-        timeout = _seconds(timeout)  # a wrong timeout is raised, because it is not the append's error
+        timeout = seconds_of(timeout)  # a wrong timeout is raised, because it is not the append's error
         try:
             self.result(timeout)
         except AppendTimeoutError:
@@ -370,7 +370,7 @@ class AdvancedFuture(AppendFuture[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Wait as ``AppendFuture.result`` does, first for the entries before it; arguments and errors are the same."""
-        timeout = _seconds(timeout)
+        timeout = seconds_of(timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._is_staged:
             self._fail_if_stuck()

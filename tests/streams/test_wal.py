@@ -550,3 +550,41 @@ def test_an_age_of_centuries_stops_no_timer(manager: LedgerManager) -> None:
         old.append(b"a")
         young.append(b"a")
         wait_until(lambda: len(young.ledgers) == 2)
+
+
+def test_transactions_of_coroutines_keep_their_order(manager: LedgerManager) -> None:
+    async def run() -> None:
+        with opened(manager) as wal:
+
+            async def commit(number: int) -> range:
+                async with wal.transaction() as transaction:
+                    transaction.append(b"%d" % number)
+                    transaction.append(b"%d" % number)
+                return transaction.lsns
+
+            lsns = await asyncio.gather(*(commit(number) for number in range(50)))
+            assert lsns == [range(2 * number + 1, 2 * number + 3) for number in range(50)]
+            assert await wal.append_many_coro([b"a", b"b"]) == range(101, 103)
+            assert data_of(wal)[:100] == [b"%d" % (number // 2) for number in range(100)]
+
+    asyncio.run(run())
+
+
+def test_a_replay_that_is_cancelled_raises_nothing_else(manager: LedgerManager) -> None:
+    async def replay(wal: WriteAheadLog) -> None:
+        async for _ in wal.replay_async():
+            pass
+
+    async def run() -> None:
+        with opened(manager) as wal:
+            wal.append_many([bytes(1000)] * 5000)
+            for steps in range(30):
+                task = asyncio.create_task(replay(wal))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await replay(wal)
+
+    asyncio.run(run())

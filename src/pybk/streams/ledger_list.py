@@ -218,7 +218,10 @@ def close(name: str, epoch: int, now_ns: Clock, *, keep: int | None = None, seal
     Raises:
         LogFencedError, NoSuchLogError: As ``roll``.
     """
-    found = yield from _read_owned(name, epoch)
+    found = yield from _read(name)
+    if found.record.sealed and found.record.epoch == epoch:
+        return found.record  # by an attempt that was interrupted
+    _check_owner(found.record, epoch)
     ends: dict[int, SegmentEnd] = {}
     for each in found.record.open_segments:
         if each.number != keep:

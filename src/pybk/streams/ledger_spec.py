@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 
-from pybk.credentials import PASSWORD, Secret
+from pybk.arguments import flag_of, hints_of, member_of, quorums_of
+from pybk.credentials import PASSWORD, Secret, checked_password
 from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint, WriteFlag
@@ -75,11 +76,11 @@ def settings_of(
     """Return how ledgers are made, from the arguments with which a log or a blob store is opened.
 
     Raises:
-        UsageError: There is no password, and ``insecure`` is not set.
+        UsageError: There is no password, and ``insecure`` is not set; or another argument cannot be.
     """
     found = Secret(variable=PASSWORD) if password is None else password
-    value = found.read() if isinstance(found, Secret) else found
-    if not value and not insecure:
+    value = found.read() if isinstance(found, Secret) else checked_password(found)
+    if not value and not flag_of(insecure, "insecure"):
         raise UsageError(
             f"there is no password: pass password=..., set {PASSWORD} or {PASSWORD}_FILE in the environment, or pass "
             "insecure=True to do without"
@@ -88,12 +89,18 @@ def settings_of(
         digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
     return LedgerSettings(
         password=value or b"",
-        digest_type=digest_type,
-        storage_hints=frozenset(storage_hints),
+        digest_type=member_of(DigestType, digest_type, "digest_type"),
+        storage_hints=hints_of(storage_hints),
         ledger_type=ledger_type,
-        quorums=quorums,
+        quorums=_quorums_of(quorums),
         insecure=insecure,
     )
+
+
+def _quorums_of(quorums: object) -> tuple[int | None, int | None, int | None]:
+    if not isinstance(quorums, (tuple, list)) or len(quorums) != 3:
+        raise UsageError(f"quorums is {quorums!r:.50}; it takes ensemble size, write quorum and ack quorum: (3, 2, 2)")
+    return quorums_of(*quorums)
 
 
 def spec_of(

@@ -6,11 +6,14 @@ for the moment in which the appender switches.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import socket
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -34,8 +37,11 @@ T = TypeVar("T")
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_AGE_S: Final = 4 * 3600.0
-_LOOK_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 0.05
+"""How often to look whether a live writer has let go of a log or a store."""
+
 _RETRY_SECONDS: Final = 1.0
+"""How long after a roll failed to try again."""
 
 
 class RollPolicy(NamedTuple):
@@ -62,6 +68,8 @@ class ListWriter:
     Attributes:
         appender: Appends to the open segment.
         steps: Performs operations on the list.
+        closed: Whether it was closed.
+        unclean: Whether the writer before did not close the log.
 
     Threads: any.
     """
@@ -76,10 +84,12 @@ class ListWriter:
         self._operation = threading.RLock()
         self._lock: Lock | None = None
         self._fenced: LogFencedError | None = None
-        self._rolling = False
+        self._rolling = 0
+        """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
         self._timed: Segment | None = None
         """The segment whose age is timed."""
         self.closed = False
+        self.unclean = False
 
     # ---- taking over ---------------------------------------------------------------------------------------------
 
@@ -96,6 +106,7 @@ class ListWriter:
         """
         self._take_lock(wait_s, steal=steal)
         try:
+            self.unclean = bool(self.steps.existing().record.open_segments)
             owned = self.steps.perform(ledger_list.take_over(self._name, time.time_ns))
         except BaseException:
             self._release()
@@ -116,7 +127,7 @@ class ListWriter:
                     "take the log from it with steal=True, which fences it"
                 )
             else:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
         self._lock = lock
 
     def _release(self) -> None:
@@ -162,12 +173,18 @@ class ListWriter:
     def _watch_segment(self) -> None:
         """Roll if the segment is long enough, and have its age looked at if it is new."""
         segment = self.appender.segment
-        if self.appender.segment_bytes >= self._policy.nbytes and not self._rolling:
-            self._rolling = True
-            background().submit(self._roll_in_background)
-        elif segment is not None and segment is not self._timed:
+        if segment is None:
+            return
+        if self.appender.segment_bytes >= self._policy.nbytes:
+            if self._rolling != segment.number:
+                self._rolling = segment.number
+                background().submit(partial(self._roll_in_background, segment.number))
+        elif segment is not self._timed:
             self._timed = segment
-            background().call_later(self._policy.age_s, partial(_roll_old, weakref.ref(self), segment.number))
+            self._roll_after(self._policy.age_s, segment.number)
+
+    def _roll_after(self, seconds: float, number: int) -> None:
+        background().call_later(seconds, partial(_roll_old, weakref.ref(self), number))
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
@@ -215,39 +232,68 @@ class ListWriter:
 
         self.operate(cut)
 
-    def _roll_in_background(self) -> None:
+    def _roll_in_background(self, number: int) -> None:
+        """Roll, if a segment is still the one that is appended to."""
+
+        def roll() -> None:
+            segment = self.appender.segment
+            if segment is not None and segment.number == number:
+                self._roll()
+
         try:
-            self.roll()
+            self.operate(roll)
         except LogFencedError:
             pass  # the next append says so
         except (PybkError, OSError) as error:
-            if not self.closed:
+            if not self.closed and not self._backend.ended:
                 logger.warning("log %r continues in its present ledger, as it could not roll: %s", self._name, error)
-                time.sleep(_RETRY_SECONDS)
-        finally:
-            self._rolling = False
+                self._roll_after(_RETRY_SECONDS, number)
 
     def roll_old(self, number: int) -> None:
-        """Roll, if a segment is still the one that is appended to."""
-        segment = self.appender.segment
-        if segment is not None and segment.number == number and self.appender.segment_bytes and not self.closed:
-            self._roll_in_background()
+        """Roll, if a segment that has records is still the one that is appended to."""
+        if self.appender.segment_bytes and not self.closed:
+            self._roll_in_background(number)
 
     def close(self, *, seal: bool = False) -> None:
-        """Close the open segments, and let go of the log; a second call does nothing.
+        """Close the open segments, and let go of the log; a second call completes one that was interrupted.
 
         Raises:
             LogFencedError: Another writer has it.
+            PybkError: Closing failed; the log was let go of all the same.
         """
         with self._operation:
-            if self.closed:
-                return
-            try:
+            if not self.closed:
                 epoch = self.appender.epoch
-                self.operate(lambda: self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns, seal=seal)))
-            finally:
+                try:
+                    self.operate(
+                        lambda: self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns, seal=seal))
+                    )
+                except (PybkError, OSError):
+                    self.closed = True
+                    self._release()
+                    raise
                 self.closed = True
-                self._release()
+            self._release()
+
+    def close_dropped(self) -> None:
+        """Close in a thread, and warn: the log was garbage-collected without a close, inside any call."""
+        if self.closed or self._backend.ended or self._backend.forked or sys.is_finalizing():
+            return
+        try:
+            _thread.start_new_thread(self._close_quietly, ())
+        finally:  # without a thread, the log is recovered by the next open
+            warnings.warn(
+                f"log {self._name!r} was dropped without close(), so it is being closed now; use `with`, or call "
+                "close()",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def _close_quietly(self) -> None:
+        try:
+            self.close()
+        except PybkError as error:
+            logger.warning("log %r was dropped, and could not be closed: %s", self._name, error)
 
 
 def _roll_old(writer: weakref.ref[ListWriter], number: int) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -15,6 +16,8 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 from weakref import WeakSet
 
+from pybk.arguments import flag_of, whole_from
+from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.credentials import Secret
@@ -32,6 +35,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
+from pybk.futures import seconds_of
 from pybk.manager import LedgerManager
 from pybk.opening import Opening
 from pybk.streams import ledger_list
@@ -42,11 +46,10 @@ from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
+from pybk.streams.list_writer import LOOK_SECONDS, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
 from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
-from pybk.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +117,8 @@ class WriteAheadLog:
         self._writer: ListWriter | None = None
         self._backlog = CoroutineBacklog()
         self._closed = False
+        self._unapplied: tuple[int | None, int | None] | None = None
+        """Generation and number of the first record that a ``promote`` which raised has still to apply."""
         self._readers: WeakSet[RecordReader] = WeakSet()
         """The readers of calls that are under way, which end when the log is closed here."""
         self.recovery: RecoveryInfo | None = None
@@ -174,9 +179,8 @@ class WriteAheadLog:
         spec = spec_of(ListKind.WAL, password, insecure, digest_type, storage_hints, quorums)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
-        if segment_bytes < 1 or not segment_age_s > 0:
-            raise UsageError(f"segment_bytes is {segment_bytes}, segment_age_s {segment_age_s}; both are above 0")
-        name, policy = checked_name(name), RollPolicy(segment_bytes, segment_age_s)
+        wait, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
+        name, policy = checked_name(name), _policy_of(segment_bytes, segment_age_s)
         with ExitStack() as undo:
             if isinstance(where, LedgerManager):
                 manager = where
@@ -244,35 +248,40 @@ class WriteAheadLog:
         if create:
             uid = secrets.token_bytes(UID_BYTES)
             self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN))
-        before = self._record()
         self._steps.check_password()
         owned = writer.take_over(wait_s=wait_s, steal=steal)
         record = owned.record
-        unclean = bool(before.open_segments)
-        self._writer = writer
         self.recovery = RecoveryInfo(
-            record.epoch, record.first_seq, record.end_seq - 1, unclean, time.monotonic() - began
+            record.epoch, record.first_seq, record.end_seq - 1, writer.unclean, time.monotonic() - began
         )
+        self._writer = writer
+        if not self._owns_manager:
+            weakref.finalize(self, writer.close_dropped).atexit = False
 
     def close(self) -> None:
-        """Wait for what was appended, close the log's ledger, and let go of it; a second call does nothing.
+        """Wait for what was appended, close the log's ledger, and let go of it.
+
+        A second call does nothing, or completes one that was interrupted. A log that is dropped without a close is
+        closed in the background, with a ResourceWarning.
 
         Raises:
             LogFencedError: Another writer has it.
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
             PybkError: Closing failed; the next open recovers the log.
         """
-        if not self._closed:
-            self._end(readers=True)
+        where_called("WriteAheadLog.close()", of_log=True)
+        self._closed = True
+        self._end(readers=True)
 
     def _end(self, *, readers: bool) -> None:
-        self._closed = True
         for reader in list(self._readers) if readers else ():
             reader.close()
         try:
             if self._writer is not None:
                 self._writer.close()
         finally:
-            if self._owns_manager:
+            if self._owns_manager and (self._writer is None or self._writer.closed):
                 self._manager.close()
 
     async def close_async(self) -> None:
@@ -289,9 +298,12 @@ class WriteAheadLog:
         """Close the log; an error that is on its way is not replaced by one of closing."""
         try:
             self.close()
-        except Exception:
+        except PybkError:
             if error is None:
                 raise
+        finally:
+            if self._owns_manager:  # after an interrupt, too, because nothing closes it again
+                self._manager.close()
 
     async def __aenter__(self) -> Self:
         """Return the log itself."""
@@ -365,6 +377,11 @@ class WriteAheadLog:
             )
         return self._writer
 
+    def _owner(self, call: str) -> ListWriter:
+        """Return the writer for a call that excludes other such calls, which a signal handler may have interrupted."""
+        where_called(f"WriteAheadLog.{call}()", of_log=True)
+        return self._writing()
+
     def append(self, data: bytes, *, time_ns: int | None = None) -> int:
         """Append one record and wait until it is durable.
 
@@ -410,15 +427,8 @@ class WriteAheadLog:
         Appends of one loop get their LSNs in the order in which their coroutines first run. Once the coroutine has
         begun, cancelling it ends the waiting and never the append. Arguments and errors are those of ``append``.
         """
-        writer = self._writing()
         data = self._checked(data, time_ns)
-        if self._backlog.is_empty:
-            with suppress(TooManyRequestsError):
-                at_once = writer.append_at_once(PlainBatch((data,), time_ns))
-                if at_once is not None:
-                    return (await at_once)[0]
-        later = await self._backlog.add(partial(writer.append, data, time_ns, kick=True))
-        return await later
+        return (await self._append_coro(PlainBatch((data,), time_ns)))[0]
 
     def append_many(self, payloads: Iterable[bytes]) -> range:
         """Append records as one transaction, and wait until they are durable: after a crash all are there, or none.
@@ -438,15 +448,37 @@ class WriteAheadLog:
         return self._many(payloads, kick=False).result()
 
     def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
-        """Append records as ``append_many`` does, without waiting for them to be durable."""
+        """Append records as ``append_many`` does, without waiting for them to be durable.
+
+        It waits when ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
+        """
         return self._many(payloads, kick=True)
+
+    async def append_many_coro(self, payloads: Iterable[bytes]) -> range:
+        """Append records as ``append_many`` does, without blocking the event loop; as ``append_coro`` otherwise."""
+        return await self._append_coro(self._checked_batch(payloads))
+
+    async def _append_coro(self, batch: PlainBatch) -> range:
+        writer = self._writing()
+        if self._backlog.is_empty:
+            with suppress(TooManyRequestsError):
+                at_once = writer.append_at_once(batch)
+                if at_once is not None:
+                    return await at_once
+        later = await self._backlog.add(partial(writer.append_batch, batch, kick=True))
+        return await later
 
     def _many(self, payloads: Iterable[bytes], *, kick: bool) -> RecordFuture[range]:
         writer = self._writing()
+        return writer.append_batch(self._checked_batch(payloads), kick=kick)
+
+    def _checked_batch(self, payloads: object) -> PlainBatch:
+        if not isinstance(payloads, Iterable):
+            raise UsageError(f"payloads is {payloads!r:.50}; it takes the records, an iterable of bytes")
         batch = [self._checked(data, None) for data in payloads]
         if not batch:
             raise UsageError("a transaction without records has no LSN; append at least one")
-        return writer.append_batch(PlainBatch(batch), kick=kick)
+        return PlainBatch(batch)
 
     def transaction(self) -> Transaction:
         """Return a transaction: what is appended to it becomes durable at the end of its ``with``, all or nothing."""
@@ -465,8 +497,8 @@ class WriteAheadLog:
 
     def _checked(self, data: object, time_ns: object) -> bytes:
         """Return a record's data as bytes, or say what is wrong with it."""
-        if time_ns is not None and not (isinstance(time_ns, int) and 0 <= time_ns <= _INT64_MAX):
-            raise UsageError(f"time_ns is {time_ns!r:.50}; it takes nanoseconds since 1970, a whole number below 2**63")
+        if time_ns is not None:
+            whole_from(time_ns, 0, "time_ns", "nanoseconds since 1970", _INT64_MAX)
         if type(data) is bytes and len(data) <= self._data_bytes_max:
             return data
         try:
@@ -506,9 +538,12 @@ class WriteAheadLog:
 
     def replay_batches(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Generator[Records, None, None]:
         """Yield the records that ``replay`` yields, many at a time and without copying their data."""
+        return self._batches(*self._checked_range(from_lsn, to_lsn))
+
+    def _checked_range(self, from_lsn: object, to_lsn: object) -> tuple[int | None, int]:
+        """Return the first record to replay, None for that of the log, and the last one."""
         first = None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn")
-        last = self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
-        return self._batches(first, last)
+        return first, self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
 
     def _batches(self, first: int | None, last: int) -> Generator[Records, None, None]:
         reader = self._reader(first)
@@ -553,7 +588,8 @@ class WriteAheadLog:
 
         Cost: As ``LedgerReader.follow``: a thread that waits costs nothing.
         """
-        reader = self._reader(None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn"), generation)
+        first, generation, timeout = _checked_follow(from_lsn, generation, timeout)
+        reader = self._reader(first, generation)
         try:
             while (records := reader.read(timeout=timeout)) is not None:
                 yield from _records_of(records)
@@ -561,29 +597,34 @@ class WriteAheadLog:
         finally:
             reader.close()
 
-    async def follow_async(
+    def follow_async(
         self, from_lsn: int | None = None, *, generation: int | None = None, timeout: float | None = None
     ) -> AsyncIterator[WalRecord]:
         """Follow as ``follow`` does; use with ``async for``. A thread reads, and none is held while this waits."""
-        first = None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn")
-        reader = await asyncio.to_thread(self._reader, first, generation)
+        first, generation, timeout = _checked_follow(from_lsn, generation, timeout)
+        return self._records_async(lambda: (self._reader(first, generation), SEQ_MAX), timeout)
+
+    def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
+        """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
+
+        def begin() -> tuple[RecordReader, int]:
+            first, last = self._checked_range(from_lsn, to_lsn)
+            return self._reader(first), last
+
+        return self._records_async(begin, 0.0)
+
+    async def _records_async(
+        self, begin: Callable[[], tuple[RecordReader, int]], timeout: float | None
+    ) -> AsyncIterator[WalRecord]:
+        """Yield the records up to a last one; ``begin`` returns a reader and that, and is called in a thread."""
+        reader, last = await asyncio.to_thread(begin)
         try:
-            while (records := await reader.read_async(timeout=timeout)) is not None:
+            while (records := await reader.read_async(timeout=timeout, last=last)) is not None:
                 for record in _records_of(records):
                     yield record
             self._check_over(reader)
         finally:
             reader.close()
-
-    async def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
-        """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
-        batches = await asyncio.to_thread(self.replay_batches, from_lsn, to_lsn)
-        try:
-            while (records := await asyncio.to_thread(next, batches, None)) is not None:
-                for record in _records_of(records):
-                    yield record
-        finally:
-            await asyncio.to_thread(batches.close)
 
     async def read_async(self, lsn: int) -> WalRecord:
         """Read one record in a thread, so that the event loop keeps running."""
@@ -605,7 +646,7 @@ class WriteAheadLog:
 
     def roll(self) -> None:
         """Continue in a new ledger now; appends do not wait for it, but for a moment."""
-        self._writing().roll()
+        self._owner("roll").roll()
 
     async def roll_async(self) -> None:
         """Roll in a thread, so that the event loop keeps running."""
@@ -640,10 +681,10 @@ class WriteAheadLog:
         Durability: When the ``with`` is left, the snapshot is on disk and listed. After a crash before that the log has
             its checkpoints and records of before.
         """
-        writer = self._writing()
+        writer = self._owner("checkpoint")
         durable = self.durable_lsn
         covered = durable if lsn is None else _whole_lsn(lsn, "lsn")
-        keep = _whole_keep(keep)
+        keep = whole_from(keep, 1, "keep", "a number of checkpoints")
         meta = _checked_meta(meta)
         if covered > durable:
             raise UsageError(
@@ -696,7 +737,7 @@ class WriteAheadLog:
 
         Durability: On return they are dropped for good. Disk space comes back in the background.
         """
-        writer, lsn = self._writing(), _whole_lsn(lsn, "lsn")
+        writer, lsn = self._owner("truncate_before"), _whole_lsn(lsn, "lsn")
 
         def truncate() -> None:
             appender, durable = writer.appender, self.durable_lsn
@@ -724,7 +765,7 @@ class WriteAheadLog:
         Durability: On return they are dropped for good.
         Cost: Five synced writes.
         """
-        self._writing().cut(_whole_lsn(lsn, "lsn"))
+        self._owner("truncate_after").cut(_whole_lsn(lsn, "lsn"))
 
     async def truncate_after_async(self, lsn: int) -> None:
         """Drop the tail in a thread, so that the event loop keeps running."""
@@ -732,7 +773,8 @@ class WriteAheadLog:
 
     def seal(self) -> None:
         """End the log for good and close it here: it can be read, and takes no more records."""
-        self._writing().close(seal=True)
+        self._owner("seal").close(seal=True)
+        self._closed = True
         self._end(readers=self._owns_manager)  # others end by themselves, with the last record
 
     async def seal_async(self) -> None:
@@ -756,28 +798,57 @@ class WriteAheadLog:
             steal: As for ``open``, on a manager; a store that another process has open is never taken. A writer that
                 died lets go of the log by itself: at once in a store, after the lease time in a cluster.
 
+        If it raises, call it again. Once it has fenced the one before, this log is the writer, and a further call
+        continues with the record that was not applied, unless ``applied`` names another.
+
         Raises:
             ClosedError: Raised by a ``follow`` of this log that is under way; begin it again.
             RewoundError: Records that were applied were dropped since by ``truncate_after``; nothing was fenced. Begin
                 again from what is left.
+            UsageError: The log has no record ``applied``; nothing was fenced.
             LogLockedError, StoreLockedError: The writer is alive.
-            IllegalOperationError: This log is open for writing.
+            IllegalOperationError: This log is open for writing; or as for ``close``.
+            Exception: As ``apply``.
         """
-        if self._writer is not None:
+        where_called("WriteAheadLog.promote()", of_log=True)
+        wait_s, steal = _wait_of(wait), flag_of(steal, "steal")
+        if self._writer is not None and self._unapplied is None:
             raise IllegalOperationError(f"log {self.name!r} is open for writing already")
-        generation, lsn = (None, None) if applied is None else applied
-        self._reader(None if lsn is None else lsn + 1, generation).close()
-        if self._owns_manager and self._manager.read_only:
-            self._open_for_writing(wait)
-        self._take_over(create=False, wait_s=wait, steal=steal)
+        if self._writer is None or applied is not None:
+            self._unapplied = self._checked_position(applied)
+        if self._writer is None:
+            if self._owns_manager and self._manager.read_only:
+                self._open_for_writing(wait_s)
+            self._take_over(create=False, wait_s=wait_s, steal=steal)
         if apply is not None:
-            reader = self._reader(None if lsn is None else lsn + 1, generation)
+            assert self.recovery is not None
+            assert self._unapplied is not None
+            generation, lsn = self._unapplied
+            reader = self._reader(lsn, generation)
             try:
-                while (records := reader.read()) is not None:
+                while (records := reader.read(last=self.recovery.last_lsn)) is not None:
                     for record in _records_of(records):
                         apply(record)
+                        self._unapplied = reader.generation, record.lsn + 1
             finally:
                 reader.close()
+        self._unapplied = None
+
+    def _checked_position(self, applied: object) -> tuple[int | None, int | None]:
+        """Return the generation and number of the record after the last one that was applied, which has to exist."""
+        if applied is None:
+            self._reader(None).close()
+            return None, None
+        if not isinstance(applied, tuple) or len(applied) != 2:
+            raise UsageError(f"applied is {applied!r:.50}; it takes a generation and an LSN, such as (0, 17)")
+        generation, lsn = _whole_generation(applied[0]), _whole_lsn(applied[1], "applied")
+        self._reader(lsn + 1, generation).close()
+        if lsn > self.durable_lsn or generation > self.generation:
+            raise UsageError(
+                f"record {lsn} of generation {generation} was not applied from log {self.name!r}, which ends with "
+                f"record {self.durable_lsn} of generation {self.generation}; give what was applied from it"
+            )
+        return generation, lsn + 1
 
     def _open_for_writing(self, wait_s: float) -> None:
         """Replace the manager, which reads a store, by one that writes it; reading continues until the store is free.
@@ -828,7 +899,7 @@ def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> L
         except StoreLockedError:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(0.05)
+            time.sleep(LOOK_SECONDS)
 
 
 class Transaction:
@@ -865,7 +936,7 @@ class Transaction:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, unless an exception is on its way."""
         if kind is None and self._batch:
-            self.lsns = await self._wal.append_many_async(self._batch)
+            self.lsns = await self._wal.append_many_coro(self._batch)
 
 
 _new_record: Final = partial(tuple.__new__, WalRecord)
@@ -887,14 +958,30 @@ def _checked_meta(meta: object) -> str:
     raise UsageError(f"meta takes a string of at most {META_BYTES_MAX} bytes in UTF-8, not {meta!r:.50}")
 
 
-def _whole_keep(keep: object) -> int:
-    number = whole(keep)
-    if number is None or number < 1:
-        raise UsageError(f"keep is {keep!r:.50}; it takes a number of checkpoints, at least 1")
-    return number
-
-
 def _whole_lsn(lsn: object, name: str) -> int:
-    if isinstance(lsn, bool) or not isinstance(lsn, int) or not 0 <= lsn <= SEQ_MAX:
-        raise UsageError(f"{name} is {lsn!r:.50}; it takes a log sequence number, a whole number from 0 up")
-    return lsn
+    return whole_from(lsn, 0, name, "a log sequence number", SEQ_MAX)
+
+
+def _checked_follow(
+    from_lsn: object, generation: object, timeout: object
+) -> tuple[int | None, int | None, float | None]:
+    return (
+        None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn"),
+        None if generation is None else _whole_generation(generation),
+        seconds_of(timeout),
+    )
+
+
+def _whole_generation(generation: object) -> int:
+    return whole_from(generation, 0, "generation", "a generation of the log")
+
+
+def _policy_of(segment_bytes: object, segment_age_s: object) -> RollPolicy:
+    if isinstance(segment_age_s, bool) or not isinstance(segment_age_s, (int, float)) or not segment_age_s > 0:
+        raise UsageError(f"segment_age_s is {segment_age_s!r:.50}; it takes seconds, above 0")
+    return RollPolicy(whole_from(segment_bytes, 1, "segment_bytes", "bytes"), segment_age_s)
+
+
+def _wait_of(wait: object) -> float:
+    seconds = seconds_of(wait, "wait")
+    return 0.0 if seconds is None else seconds
