@@ -111,6 +111,21 @@ def test_the_program_of_a_document_runs_as_pasted(document: str, tmp_path: Path)
     assert (run.returncode, run.stderr) == (0, "")
 
 
+def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "eventsourcing.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for events in (3, 6):
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+            check=False,
+        )
+        assert (run.returncode, run.stderr, run.stdout) == (0, "", f"events so far: {events}\n")
+
+
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
     make_password(tmp_path)
     (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[3]}", encoding="utf-8")

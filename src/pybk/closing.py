@@ -30,6 +30,7 @@ _DROPPED_SECONDS: Final = 10.0
 """How long an open waits for the close of managers that were garbage-collected without a close."""
 
 _APPLICATIONS: Final = (
+    "pybk.adapters",
     "pybk.admin",
     "pybk.opening",
     "pybk.repair",

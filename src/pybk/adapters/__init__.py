@@ -1,0 +1,1 @@
+"""Other projects' storage interfaces on write-ahead logs; each needs the extra of its name."""

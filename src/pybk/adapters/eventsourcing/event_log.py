@@ -1,0 +1,282 @@
+"""A log of events with an index in memory: optimistic concurrency, atomic inserts, notifications in order.
+
+Theory of operation
+===================
+
+**The log is the notification log.** Each record is an event, and its log sequence number is its notification id: from 1
+up, without gaps, and no lower one appears after a higher one was seen. An insert is one transaction of the log.
+
+**Conflicts** are found in the index, under the lock under which the insert is staged; waiting for durability happens
+outside of it, so that threads share commits. An event that is staged conflicts with others at once, and is read when it
+is durable: ``_durable`` moves from the end of one transaction to the end of another.
+
+**Errors.** If an insert fails, its events may be in the log or not. They leave the index, and before the next insert
+the index is brought up to date with the log: ``_refresh``. If the log itself has failed, that fails, too.
+
+**Restart.** The index is read from a checkpoint of the log, which drops no records, and brought up to date by a replay
+of those after it. It is derived: without a checkpoint that can be read, all records are replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Final
+from uuid import UUID
+
+from eventsourcing.persistence import IntegrityError, Notification, StoredEvent, Tracking
+
+from pybk.adapters.eventsourcing.event_index import EventIndex
+from pybk.adapters.eventsourcing.event_record import Originator, decode_event, encode_event, originator_of
+from pybk.errors import CorruptError, PybkError
+from pybk.streams.wal import WriteAheadLog
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_EVENTS: Final = 50_000
+"""Events after which the index is written at the earliest; a restart replays them in some 0.2 seconds."""
+
+_CHECKPOINT_PART: Final = 4
+"""The index is written when the log has grown by one part in so many, so that the writing stays in proportion."""
+
+_GAP: Final = 64
+"""Records that are read and not wanted between two that are, because a read of its own would take longer."""
+
+
+class EventLog:
+    """The events of an application, or its snapshots.
+
+    Args:
+        wal: The log, open for writing; nothing else writes to it.
+        owner: What closes it, which must not be collected before.
+
+    Threads: any. Inserts of all threads share syncs.
+    """
+
+    def __init__(self, wal: WriteAheadLog, owner: object) -> None:
+        self._wal = wal
+        self._owner = owner
+        self._changed = threading.Condition()
+        """Guards everything below; notified when ``_in_flight`` or ``_paused`` changes."""
+        self._index, self._covered = self._loaded()
+        self._durable = self._covered
+        """The last event that is read: the end of a transaction."""
+        self._in_flight = 0
+        """Inserts that are staged and not durable yet."""
+        self._paused = False
+        """Whether inserts have to wait, because a thread waits for those in flight."""
+        self._stale = True
+        """Whether the index may lack events of the log after ``_durable``."""
+        self._listeners: set[threading.Event] = set()
+        self.refresh()
+
+    def close(self) -> None:
+        """Write the index if it has grown enough, and close the log."""
+        self._checkpoint_if_due()
+        self._wal.close()
+
+    # ---- the index -----------------------------------------------------------------------------------------------
+
+    def _loaded(self) -> tuple[EventIndex, int]:
+        """Return the index of the newest checkpoint and the last event that it covers; an empty one without any."""
+        try:
+            checkpoint = self._wal.latest_checkpoint()
+        except CorruptError as error:
+            logger.warning("%s; all events are replayed instead", error)
+            checkpoint = None
+        if checkpoint is not None:
+            with checkpoint.open() as file:
+                index = EventIndex.of(file.read())
+            if index is not None:
+                return index, checkpoint.lsn
+        return EventIndex(), 0
+
+    def refresh(self) -> None:
+        """Bring the index up to date with the log, after an insert of unknown outcome."""
+        with self._changed:
+            self._await_turn()
+
+    def _await_turn(self) -> None:
+        """Wait until inserts are allowed and the index is up to date; the caller holds the lock."""
+        while self._paused:
+            self._changed.wait()
+        if self._stale:
+            with self._at_rest():
+                self._refresh()
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Do something while no insert is under way; the caller holds the lock."""
+        self._paused = True
+        try:
+            while self._in_flight:
+                self._changed.wait()
+            yield
+        finally:
+            self._paused = False
+            self._changed.notify_all()
+
+    def _refresh(self) -> None:
+        self._wal.sync()  # because an interrupted insert may be on its way
+        last = self._wal.durable_lsn
+        for record in self._wal.replay(self._durable + 1, last):
+            event = decode_event(record.data)
+            self._index.add(event.originator, event.version, record.lsn)
+            if event.tracking is not None:
+                self._index.track(event.tracking.application_name, event.tracking.notification_id)
+        self._durable = last
+        self._stale = False
+
+    def _checkpoint_if_due(self) -> None:
+        """Write the index if the log has grown enough; it is derived, so failing does no harm."""
+        with self._changed:
+            while self._paused:
+                self._changed.wait()
+            if self._durable - self._covered < max(CHECKPOINT_EVENTS, self._covered // _CHECKPOINT_PART):
+                return
+            with self._at_rest():
+                covered = self._covered = self._durable
+                data = b"".join(self._index.pieces())
+        try:
+            with self._wal.checkpoint(covered, truncate=False) as file:
+                file.write(data)
+        except PybkError as error:
+            logger.warning("the index of %r was not written; a restart replays more events: %s", self._wal, error)
+
+    # ---- inserting -----------------------------------------------------------------------------------------------
+
+    def insert(self, events: Sequence[StoredEvent], tracking: Tracking | None = None) -> list[int]:
+        """Insert events and what they track, all or nothing; returns their notification ids once they are durable.
+
+        Args:
+            events: At least one.
+            tracking: Is tracked with them.
+
+        Raises:
+            IntegrityError: An originator has one of the versions; nothing was inserted.
+            DataError: An event cannot be encoded; nothing was inserted.
+            PybkError: As ``WriteAheadLog.append_many``.
+        """
+        payloads = [encode_event(event, None if number else tracking) for number, event in enumerate(events)]
+        with self._changed:
+            self._await_turn()
+            self._check_new(events)
+            self._stale = True  # until all of it is in the index, because an interrupt may come in between
+            future = self._wal.append_many_async(payloads)
+            first = self._wal.last_lsn - len(events) + 1
+            for lsn, event in enumerate(events, first):
+                self._index.add(originator_of(event.originator_id), event.originator_version, lsn)
+            self._in_flight += 1
+            self._stale = False
+        lsns = range(0)
+        try:
+            lsns = future.result()
+        finally:
+            with self._changed:
+                self._in_flight -= 1
+                if lsns:
+                    self._take_durable(lsns[-1], tracking)
+                else:
+                    self._withdraw(events)
+                self._changed.notify_all()
+        self._checkpoint_if_due()
+        return list(lsns)
+
+    def _check_new(self, events: Sequence[StoredEvent]) -> None:
+        """Raise IntegrityError if the log has one of some events, or if two of them are the same version."""
+        new = set[tuple[Originator, int]]()
+        for stored in events:
+            event = originator_of(stored.originator_id), stored.originator_version
+            if event in new or event in self._index:
+                raise IntegrityError(
+                    f"originator {stored.originator_id!s:.100} has version {stored.originator_version} already; "
+                    "nothing was inserted"
+                )
+            new.add(event)
+
+    def _withdraw(self, events: Sequence[StoredEvent]) -> None:
+        """Remove events from the index whose insert failed; the log may have them, as ``_refresh`` finds out."""
+        for event in events:
+            self._index.remove(originator_of(event.originator_id), event.originator_version)
+        self._stale = True
+
+    def _take_durable(self, lsn: int, tracking: Tracking | None) -> None:
+        """Have events be read up to one."""
+        self._durable = max(self._durable, lsn)
+        if tracking is not None:
+            self._index.track(tracking.application_name, tracking.notification_id)
+        for listener in self._listeners:
+            listener.set()
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def position(self, application_name: str) -> int | None:
+        """Return the last notification of an upstream application that was tracked with events; None for none."""
+        with self._changed:
+            return self._index.positions.get(application_name)
+
+    def last(self) -> int | None:
+        """Return the last notification id; None if there is none."""
+        with self._changed:
+            return self._durable or None
+
+    def of_originator(
+        self, originator_id: UUID | str, gt: int | None, lte: int | None, *, desc: bool, limit: int | None
+    ) -> list[StoredEvent]:
+        """Return events of an originator, as ``AggregateRecorder.select_events``."""
+        with self._changed:
+            lsns = self._index.lsns(originator_of(originator_id), gt, lte)
+            durable = self._durable
+        lsns = [lsn for lsn in lsns if lsn <= durable]
+        if desc:
+            lsns.reverse()
+        lsns = lsns[:limit]
+        wanted, events = set(lsns), dict[int, StoredEvent]()
+        for first, end in _spans(sorted(lsns)):
+            for record in self._wal.replay(first, end):
+                if record.lsn in wanted:
+                    events[record.lsn] = decode_event(record.data).stored_event()
+        return [events[lsn] for lsn in lsns]
+
+    def notifications(self, first: int, limit: int, stop: int | None, topics: Sequence[str]) -> list[Notification]:
+        """Return up to ``limit`` notifications from ``first`` to ``stop``, of some topics or all."""
+        with self._changed:
+            end = self._durable
+        if stop is not None:
+            end = min(end, stop)
+        if not topics:
+            end = min(end, first + limit - 1)
+        found = list[Notification]()
+        if first > end or limit < 1:
+            return found
+        for record in self._wal.replay(first, end):
+            event = decode_event(record.data)
+            if not topics or event.topic in topics:
+                found.append(event.notification(record.lsn))
+                if len(found) == limit:
+                    break
+        return found
+
+    def listen(self, listener: threading.Event) -> None:
+        """Set an event whenever there may be more notifications, until ``unlisten``."""
+        with self._changed:
+            self._listeners.add(listener)
+
+    def unlisten(self, listener: threading.Event) -> None:
+        """Leave an event alone from now on."""
+        with self._changed:
+            self._listeners.discard(listener)
+
+
+def _spans(lsns: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first and last of the runs of ascending numbers that are read at once."""
+    if lsns:
+        first = lsns[0]
+        for one, following in pairwise(lsns):
+            if following - one > _GAP:
+                yield first, one
+                first = following
+        yield first, lsns[-1]

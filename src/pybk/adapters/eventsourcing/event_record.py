@@ -1,0 +1,124 @@
+"""The bytes of a stored event in its log. See ``docs/eventsourcing.md``."""
+
+from __future__ import annotations
+
+import struct
+from enum import IntFlag
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
+
+from eventsourcing.persistence import DataError, Notification, StoredEvent, Tracking
+
+from pybk.errors import CorruptError, UnsupportedFormatError
+
+Originator: TypeAlias = bytes | str
+"""An originator id in an index: the 16 bytes of a UUID, or text."""
+
+_FORMAT: Final = 1
+_HEADER: Final = struct.Struct("<BBHHq")
+"""Format, flags, bytes of the originator id and of the topic, version."""
+_TRACKING: Final = struct.Struct("<Hq")
+"""Bytes of the application's name, notification id."""
+
+
+class _Flag(IntFlag):
+    UUID = 1
+    """The originator id is a UUID."""
+    TRACKING = 2
+    """The position of an upstream application comes before the state."""
+
+
+class EventRecord(NamedTuple):
+    """A stored event that was decoded.
+
+    Attributes:
+        originator: Its originator id, as an index has it.
+        version: Its originator version.
+        topic: Its topic.
+        tracking: What was tracked in its transaction; None for nothing, and in all but the first event.
+        state: Its state.
+    """
+
+    originator: Originator
+    version: int
+    topic: str
+    tracking: Tracking | None
+    state: bytes
+
+    @property
+    def originator_id(self) -> UUID | str:
+        """Its originator id, as the application gave it."""
+        return UUID(bytes=self.originator) if isinstance(self.originator, bytes) else self.originator
+
+    def stored_event(self) -> StoredEvent:
+        """Return it as an aggregate's repository takes it."""
+        return StoredEvent(self.originator_id, self.version, self.topic, self.state)
+
+    def notification(self, lsn: int) -> Notification:
+        """Return it as followers take it; its id is its log sequence number."""
+        return Notification(self.originator_id, self.version, self.topic, self.state, lsn)
+
+
+def originator_of(originator_id: UUID | str) -> Originator:
+    """Return an originator id as an index has it."""
+    return originator_id.bytes if isinstance(originator_id, UUID) else originator_id
+
+
+def encode_event(event: StoredEvent, tracking: Tracking | None = None) -> bytes:
+    """Return the bytes of an event.
+
+    Args:
+        event: The event.
+        tracking: Is tracked by its transaction; for the first event of it.
+
+    Raises:
+        DataError: A text or number does not fit.
+    """
+    originator = originator_of(event.originator_id)
+    flags = _Flag(0)
+    if isinstance(originator, str):
+        originator = originator.encode()
+    else:
+        flags |= _Flag.UUID
+    topic = event.topic.encode()
+    try:
+        tracked = b""
+        if tracking is not None:
+            flags |= _Flag.TRACKING
+            name = tracking.application_name.encode()
+            tracked = _TRACKING.pack(len(name), tracking.notification_id) + name
+        header = _HEADER.pack(_FORMAT, flags, len(originator), len(topic), event.originator_version)
+    except struct.error:
+        raise DataError(
+            f"an event has an originator id, a topic or an application name of more than {0xFFFF} bytes, or a number "
+            f"beyond 63 bits: {event.originator_id!r:.100} {event.originator_version!r:.30} {event.topic!r:.100}"
+        ) from None
+    return b"".join((header, originator, topic, tracked, event.state))
+
+
+def decode_event(data: bytes) -> EventRecord:
+    """Return the event of some bytes.
+
+    Raises:
+        UnsupportedFormatError: A newer pybk wrote it.
+        CorruptError: It is not an event.
+    """
+    try:
+        number, bits, originator_bytes, topic_bytes, version = _HEADER.unpack_from(data)
+        if number != _FORMAT:
+            raise UnsupportedFormatError(f"the event has format {number}; this version knows format {_FORMAT}")
+        flags = _Flag(bits)
+        topic_at = _HEADER.size + originator_bytes
+        at = topic_at + topic_bytes
+        originator = data[_HEADER.size : topic_at]
+        topic = data[topic_at:at].decode()
+        tracking = None
+        if _Flag.TRACKING in flags:
+            name_bytes, notification_id = _TRACKING.unpack_from(data, at)
+            at += _TRACKING.size + name_bytes
+            tracking = Tracking(data[at - name_bytes : at].decode(), notification_id)
+        return EventRecord(
+            originator if _Flag.UUID in flags else originator.decode(), version, topic, tracking, data[at:]
+        )
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise CorruptError(f"a record of the log is not an event: {error}") from error

@@ -1,0 +1,1 @@
+"""Tests of the adapters: other projects' own test cases, and what those do not cover."""

@@ -1,0 +1,169 @@
+"""The public test cases of the library ``eventsourcing``, all that its interfaces of recorders and factories have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eventsourcing.persistence import (
+    AggregateRecorder,
+    ApplicationRecorder,
+    InfrastructureFactory,
+    ProcessRecorder,
+    Tracking,
+    TrackingRecorder,
+)
+from eventsourcing.tests import application as application_cases
+from eventsourcing.tests import persistence as cases
+from eventsourcing.tests import projection as projection_cases
+from eventsourcing.utils import Environment, get_topic
+
+from pybk.adapters.eventsourcing import (
+    PybkAggregateRecorder,
+    PybkApplicationRecorder,
+    PybkFactory,
+    PybkProcessRecorder,
+    PybkTrackingRecorder,
+)
+
+
+class InStore:
+    """Gives each test a store of its own, which the environment names."""
+
+    env: Any
+
+    @pytest.fixture(autouse=True)
+    def _store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PERSISTENCE_MODULE", "pybk.adapters.eventsourcing")
+        monkeypatch.setenv("PYBK_STORE", str(tmp_path / "store"))
+        monkeypatch.setenv("PYBK_INSECURE", "y")
+        self.env = Environment("Cases", dict(os.environ))
+
+    def factory_of_store(self) -> InfrastructureFactory:
+        return InfrastructureFactory.construct(self.env)
+
+
+class TestAggregateRecorder(InStore, cases.AggregateRecorderTestCase):
+    def create_recorder(self) -> AggregateRecorder:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        return factory.aggregate_recorder()
+
+
+class TestApplicationRecorder(InStore, cases.ApplicationRecorderTestCase[ApplicationRecorder]):
+    def create_recorder(self) -> ApplicationRecorder:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        return factory.application_recorder()
+
+    def test_insert_subscribe(self) -> None:
+        self.optional_test_insert_subscribe()
+
+
+class TestTextOriginators(TestApplicationRecorder):
+    """The same with originator ids that are text."""
+
+    def new_originator_id(self) -> str:
+        return f"person-{super().new_originator_id()}"
+
+
+class TestNotificationIds(InStore, cases.NonInterleavingNotificationIDsBaseCase):
+    def create_recorder(self) -> ApplicationRecorder:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        return factory.application_recorder()
+
+
+class TestTrackingRecorder(InStore, cases.TrackingRecorderTestCase):
+    def create_recorder(self) -> TrackingRecorder:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        return factory.tracking_recorder()
+
+
+class TestTrackingOfProcessRecorder(InStore, cases.TrackingRecorderTestCase):
+    def create_recorder(self) -> TrackingRecorder:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        return factory.process_recorder()
+
+
+class TestProcessRecorder(InStore, cases.ProcessRecorderTestCase):
+    def create_recorder(self) -> ProcessRecorder:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        return factory.process_recorder()
+
+
+class TrackingSubclass(PybkTrackingRecorder):
+    pass
+
+
+class TestFactory(InStore, cases.InfrastructureFactoryTestCase[PybkFactory]):
+    def expected_factory_class(self) -> type[PybkFactory]:
+        return PybkFactory
+
+    def expected_aggregate_recorder_class(self) -> type[AggregateRecorder]:
+        return PybkAggregateRecorder
+
+    def expected_application_recorder_class(self) -> type[ApplicationRecorder]:
+        return PybkApplicationRecorder
+
+    def expected_tracking_recorder_class(self) -> type[TrackingRecorder]:
+        return PybkTrackingRecorder
+
+    def tracking_recorder_subclass(self) -> type[TrackingRecorder]:
+        return TrackingSubclass
+
+    def expected_process_recorder_class(self) -> type[ProcessRecorder]:
+        return PybkProcessRecorder
+
+
+class TestExampleApplication(InStore, application_cases.ExampleApplicationTestCase):
+    expected_factory_topic = get_topic(PybkFactory)
+
+
+@pytest.mark.filterwarnings("default:'log' is deprecated:DeprecationWarning")
+class TestApplication(InStore, application_cases.ApplicationTestCase):
+    pass
+
+
+class CountersView(PybkTrackingRecorder, projection_cases.EventCountersView):
+    """Counters in memory, that are as durable as their positions in the tests."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.counters = [0, 0]
+
+    def get_created_event_counter(self) -> int:
+        return self.counters[0]
+
+    def get_subsequent_event_counter(self) -> int:
+        return self.counters[1]
+
+    def incr_created_event_counter(self, tracking: Tracking) -> None:
+        self.insert_tracking(tracking)
+        self.counters[0] += 1
+
+    def incr_subsequent_event_counter(self, tracking: Tracking) -> None:
+        self.insert_tracking(tracking)
+        self.counters[1] += 1
+
+
+class TestView(InStore, projection_cases.EventCountersViewTestCase):
+    def construct_event_counters_view(self) -> projection_cases.EventCountersView:
+        factory = self.factory_of_store()
+        self.addCleanup(factory.close)
+        found = factory.tracking_recorder(CountersView)
+        assert isinstance(found, CountersView)
+        return found
+
+
+class TestProjection(InStore, projection_cases.AggregateEventCountersProjectionTestCase):
+    view_class: type[projection_cases.EventCountersView] = CountersView
+
+
+class TestEventSourcedProjection(InStore, projection_cases.EventSourcedProjectionTestCase):
+    pass
