@@ -17,6 +17,7 @@ from pybk.streams.cursor_state import (
     encode_acks,
     encode_seek,
     is_state,
+    merged,
     ranges_of,
 )
 
@@ -76,6 +77,11 @@ def test_numbers_and_ranges_are_the_same(numbers: set[int]) -> None:
     ranges = ranges_of(numbers)
     assert sum(end - first for first, end in ranges) == len(numbers)
     assert all(first in numbers and end - 1 in numbers and end not in numbers for first, end in ranges)
+
+
+@given(st.lists(RANGES))
+def test_ranges_that_touch_are_merged(ranges: list[tuple[int, int]]) -> None:
+    assert merged(ranges) == ranges_of({seq for each in ranges for seq in range(*each)})
 
 
 @given(st.lists(RANGES, min_size=1, max_size=5), st.dictionaries(st.text(max_size=3), st.integers() | st.text()))

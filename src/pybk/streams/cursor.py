@@ -28,10 +28,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self, cast
 
-from pybk.errors import CorruptError, LogFencedError, LogSealedError, NoSuchLogError, PybkError, UsageError
-from pybk.futures import origin_of
+from pybk.backend import AppendLog
+from pybk.errors import (
+    CorruptError,
+    LogFencedError,
+    LogSealedError,
+    NoSuchLogError,
+    PybkError,
+    TooManyRequestsError,
+    UsageError,
+)
+from pybk.futures import ACKNOWLEDGED, origin_of
+from pybk.group_commit import Completion
 from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
@@ -94,6 +104,7 @@ class Cursor:
         self._state_bytes = 0
         self._state_segment: Segment | None = None
         """The segment that was appended to when the last whole state was written."""
+        self._renewing = False
         self._timed = False
 
     # ---- opening and closing -------------------------------------------------------------------------------------
@@ -195,14 +206,30 @@ class Cursor:
         record = encode_acks(ranges, properties)
         with self.lock:
             future = self._writer.append(record, None, kick=kick)
-            added = sum(self.state.ack(first, end) for first, end in ranges)
-            self.state.properties |= properties
-            self._changes_bytes += len(record)
-            if self._is_long():
-                background().submit(partial(self._truncate, self._write_state()))
-            if not self._timed and self.state.first_unacked > self._bound.seq:
-                self._timed = True
-                background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
+            return self._acked(ranges, properties, future, len(record))
+
+    def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
+        """Acknowledge as ``ack`` does; None, with nothing done, if that might have to wait. The caller has the lock."""
+        record = encode_acks(ranges, properties)
+        try:
+            future = self._writer.append_at_once(PlainBatch((record,)))
+        except TooManyRequestsError:
+            return None
+        return None if future is None else self._acked(ranges, properties, future, len(record))
+
+    def _acked(
+        self, ranges: Ranges, properties: Mapping[str, int | str], future: RecordFuture[Any], nbytes: int
+    ) -> RecordFuture[int]:
+        """Change the state after a record of it was staged; the caller holds the lock."""
+        added = sum(self.state.ack(first, end) for first, end in ranges)
+        self.state.properties |= properties
+        self._changes_bytes += nbytes
+        if self._is_long() and not self._renewing:
+            self._renewing = True
+            background().submit(self._renew)
+        if not self._timed and self.state.first_unacked > self._bound.seq:
+            self._timed = True
+            background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
         return RecordFuture(*origin_of(future), added)
 
     def seek(self, seq: int) -> int:
@@ -285,6 +312,19 @@ class Cursor:
         self._state_segment = self._writer.appender.segment
         return future
 
+    def _renew(self) -> None:
+        """Write a whole state, and drop what is before it."""
+        try:
+            with self.lock:
+                written = self._write_state()
+        except (PybkError, OSError) as error:
+            if not self.closed:
+                logger.warning("the cursor %r keeps records that it does not need: %s", self._writer.steps.name, error)
+        else:
+            self._truncate(written)
+        finally:
+            self._renewing = False
+
     def _truncate(self, written: RecordFuture[range]) -> None:
         """Drop the records before a whole state, once that is durable."""
         steps, appender = self._writer.steps, self._writer.appender
@@ -296,6 +336,67 @@ class Cursor:
         except (PybkError, OSError) as error:
             if not self.closed:
                 logger.warning("the cursor %r keeps records that it does not need: %s", steps.name, error)
+
+
+class MemoryCursor:
+    """The cursor of a subscription that is not durable: the log keeps nothing for it, and nothing is left of it.
+
+    Attributes:
+        name: The subscription's.
+        state: What is acknowledged; guarded by ``lock``.
+        lock: Guards the state.
+
+    Threads: any.
+    """
+
+    def __init__(self, log: LedgerSteps, name: str, start_seq: int) -> None:
+        self.name: Final = name
+        self.state = CursorState(start_seq)
+        self.lock = threading.RLock()
+        self.closed = False
+        self._log = log
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.closed = True
+
+    def delete(self) -> None:
+        """Let go of it."""
+        self.closed = True
+
+    def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:
+        """Acknowledge records as ``Cursor.ack`` does, in memory alone."""
+        with self.lock:
+            return self.ack_at_once(ranges, properties)
+
+    def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int]:
+        """Acknowledge as ``ack`` does; the caller has the lock."""
+        self.state.properties |= properties
+        return RecordFuture(_NO_LOG, ACKNOWLEDGED, sum(self.state.ack(first, end) for first, end in ranges))
+
+    def seek(self, seq: int) -> int:
+        """Move as ``Cursor.seek`` does."""
+        seq = max(seq, self._log.existing().record.first_seq)
+        with self.lock:
+            self.state.seek(seq)
+        return seq
+
+    def expire(self) -> int:
+        """Count records that the log has dropped as acknowledged; returns how many were not."""
+        first_seq = self._log.existing().record.first_seq
+        with self.lock:
+            return self.state.ack(0, first_seq)
+
+
+class _NoLog:
+    """Stands for the log of appends that are done when they are made."""
+
+    def when_done(self, commit: Completion, callback: Callable[[], None]) -> None:
+        """Call a callback, because the append is done."""
+        callback()
+
+
+_NO_LOG: Final = cast(AppendLog, _NoLog())
 
 
 def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal: bool = False) -> bool:

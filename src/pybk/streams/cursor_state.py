@@ -266,6 +266,17 @@ def ranges_of(seqs: Iterable[int]) -> Ranges:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return ranges, none of them empty, ascending and apart from each other."""
+    found: Ranges = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((first, end))
+    return found
+
+
 def checked_properties(properties: object) -> dict[str, int | str]:
     """Return properties as a dictionary, or raise UsageError if they cannot be stored."""
     if not isinstance(properties, Mapping):

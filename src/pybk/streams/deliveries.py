@@ -126,11 +126,6 @@ class Deliveries:
             times.append(self._runs[0].since + self._timeout_s)
         return min(times, default=None)
 
-    def oldest_since(self) -> float | None:
-        """Return when the run was handed out that is the oldest with a record that is not acknowledged."""
-        self._drop_acked()
-        return self._runs[0].since if self._runs else None
-
     # ---- handing out ---------------------------------------------------------------------------------------------
 
     def take_again(self, count: int, now: float) -> list[Handed]:
@@ -193,6 +188,13 @@ class Deliveries:
             for seq in range(low, high):
                 self._wait(seq, due)
         return count
+
+    def put_back(self, handed: Handed, due: float) -> None:
+        """Have records handed out again at a time as if they had not been; they were handed out again just now."""
+        for first, end in self._state.unacked_ranges(handed.first, handed.end):
+            for seq in range(first, end):
+                self._due[seq] = due
+                heapq.heappush(self._again, _Again(due, seq))
 
     def _wait(self, seq: int, due: float) -> None:
         if seq not in self._due:

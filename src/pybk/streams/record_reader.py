@@ -136,7 +136,7 @@ class RecordReader:
             with self.woken_by(changed.wake):  # before the look, so that no change is missed in between
                 found = self._found(last)
                 if found is None and self._reader is reader and self._may_come(last):
-                    changed.wait(self._patience(left))
+                    changed.wait(self.patience(left))
         return found
 
     async def read_async(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
@@ -158,10 +158,10 @@ class RecordReader:
                 found = await asyncio.to_thread(self._found, last)
                 if found is None and self._reader is reader and self._may_come(last):
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), self._patience(left))
+                        await asyncio.wait_for(changed.wait(), self.patience(left))
         return found
 
-    def _patience(self, left: float | None) -> float | None:
+    def patience(self, left: float | None) -> float | None:
         """Return how long to wait before looking again, seconds.
 
         A roll that cannot close the old ledger leaves two open ones, of which only the first is waited for.

@@ -1,0 +1,263 @@
+"""Retention: which segments of a log are dropped by age, by size, or once all subscriptions have acknowledged them.
+
+``Retention`` and ``first_kept`` decide, without input or output. ``RetentionKeeper`` applies that in the process of the
+log's writer: after each change of the log's record, such as a roll or a subscription that needs less, and by a timer,
+so that no traffic is needed.
+
+Only whole closed segments go, the oldest first. What a subscription may still need, and what comes after the oldest
+checkpoint, stays: the record of the log refuses to drop it (rules T8, T9).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from pybk.errors import LogFencedError, NoSuchLogError, PybkError, UsageError
+from pybk.frozen_dict import FrozenDict
+from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.streams import ledger_list
+from pybk.streams.background import background
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import SEQ_MAX, ListRecord
+from pybk.streams.list_writer import ListWriter
+from pybk.whole_numbers import whole
+
+logger = logging.getLogger(__name__)
+
+RETENTION_PROPERTY: Final = "pybk.retention"
+"""The property of a list that has its retention, as JSON."""
+
+KEEPER_SECONDS: Final = 30.0
+"""How often a writer applies the retention of its log, also if nothing happens."""
+
+IDLE_ROLL_SECONDS: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What a log drops by itself; without one it drops nothing.
+
+    Attributes:
+        max_age: Seconds after which a segment goes, counted from its close; None for no limit. A record may be up to
+            this much older than that, because its segment is closed when it is as old as this.
+        max_bytes: Bytes of all segments beyond which the oldest go; None for no limit.
+        keep_acked: Keep records until these limits, also if all durable subscriptions have acknowledged them. False
+            drops those then; a log without subscriptions keeps them.
+        force_expire: Drop records beyond the limits also if a subscription has not acknowledged them. It is logged, and
+            the subscription counts them.
+        idle_roll: Seconds after which the open segment is closed if it could go, although no other record comes.
+    """
+
+    max_age: float | None = None
+    max_bytes: int | None = None
+    keep_acked: bool = False
+    force_expire: bool = False
+    idle_roll: float = IDLE_ROLL_SECONDS
+
+    def __post_init__(self) -> None:
+        """Check the values; raises UsageError."""
+        for name in ("max_age", "idle_roll"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+                raise UsageError(f"{name} is {value!r:.50}; it takes seconds above 0")
+        if self.max_bytes is not None and (whole(self.max_bytes) is None or self.max_bytes < 0):
+            raise UsageError(f"max_bytes is {self.max_bytes!r:.50}; it takes a number of bytes, or None")
+
+
+class Expired(NamedTuple):
+    """What retention has dropped.
+
+    Attributes:
+        first_seq: The first record that was kept.
+        records: How many records were dropped.
+        nbytes: Bytes of their segments.
+        unacked: Subscriptions that may not have acknowledged all of them, and of how many that may be so at most; empty
+            unless ``force_expire`` is set.
+    """
+
+    first_seq: int
+    records: int
+    nbytes: int
+    unacked: Mapping[str, int]
+
+
+def first_kept(record: ListRecord, retention: Retention, now_ns: int, open_bytes: int) -> int:
+    """Return the first record that is to be kept: that of a segment, or the first one that was not dropped before.
+
+    Args:
+        record: The log's.
+        retention: Its retention.
+        now_ns: The time, nanoseconds since 1970.
+        open_bytes: Bytes of its open segments.
+    """
+    kept = record.first_seq
+    total = open_bytes + sum(each.nbytes for each in record.segments)
+    needed = min((each.seq for each in record.cursors), default=SEQ_MAX)
+    covered = record.checkpoints[0].seq + 1 if record.checkpoints else SEQ_MAX
+    for each in record.segments:
+        if each.last_seq is None:
+            break
+        after = each.last_seq + 1
+        is_acked = bool(record.cursors) and after <= needed
+        is_old = retention.max_age is not None and now_ns - each.closed_ns > retention.max_age * 1e9
+        is_too_much = retention.max_bytes is not None and total > retention.max_bytes
+        expires = is_old or is_too_much or (is_acked and not retention.keep_acked)
+        if not expires or after > covered or (after > needed and not retention.force_expire):
+            break
+        kept = max(kept, after)
+        total -= each.nbytes
+    return kept
+
+
+def rolls_idle(record: ListRecord, retention: Retention, now_ns: int, last_seq: int) -> bool:
+    """Return whether the open segment is old enough to be closed, so that it can go.
+
+    Args:
+        record: The log's.
+        retention: Its retention.
+        now_ns: The time, nanoseconds since 1970.
+        last_seq: The last record of the log.
+    """
+    if not record.open_segments or last_seq < record.end_seq:
+        return False
+    age_s = (now_ns - record.open_segments[0].created_ns) / 1e9
+    if retention.max_age is not None and age_s > retention.max_age:
+        return True
+    needed = min((each.seq for each in record.cursors), default=-1)
+    return not retention.keep_acked and last_seq < needed and age_s > retention.idle_roll
+
+
+def retention_of(record: ListRecord) -> Retention | None:
+    """Return the retention of a log; None if it has none."""
+    text = record.properties.get(RETENTION_PROPERTY)
+    if text is None:
+        return None
+
+    def make(values: dict[str, Any]) -> Retention:
+        return Retention(**values)
+
+    return decode_json(text.encode(), make, where=f"the retention of log {record.name!r}")
+
+
+def set_retention(steps: LedgerSteps, retention: Retention | None) -> None:
+    """Store the retention of a log, or None for none, in its record; its writer applies it from then on."""
+
+    def changed(record: ListRecord) -> ListRecord:
+        properties = {name: value for name, value in record.properties.items() if name != RETENTION_PROPERTY}
+        if retention is not None:
+            properties[RETENTION_PROPERTY] = encode_json(asdict(retention)).decode()
+        return replace(record, properties=properties)
+
+    steps.perform(ledger_list.update(steps.name, changed))
+
+
+class RetentionKeeper:
+    """Applies the retention of a log, as long as its writer in this process is open.
+
+    Threads: any.
+    """
+
+    def __init__(self, writer: ListWriter) -> None:
+        self._writer = writer
+        self._steps = writer.steps
+        self._due = False
+        keeper = weakref.ref(self)
+        self._watch = self._steps.watch(partial(_changed, keeper))
+        weakref.finalize(self, self._watch.cancel)
+        background().call_later(KEEPER_SECONDS, partial(_tick, keeper))
+        self.soon()
+
+    def soon(self) -> None:
+        """Apply the retention in the background."""
+        if not self._due and not self._writer.closed:
+            self._due = True
+            background().submit(partial(_apply, weakref.ref(self)))
+
+    def on_timer(self) -> None:
+        """Apply the retention in the background, and again some time later."""
+        if not self._writer.closed:
+            background().call_later(KEEPER_SECONDS, partial(_tick, weakref.ref(self)))
+            self.soon()
+
+    def in_background(self) -> None:
+        """Apply the retention; what fails is tried again later."""
+        self._due = False
+        try:
+            if not self._writer.closed:
+                self.apply()
+        except (LogFencedError, NoSuchLogError):
+            self._watch.cancel()
+        except (PybkError, OSError) as error:
+            if not self._writer.closed:
+                logger.warning("log %r could not drop what its retention allows: %s", self._steps.name, error)
+
+    def close(self) -> None:
+        """Stop applying it."""
+        self._watch.cancel()
+
+    def apply(self) -> Expired:
+        """Drop what may go now.
+
+        Returns:
+            What was dropped.
+
+        Raises:
+            LogFencedError: Another writer has the log.
+        """
+        record = self._steps.existing().record
+        retention = retention_of(record)
+        if retention is None:
+            return Expired(record.first_seq, 0, 0, {})
+        appender = self._writer.appender
+        if rolls_idle(record, retention, time.time_ns(), appender.next_seq - 1):
+            self._writer.roll()
+            record = self._steps.existing().record
+        first = first_kept(record, retention, time.time_ns(), appender.segment_bytes)
+        if first <= record.first_seq:
+            return Expired(record.first_seq, 0, 0, {})
+        force, steps = retention.force_expire, self._steps
+        self._writer.operate(
+            lambda: steps.perform(
+                ledger_list.truncate(steps.name, appender.epoch, appender.generation, first, force=force)
+            )
+        )
+        expired = _expired(record, first)
+        if expired.unacked:
+            logger.warning("log %r dropped records that were not acknowledged: %s", steps.name, dict(expired.unacked))
+        return expired
+
+
+def _expired(record: ListRecord, first: int) -> Expired:
+    """Return what is dropped if a log begins with ``first`` from now on."""
+    gone = [each.nbytes for each in record.segments if each.last_seq is not None and each.last_seq < first]
+    unacked = {each.name: first - each.seq for each in record.cursors if each.seq < first}
+    return Expired(first, first - record.first_seq, sum(gone), FrozenDict(unacked))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _changed(keeper: weakref.ref[RetentionKeeper]) -> None:
+    found = keeper()
+    if found is not None:
+        found.soon()
+
+
+def _tick(keeper: weakref.ref[RetentionKeeper]) -> None:
+    found = keeper()
+    if found is not None:
+        found.on_timer()
+
+
+def _apply(keeper: weakref.ref[RetentionKeeper]) -> None:
+    found = keeper()
+    if found is not None:
+        found.in_background()
