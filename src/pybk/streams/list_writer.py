@@ -292,7 +292,7 @@ class ListWriter:
     def _close_quietly(self) -> None:
         try:
             self.close()
-        except PybkError as error:
+        except (PybkError, OSError) as error:
             logger.warning("log %r was dropped, and could not be closed: %s", self._name, error)
 
 
