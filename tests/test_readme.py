@@ -102,13 +102,20 @@ def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("document", ["blobs.md", "streams.md"])
-def test_the_program_of_a_document_runs_as_pasted(document: str, tmp_path: Path) -> None:
+def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    run = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
-    )
-    assert (run.returncode, run.stderr) == (0, "")
+    programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert programs
+    for program in programs:
+        run = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_S,
+            check=False,
+        )
+        assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from pybk.errors import (
     LedgerRecoveryError,
     LedgerUnsealedError,
     LogError,
+    LogExistsError,
     LogFencedError,
     LogLockedError,
     LogSealedError,
@@ -42,6 +43,7 @@ from pybk.errors import (
     NoSuchLogError,
     NotEnoughBookiesError,
     OutOfMemoryError,
+    OutOfOrderError,
     PybkError,
     ReadRangeError,
     RewoundError,
@@ -66,6 +68,7 @@ from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
+from pybk.metadata.store import Watch
 from pybk.metrics import HistogramSnapshot, MetricKey, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
@@ -75,6 +78,11 @@ from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
+from pybk.streams.log import Log, LogSegment
+from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
+from pybk.streams.log_record import LogRecord
+from pybk.streams.log_writer import LogWriter, NewRecord
+from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
 from pybk.version import __version__ as __version__
@@ -126,10 +134,17 @@ __all__ = [
     "LedgerType",
     "LedgerUnsealedError",
     "LedgerWriter",
+    "Log",
+    "LogEnd",
     "LogError",
+    "LogExistsError",
     "LogFencedError",
     "LogLockedError",
+    "LogReader",
+    "LogRecord",
     "LogSealedError",
+    "LogSegment",
+    "LogWriter",
     "LostEntries",
     "MetadataError",
     "MetadataExistsError",
@@ -138,6 +153,7 @@ __all__ = [
     "MetadataVersionError",
     "MetricKey",
     "MetricsSnapshot",
+    "NewRecord",
     "NoSuchBlobError",
     "NoSuchEntryError",
     "NoSuchLedgerError",
@@ -145,8 +161,10 @@ __all__ = [
     "NotEnoughBookiesError",
     "Opening",
     "OutOfMemoryError",
+    "OutOfOrderError",
     "Passwords",
     "Payload",
+    "Position",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
@@ -158,6 +176,7 @@ __all__ = [
     "RewoundError",
     "SealMismatchError",
     "Secret",
+    "Start",
     "StorageError",
     "StorageFailedError",
     "StorageFullError",
@@ -171,6 +190,7 @@ __all__ = [
     "Transaction",
     "TruncateGuardError",
     "TruncatedError",
+    "TxId",
     "UnauthorizedError",
     "UnsupportedFormatError",
     "UsageError",
@@ -179,6 +199,7 @@ __all__ = [
     "VersionConflictError",
     "WalCheckpoint",
     "WalRecord",
+    "Watch",
     "WriteAheadLog",
     "WriteFlag",
     "rebuild_index",

@@ -79,11 +79,11 @@ class CoroutineBacklog:
             LoopCalls.of(loop).post(deliver)
 
 
-def _succeed(delivered: asyncio.Future[AppendFuture[Any]], future: AppendFuture[Any]) -> None:
+def _succeed(delivered: asyncio.Future[AppendFuture[T]], future: AppendFuture[T]) -> None:
     if not delivered.done():
         delivered.set_result(future)
 
 
-def _fail(delivered: asyncio.Future[AppendFuture[Any]], error: BaseException) -> None:
+def _fail(delivered: asyncio.Future[AppendFuture[T]], error: BaseException) -> None:
     if not delivered.done():
         delivered.set_exception(error)

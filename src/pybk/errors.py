@@ -301,6 +301,30 @@ class LogLockedError(LogError):
     retryable = True
 
 
+class LogExistsError(LogError):
+    """A log with this name exists; nothing was changed."""
+
+    code = -20
+
+
+class OutOfOrderError(LogError, UsageError):
+    """A transaction id is below that of a record before it; nothing was appended.
+
+    Attributes:
+        txid: The id that was refused.
+        last: The highest one so far.
+    """
+
+    code = UsageError.code
+
+    def __init__(
+        self, message: str = "", *, txid: int = -1, last: int = -1, outcome_unknown: bool | None = None
+    ) -> None:
+        super().__init__(message, outcome_unknown=outcome_unknown)
+        self.txid = txid
+        self.last = last
+
+
 class LogSealedError(LogError):
     """The log has ended for good, so it takes no more records."""
 

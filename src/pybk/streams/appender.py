@@ -14,8 +14,8 @@ as one append.
 append, or if entries were refused for want of space, the ledger does not end there. Then what the ledger has is
 established by closing it, and the log continues in a new segment: ``repair`` of the log's owner.
 
-**Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment`` and ``segment_bytes``. It is taken
-before the locks of a ledger, and held while an append waits for admission.
+**Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment``, ``segment_bytes`` and
+``segment_records``. It is taken before the locks of a ledger, and held while an append waits for admission.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Appender:
         next_seq: The sequence number of the next record.
         segment: The segment that it appends to; None before the take-over, and once it is closed.
         segment_bytes: Payload bytes in that segment.
+        segment_records: Records in that segment.
         needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
     """
 
@@ -116,6 +117,7 @@ class Appender:
         self.epoch = 0
         self.generation = 0
         self.segment_bytes = 0
+        self.segment_records = 0
         self.needs_repair = False
 
     # ---- what steps call -----------------------------------------------------------------------------------------
@@ -140,7 +142,7 @@ class Appender:
             self._writer = self._writers[segment.number]
             self._last_entry = 0  # its header
             self.segment = segment
-            self.segment_bytes = 0
+            self.segment_bytes = self.segment_records = 0
             self.needs_repair = False
 
     def _drain(self, writer: LedgerWriter) -> None:
@@ -198,21 +200,23 @@ class Appender:
         try:
             # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
             taken.extend(map(self._lock.acquire, (False,)))
-            return self._append_batch(batch, kick=True, wait=False) if True in taken else None
+            return self._append_batch(batch, kick=True, wait=False, several=False) if True in taken else None
         finally:
             if True in taken:
                 self._lock.release()
 
-    def _append_batch(self, batch: Batch[T], *, kick: bool, wait: bool) -> RecordFuture[T] | None:
-        """Stage records; the caller holds the lock."""
+    def _append_batch(self, batch: Batch[T], *, kick: bool, wait: bool, several: bool = True) -> RecordFuture[T] | None:
+        """Stage records; the caller holds the lock. Without ``several`` None for those that need several entries."""
         if self.needs_repair or self.segment is None:
             return None
         seq, number, entry = self.next_seq, self.segment.number, self._last_entry + 1
         payloads = batch.encode(seq)
         if len(payloads) == 1:
             staged = self._stage(payloads[0], batch.records, kick=kick, wait=wait)
-        else:
+        elif several:
             staged = self._stage_many(payloads, batch.records, kick=kick)
+        else:
+            return None
         return None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry))
 
     def _stage(self, payload: bytes, records: int, *, kick: bool, wait: bool = True) -> Staged | None:
@@ -229,6 +233,7 @@ class Appender:
             return None
         self.next_seq += records
         self.segment_bytes += len(payload)
+        self.segment_records += records
         self._last_entry += 1  # last: after an interrupt the next append finds that the ledger ends elsewhere
         return staged
 
@@ -245,6 +250,7 @@ class Appender:
         if staged is not None:
             self.next_seq += records
             self.segment_bytes += sum(map(len, payloads))
+            self.segment_records += records
             self._last_entry += len(payloads)
             self.needs_repair = False
         return staged

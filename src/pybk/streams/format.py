@@ -29,6 +29,9 @@ _TIME: Final = struct.Struct("<q")
 _HIGHEST: Final = struct.Struct("<qq")
 _END_BYTES: Final = 4
 TIME_BYTES: Final = 8
+ITEM_EXTRA_BYTES: Final = _HIGHEST.size + TIME_BYTES
+"""Bytes that an entry with one record of a named log has more than one of a write-ahead log, at most."""
+
 NO_VALUE: Final = -1
 """Stands for the time or transaction id of a record that has none."""
 

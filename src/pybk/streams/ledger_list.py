@@ -255,7 +255,7 @@ def truncate(name: str, epoch: int, generation: int, seq: int, *, force: bool = 
     """
 
     def truncated(record: ListRecord) -> ListRecord:
-        _check_owner(record, epoch)
+        _check_epoch(record, epoch)
         if seq > record.kept_of(generation) + 1:
             raise UsageError(f"log {name!r} was cut after record {record.kept_of(generation)}; there is no {seq - 1}")
         return record.truncated(seq, force=force)
@@ -423,9 +423,17 @@ def _read_owned(name: str, epoch: int) -> Steps[Found]:
 
 
 def _check_owner(record: ListRecord, epoch: int) -> None:
-    if record.epoch != epoch or record.sealed:
-        what = "sealed" if record.epoch == epoch else f"taken over by another writer, of epoch {record.epoch}"
-        raise LogFencedError(f"log {record.name!r} was {what}; this writer, of epoch {epoch}, can append no more")
+    _check_epoch(record, epoch)
+    if record.sealed:
+        raise LogFencedError(f"log {record.name!r} was sealed; it takes no more records")
+
+
+def _check_epoch(record: ListRecord, epoch: int) -> None:
+    if record.epoch != epoch:
+        raise LogFencedError(
+            f"log {record.name!r} was taken over by another writer, of epoch {record.epoch}; this one, of epoch "
+            f"{epoch}, can append no more"
+        )
 
 
 def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd]]:

@@ -15,6 +15,7 @@ from pybk.errors import (
     NoSuchLedgerError,
     NoSuchLogError,
     PybkError,
+    StorageRefusedError,
     UnauthorizedError,
     VersionConflictError,
 )
@@ -22,6 +23,7 @@ from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
 from pybk.reader import LedgerReader
+from pybk.streams import ledger_list
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
     CONFLICT,
@@ -138,11 +140,12 @@ class LedgerSteps:
         record = self.existing().record
         for segment in reversed(record.open_segments):
             try:
-                reader = self.open_segment(segment)
+                with self.open_segment(segment) as reader:
+                    end = segment_end(reader, segment, where=f"log {self.name!r}, ledger {segment.ledger_id}")
             except NoSuchLedgerError:
+                if self.existing().record == record:
+                    raise
                 return self.last_seq()  # the log was truncated, or taken over, since the record was read
-            with reader:
-                end = segment_end(reader, segment, where=f"log {self.name!r}, ledger {segment.ledger_id}")
             if end.last_seq is not None:
                 return end.last_seq
         return max(record.end_seq, record.first_seq) - 1
@@ -216,6 +219,21 @@ class LedgerSteps:
                 if not self.manager.check_password(segment.ledger_id, self.spec.password):
                     raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
                 return
+
+    def delete_list(self) -> None:
+        """Delete the log for good.
+
+        Raises:
+            NoSuchLogError: It does not exist.
+            UnauthorizedError: The password is not the log's; nothing was deleted.
+            StorageRefusedError: A ledger could not be deleted.
+        """
+        self.check_password()
+        self.perform(ledger_list.drop(self.name))
+        if self.read() is not None:
+            raise StorageRefusedError(
+                f"log {self.name!r} is emptied, and a ledger of it could not be deleted; try again"
+            )
 
     def _end_of(self, segment: Segment) -> SegmentEnd:
         """Close a ledger unless that is done, and return what it holds."""

@@ -42,6 +42,9 @@ UID_BYTES: Final = 16
 _BYTES_MAX: Final = 384 << 10
 """Bytes of a record to which segments are added; a metadata store takes 448 KiB."""
 
+PROPERTIES_BYTES_MAX: Final = 16 << 10
+"""Bytes of the names and values of properties, in UTF-8."""
+
 META_BYTES_MAX: Final = 4 << 10
 """Bytes of the text of a checkpoint, in UTF-8."""
 
@@ -437,6 +440,22 @@ class ListRecord:
         blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
         bare = replace(self, checkpoints=(), uploads=(), cursors=(), pending_deletes=(*self.pending_deletes, *blobs))
         return bare.truncated(self.end_seq).ended()
+
+    def with_properties(self, changes: Mapping[str, str | None]) -> ListRecord:
+        """Return the record with other properties; None removes one.
+
+        Raises:
+            UsageError: They are too long.
+        """
+        merged = {**self.properties, **changes}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        size = sum(len(text.encode()) for pair in kept.items() for text in pair)
+        if size > PROPERTIES_BYTES_MAX:
+            raise UsageError(
+                f"the properties of log {self.name!r} would have {size} bytes in UTF-8; they take at most "
+                f"{PROPERTIES_BYTES_MAX}"
+            )
+        return replace(self, properties=kept)
 
     def deleted(self, ledger_ids: Iterable[int]) -> ListRecord:
         """Return the record that does not remember these deleted ledgers."""

@@ -16,11 +16,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from pybk.arguments import whole_from
 from pybk.backend import Lock
-from pybk.errors import ClosedError, LogFencedError, LogLockedError, PybkError
+from pybk.coroutine_backlog import CoroutineBacklog
+from pybk.errors import ClosedError, LogFencedError, LogLockedError, PybkError, TooManyRequestsError, UsageError
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
@@ -28,7 +31,7 @@ from pybk.streams.background import background
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import Segment
+from pybk.streams.list_record import SEQ_MAX, Segment
 from pybk.streams.record_future import RecordFuture
 
 logger = logging.getLogger(__name__)
@@ -50,10 +53,29 @@ class RollPolicy(NamedTuple):
     Attributes:
         nbytes: Payload bytes of a segment.
         age_s: Seconds after the first record of a segment, also if no other follows.
+        records: Records of a segment.
     """
 
     nbytes: int = SEGMENT_BYTES
     age_s: float = SEGMENT_AGE_S
+    records: int = SEQ_MAX
+
+    @classmethod
+    def checked(cls, nbytes: object, age_s: object, records: object = None) -> RollPolicy:
+        """Return a policy made of arguments; None for no limit of records.
+
+        Raises:
+            UsageError: One of them cannot be.
+        """
+        size = whole_from(nbytes, 1, "segment_bytes", "bytes")
+        count = SEQ_MAX if records is None else whole_from(records, 1, "segment_records", "a number of records")
+        if isinstance(age_s, bool) or not isinstance(age_s, int | float) or not age_s > 0:
+            raise UsageError(f"segment_age_s is {age_s!r:.50}; it takes seconds, above 0")
+        return cls(size, float(age_s), count)
+
+    def is_full(self, appender: Appender) -> bool:
+        """Return whether the open segment is long enough."""
+        return appender.segment_bytes >= self.nbytes or appender.segment_records >= self.records
 
 
 class ListWriter:
@@ -88,6 +110,7 @@ class ListWriter:
         """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
         self._timed: Segment | None = None
         """The segment whose age is timed."""
+        self._backlog = CoroutineBacklog()
         self.closed = False
         self.unclean = False
 
@@ -145,7 +168,7 @@ class ListWriter:
         except LogFencedError as error:
             self._fenced = error
             raise
-        if appender.segment_bytes >= self._policy.nbytes or appender.segment is not self._timed:
+        if self._policy.is_full(appender) or appender.segment is not self._timed:
             self._watch_segment()
         return future
 
@@ -158,6 +181,16 @@ class ListWriter:
             raise
         self._watch_segment()
         return future
+
+    async def append_coro(self, batch: Batch[T]) -> T:
+        """Stage records as one transaction, and wait until they are durable, without blocking the event loop."""
+        if self._backlog.is_empty:
+            with suppress(TooManyRequestsError):
+                at_once = self.append_at_once(batch)
+                if at_once is not None:
+                    return await at_once
+        later = await self._backlog.add(partial(self.append_batch, batch, kick=True))
+        return await later
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T]:
         """Stage records as one transaction; see ``Appender.append_batch``."""
@@ -175,7 +208,7 @@ class ListWriter:
         segment = self.appender.segment
         if segment is None:
             return
-        if self.appender.segment_bytes >= self._policy.nbytes:
+        if self._policy.is_full(self.appender):
             if self._rolling != segment.number:
                 self._rolling = segment.number
                 background().submit(partial(self._roll_in_background, segment.number))
@@ -243,7 +276,7 @@ class ListWriter:
         try:
             self.operate(roll)
         except LogFencedError:
-            pass  # the next append says so
+            return  # the next append says so
         except (PybkError, OSError) as error:
             if not self.closed and not self._backend.ended:
                 logger.warning("log %r continues in its present ledger, as it could not roll: %s", self._name, error)

@@ -176,15 +176,20 @@ class RecordReader:
 
     def _found(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew; None if this was closed meanwhile."""
-        try:
-            return self._read_now(last)
-        except ClosedError:
-            if not self._closed:
-                raise
-            return None
-        except NoSuchLedgerError:
-            self._look()  # raises if the next record was truncated or cut
-            raise
+        while True:
+            reader = self._reader
+            try:
+                return self._read_now(last)
+            except ClosedError:
+                if not self._closed:
+                    raise
+                return None
+            except NoSuchLedgerError:
+                record = self._look()  # raises if the next record was truncated or cut
+                if reader is None or self._reader is not reader or reader.ledger_id in record.ledgers:
+                    raise
+                reader.close()  # the segment was read to its end, and truncated since
+                self._reader = None
 
     def _read_now(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew."""

@@ -19,7 +19,6 @@ from weakref import WeakSet
 from pybk.arguments import flag_of, whole_from
 from pybk.closing import where_called
 from pybk.config import StoreConfig
-from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.credentials import Secret
 from pybk.digest import DigestType
 from pybk.errors import (
@@ -29,9 +28,7 @@ from pybk.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
     PybkError,
-    StorageRefusedError,
     StoreLockedError,
-    TooManyRequestsError,
     UsageError,
 )
 from pybk.flags import StorageHint
@@ -115,7 +112,6 @@ class WriteAheadLog:
         self._policy = policy
         self._steps = LedgerSteps(manager, name, spec)
         self._writer: ListWriter | None = None
-        self._backlog = CoroutineBacklog()
         self._closed = False
         self._unapplied: tuple[int | None, int | None] | None = None
         """Generation and number of the first record that a ``promote`` which raised has still to apply."""
@@ -180,7 +176,7 @@ class WriteAheadLog:
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         wait, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
-        name, policy = checked_name(name), _policy_of(segment_bytes, segment_age_s)
+        name, policy = checked_name(name), RollPolicy.checked(segment_bytes, segment_age_s)
         with ExitStack() as undo:
             if isinstance(where, LedgerManager):
                 manager = where
@@ -234,13 +230,7 @@ class WriteAheadLog:
             UnauthorizedError: The password is not the log's; nothing was deleted.
             PybkError: Something could not be deleted; call it again.
         """
-        steps = LedgerSteps(
-            manager, checked_name(name), spec_of(ListKind.WAL, password, insecure, None, (), (None, None, None))
-        )
-        steps.check_password()
-        steps.perform(ledger_list.drop(name))
-        if steps.read() is not None:
-            raise StorageRefusedError(f"log {name!r} is emptied, and a ledger of it could not be deleted; try again")
+        LedgerSteps(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure)).delete_list()
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()
@@ -428,7 +418,7 @@ class WriteAheadLog:
         begun, cancelling it ends the waiting and never the append. Arguments and errors are those of ``append``.
         """
         data = self._checked(data, time_ns)
-        return (await self._append_coro(PlainBatch((data,), time_ns)))[0]
+        return (await self._writing().append_coro(PlainBatch((data,), time_ns)))[0]
 
     def append_many(self, payloads: Iterable[bytes]) -> range:
         """Append records as one transaction, and wait until they are durable: after a crash all are there, or none.
@@ -456,17 +446,7 @@ class WriteAheadLog:
 
     async def append_many_coro(self, payloads: Iterable[bytes]) -> range:
         """Append records as ``append_many`` does, without blocking the event loop; as ``append_coro`` otherwise."""
-        return await self._append_coro(self._checked_batch(payloads))
-
-    async def _append_coro(self, batch: PlainBatch) -> range:
-        writer = self._writing()
-        if self._backlog.is_empty:
-            with suppress(TooManyRequestsError):
-                at_once = writer.append_at_once(batch)
-                if at_once is not None:
-                    return await at_once
-        later = await self._backlog.add(partial(writer.append_batch, batch, kick=True))
-        return await later
+        return await self._writing().append_coro(self._checked_batch(payloads))
 
     def _many(self, payloads: Iterable[bytes], *, kick: bool) -> RecordFuture[range]:
         writer = self._writing()
@@ -974,12 +954,6 @@ def _checked_follow(
 
 def _whole_generation(generation: object) -> int:
     return whole_from(generation, 0, "generation", "a generation of the log")
-
-
-def _policy_of(segment_bytes: object, segment_age_s: object) -> RollPolicy:
-    if isinstance(segment_age_s, bool) or not isinstance(segment_age_s, (int, float)) or not segment_age_s > 0:
-        raise UsageError(f"segment_age_s is {segment_age_s!r:.50}; it takes seconds, above 0")
-    return RollPolicy(whole_from(segment_bytes, 1, "segment_bytes", "bytes"), segment_age_s)
 
 
 def _wait_of(wait: object) -> float:

@@ -1,0 +1,470 @@
+"""``Log``: a named log with one writer and any number of readers, which outlives them all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+from weakref import WeakSet
+
+from pybk.arguments import flag_of
+from pybk.config import StoreConfig
+from pybk.credentials import Secret
+from pybk.digest import DigestType
+from pybk.errors import ClosedError, LogFencedError, NoSuchEntryError, UsageError
+from pybk.flags import StorageHint
+from pybk.futures import seconds_of
+from pybk.manager import LedgerManager
+from pybk.metadata.store import Watch
+from pybk.opening import Opening
+from pybk.streams import ledger_list
+from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
+from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
+from pybk.streams.log_reader import LogEnd, LogReader, Start, seq_of
+from pybk.streams.log_record import LogRecord
+from pybk.streams.log_writer import LogWriter
+from pybk.streams.names import checked_name
+from pybk.streams.position import Position
+
+_FIRST_SEQ: Final = 0
+
+
+class LogSegment(NamedTuple):
+    """A segment of a log: one ledger.
+
+    Attributes:
+        number: Its number, from 1 up.
+        ledger_id: Its ledger.
+        first_seq: Its first record; None if it has none yet.
+        last_seq: Its last record; None while it is open.
+        nbytes: Payload bytes of its ledger; 0 while it is open.
+        created_ns: When it was added, nanoseconds since 1970.
+        closed_ns: When it was closed; 0 while it is open.
+    """
+
+    number: int
+    ledger_id: int
+    first_seq: int | None
+    last_seq: int | None
+    nbytes: int
+    created_ns: int
+    closed_ns: int
+
+
+class Log:
+    """A named log in a store or a cluster.
+
+    Open it, and append with its writer or read with readers::
+
+        with Log.open("data/app", "orders", password=password) as log:
+            with log.writer() as writer:
+                position = writer.append(b"one", key=b"customer 7")
+            for record in log.reader():
+                print(record.position, record.data)
+
+    A log has one writer, which fences the one before; opening a log does not. Records have positions and dense sequence
+    numbers, and may have transaction ids, keys, headers and event times.
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
+        """Use ``Log.open`` instead."""
+        self.name: Final = name
+        self._manager = manager
+        self._owns_manager = owns
+        self._spec = spec
+        self._steps = LedgerSteps(manager, name, spec)
+        self._closed = False
+        self._readers: WeakSet[LogReader] = WeakSet()
+        self._writers: WeakSet[LogWriter] = WeakSet()
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        where: str | os.PathLike[str] | LedgerManager,
+        name: str,
+        *,
+        mode: str = "w",
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        create: bool = True,
+        digest_type: DigestType | None = None,
+        storage_hints: Iterable[StorageHint] = (),
+        quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+        config: StoreConfig | None = None,
+    ) -> Self:
+        """Open a log. Nothing is fenced: that is what ``writer`` does.
+
+        Args:
+            where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
+                users share, of a store or a cluster.
+            name: The log's name; see ``docs/streams.md`` for the rules of names.
+            mode: ``"w"`` to read and change it. ``"r"`` to read it in a directory that another process writes to.
+            password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
+                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+            insecure: Do without a password: records are guarded against damage, not against forgery.
+            create: Make the log if it does not exist; with mode "w".
+            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
+            storage_hints: Where its ledgers should live.
+            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
+            config: Settings of the store, if ``where`` is a directory.
+
+        Raises:
+            NoSuchLogError: It does not exist, and is not to be made.
+            StoreLockedError: Another process has the directory open for writing.
+            UnauthorizedError: The password is not the log's.
+            UsageError: There is no password, or another argument cannot be.
+
+        Durability: A log that was made is there on return.
+        Cost: One synced write to make it.
+        """
+        spec = spec_of(ListKind.LOG, password, insecure, digest_type, storage_hints, quorums)
+        if mode not in ("r", "w"):
+            raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
+        name = checked_name(name)
+        with ExitStack() as undo:
+            if isinstance(where, LedgerManager):
+                manager = where
+            else:
+                manager = undo.enter_context(LedgerManager.open(where, read_only=mode == "r", config=config))
+            log = cls(manager, name, spec, owns=manager is not where)
+            if create and mode == "w":
+                uid = secrets.token_bytes(UID_BYTES)
+                log._steps.perform(ledger_list.create(name, ListKind.LOG, uid, _FIRST_SEQ))
+            log._steps.check_password()
+            undo.pop_all()
+        return log
+
+    @classmethod
+    def delete(
+        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
+    ) -> None:
+        """Delete a log for good: its writer is fenced, its record emptied, its ledgers deleted, its record removed.
+
+        Args:
+            manager: Has the log.
+            name: The log's.
+            password: As for ``open``.
+            insecure: As for ``open``.
+
+        Raises:
+            NoSuchLogError: It does not exist.
+            UnauthorizedError: The password is not the log's; nothing was deleted.
+            PybkError: Something could not be deleted; call it again.
+        """
+        LedgerSteps(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure)).delete_list()
+
+    def close(self) -> None:
+        """Close the readers and writers of this log, and its manager if it is its own; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for reader in list(self._readers):
+            reader.close()
+        with ExitStack() as ending:
+            if self._owns_manager:
+                ending.callback(self._manager.close)
+            for writer in list(self._writers):
+                ending.callback(writer.close)
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the log itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the log; an error that is on its way is not replaced by one of closing."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Return the log itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the log as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def __repr__(self) -> str:
+        """Name the log."""
+        return f"<Log {self.name!r} in {self._manager.location}{', closed' if self._closed else ''}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"log {self.name!r} is closed here; open it again")
+
+    # ---- writing and reading -------------------------------------------------------------------------------------
+
+    def writer(
+        self,
+        *,
+        wait: float = 0.0,
+        steal: bool = False,
+        ordered_txids: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_age_s: float = SEGMENT_AGE_S,
+        segment_records: int | None = None,
+    ) -> LogWriter:
+        """Become the log's writer: the one before is fenced, its ledgers are recovered.
+
+        Args:
+            wait: Seconds to wait for a live writer to let go of the log.
+            steal: Take it from a live writer, which is fenced.
+            ordered_txids: Refuse transaction ids that are lower than one before.
+            segment_bytes: Bytes after which the log continues in a new ledger.
+            segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic.
+            segment_records: Records after which it does; None for no limit.
+
+        Raises:
+            LogLockedError: A live writer has it, in this process or another.
+            LogSealedError: It was sealed.
+            NoSuchLogError: It was deleted.
+            CorruptError: Something that was acknowledged is damaged or missing.
+
+        Durability: What was acknowledged before is there.
+        Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
+        """
+        self._check_open()
+        policy = RollPolicy.checked(segment_bytes, segment_age_s, segment_records)
+        wait_s = seconds_of(wait, "wait")
+        found = ListWriter(self._manager, self.name, self._spec, policy)
+        owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
+        writer = LogWriter(found, owned.record.highest, ordered_txids=flag_of(ordered_txids, "ordered_txids"))
+        self._writers.add(writer)
+        return writer
+
+    def writer_async(
+        self,
+        *,
+        wait: float = 0.0,
+        steal: bool = False,
+        ordered_txids: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_age_s: float = SEGMENT_AGE_S,
+        segment_records: int | None = None,
+    ) -> Opening[LogWriter]:
+        """Become the writer as ``writer`` does, in a thread; ``await`` it or use ``async with``."""
+        call = partial(
+            self.writer,
+            wait=wait,
+            steal=steal,
+            ordered_txids=ordered_txids,
+            segment_bytes=segment_bytes,
+            segment_age_s=segment_age_s,
+            segment_records=segment_records,
+        )
+        return Opening("Log.writer_async()", call)
+
+    def reader(self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False) -> LogReader:
+        """Return a reader.
+
+        Args:
+            start: Where it begins: ``LogEnd.EARLIEST`` or ``LATEST``; a position or sequence number, which may come
+                later; ``TxId(n)`` for the first record with at least that transaction id; a datetime with a time zone
+                for the first one with at least that event time.
+            follow: Iterating it waits for more at the end of the log, until it is sealed.
+            strict: Raise TruncatedError for records that were truncated, at its beginning or later. Without it they are
+                skipped and counted in ``skipped``.
+
+        Raises:
+            TruncatedError: It is strict, and the first record was truncated.
+            UsageError: ``start`` is none of these.
+            CorruptError: The first record could not be found, because others are damaged or missing.
+        """
+        self._check_open()
+        reader = LogReader(self._steps, seq_of(self._steps, start), follow=follow, strict=strict)
+        self._readers.add(reader)
+        return reader
+
+    async def reader_async(
+        self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False
+    ) -> LogReader:
+        """Return a reader as ``reader`` does, made in a thread."""
+        return await asyncio.to_thread(partial(self.reader, start, follow=follow, strict=strict))
+
+    def read(self, start: Position | int) -> LogRecord:
+        """Return one record.
+
+        Raises:
+            TruncatedError: It was truncated.
+            NoSuchEntryError: It does not exist yet, or is not durable.
+            CorruptError: It is damaged or missing.
+        """
+        with self.reader(start, strict=True) as reader:
+            record = reader.read(timeout=0) if reader.seq <= self.last_seq else None
+        if record is None:
+            raise NoSuchEntryError(f"log {self.name!r} has records up to {self.last_seq}, and no record {start}")
+        return record
+
+    async def read_async(self, start: Position | int) -> LogRecord:
+        """Read one record in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.read, start)
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    def _record(self) -> ListRecord:
+        self._check_open()
+        return self._steps.existing().record
+
+    @property
+    def first_seq(self) -> int:
+        """The sequence number of the first record that was not truncated."""
+        return self._record().first_seq
+
+    @property
+    def last_seq(self) -> int:
+        """The sequence number of the last record that can be read, ``first_seq - 1`` for none. Reads one entry."""
+        self._check_open()
+        return self._steps.last_seq()
+
+    def first(self) -> LogRecord | None:
+        """Return the first record that was not truncated; None for an empty log."""
+        with self.reader() as reader:
+            return reader.read(timeout=0) if reader.seq <= self.last_seq else None
+
+    def last(self) -> LogRecord | None:
+        """Return the last record; None for an empty log."""
+        last = self.last_seq
+        return self.read(last) if last >= self.first_seq else None
+
+    def __len__(self) -> int:
+        """Return the number of records that can be read."""
+        return self.last_seq - self.first_seq + 1
+
+    def position_for(self, start: Start) -> Position | None:
+        """Return the position of the record at which reading from ``start`` begins; None if that does not exist yet.
+
+        Raises:
+            TruncatedError, UsageError, CorruptError: As ``reader``, with ``strict``.
+        """
+        with self.reader(start, strict=True) as reader:
+            record = reader.read(timeout=0) if reader.seq <= self.last_seq else None
+        return None if record is None else record.position
+
+    def segments(self) -> list[LogSegment]:
+        """Return its segments, in the order of their records."""
+        return [
+            LogSegment(
+                each.number,
+                each.ledger_id,
+                each.first_seq,
+                each.last_seq,
+                each.nbytes,
+                each.created_ns,
+                each.closed_ns,
+            )
+            for each in self._record().segments
+        ]
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether it has ended for good."""
+        return self._record().sealed
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What the application keeps with the log."""
+        return self._record().properties
+
+    def set_properties(self, changes: Mapping[str, str | None]) -> None:
+        """Change some of the properties, all or none; None removes one.
+
+        Args:
+            changes: New values by name, 16 KiB of all names and values in UTF-8 at most.
+
+        Durability: The changes are durable on return.
+        """
+        self._check_open()
+        checked = _checked_changes(changes)
+
+        def changed(record: ListRecord) -> ListRecord:
+            return record.with_properties(checked)
+
+        self._steps.perform(ledger_list.update(self.name, changed))
+
+    def on_change(self, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after the log was rolled, truncated, sealed, taken over, deleted or got other properties.
+
+        It is called from some thread, may be called without a change, and must not block; ``cancel`` of the result ends
+        that.
+        """
+        self._check_open()
+        return self._steps.watch(callback)
+
+    # ---- changing what there is ----------------------------------------------------------------------------------
+
+    def truncate(self, start: Start) -> int:
+        """Drop the records before a place, at once for readers; ledgers that only hold such records are deleted.
+
+        A live writer is not disturbed. A place before ``first_seq`` changes nothing.
+
+        Args:
+            start: The first record to keep, as for ``reader``.
+
+        Returns:
+            The sequence number of the first record that is kept.
+
+        Raises:
+            UsageError: The record before that place does not exist yet.
+            TruncateGuardError: Something that is kept needs records before it.
+
+        Durability: On return they are dropped for good. Disk space comes back in the background.
+        """
+        self._check_open()
+        while True:
+            record = self._record()
+            seq, last = seq_of(self._steps, start), self.last_seq
+            if seq > last + 1:
+                raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; it has {last} so far")
+            try:
+                steps = ledger_list.truncate(self.name, record.epoch, record.generation, seq)
+                return self._steps.perform(steps).first_seq
+            except LogFencedError:
+                if self._record().epoch == record.epoch:
+                    raise
+                continue  # another writer took the log over since the record was read
+
+    def seal(self) -> None:
+        """End the log for good, which has no live writer: it can be read, and takes no more records.
+
+        Raises:
+            LogLockedError: It has a live writer, whose ``seal`` ends it.
+            LogSealedError: It was sealed before.
+        """
+        self.writer().seal()
+
+    async def truncate_async(self, start: Start) -> int:
+        """Truncate in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.truncate, start)
+
+    async def seal_async(self) -> None:
+        """Seal in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.seal)
+
+
+def _checked_changes(changes: object) -> dict[str, str | None]:
+    if isinstance(changes, Mapping) and all(
+        isinstance(name, str) and name and isinstance(value, str | None) for name, value in changes.items()
+    ):
+        return dict(changes)
+    raise UsageError(f"changes is {changes!r:.50}; it takes a mapping of names to strings, or to None")

@@ -1,0 +1,278 @@
+"""``LogReader``: reads the records of a named log in order, from any place in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from enum import Enum
+from itertools import islice
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from pybk.arguments import whole_from
+from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
+from pybk.futures import seconds_of
+from pybk.streams.format import Records
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import SEQ_MAX
+from pybk.streams.log_record import LogRecord, log_records
+from pybk.streams.position import Position
+from pybk.streams.record_reader import RecordReader
+from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
+from pybk.whole_numbers import whole
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class LogEnd(Enum):
+    """An end of a log, to begin reading at."""
+
+    EARLIEST = "earliest"
+    """The first record that was not truncated."""
+
+    LATEST = "latest"
+    """After the last record that is durable now: only records that come later are read."""
+
+
+class TxId(NamedTuple):
+    """A transaction id, to begin reading at the first record whose own is at least that."""
+
+    value: int
+
+
+Start = LogEnd | Position | TxId | datetime | int
+"""Where reading begins: an end, a position, a transaction id, a time that names its zone, or a sequence number."""
+
+
+class LogReader:
+    """Reads a log in order; made by ``Log.reader``.
+
+    Iterating ends with the last record of now; with ``follow``, only when the log is sealed or this is closed. Every
+    record is checked to follow the one before it, so none is ever skipped without an error, or without being counted in
+    ``skipped``.
+
+    Threads: one at a time; ``close`` from any. After an error, read again from ``seq`` with another reader.
+
+    Attributes:
+        skipped: How many records this reader skipped because they were truncated before it read them.
+    """
+
+    def __init__(self, steps: LedgerSteps, seq: int, *, follow: bool, strict: bool) -> None:
+        """Use ``Log.reader`` instead."""
+        self._steps = steps
+        self._follow = follow
+        self._strict = strict
+        self._ready: Iterator[LogRecord] = iter(())
+        self._seq = seq
+        self.skipped = 0
+        self._reader = self._opened(seq)
+
+    def _opened(self, seq: int) -> RecordReader:
+        """Begin to read at a record, or at the first one that was not truncated since."""
+        while True:
+            try:
+                reader = RecordReader(self._steps, seq)
+            except TruncatedError as error:
+                if self._strict:
+                    raise
+                self.skipped += error.first_seq - seq
+                seq = error.first_seq
+                continue
+            self._seq = seq
+            return reader
+
+    # ---- position ------------------------------------------------------------------------------------------------
+
+    @property
+    def seq(self) -> int:
+        """The sequence number of the next record."""
+        return self._seq
+
+    @property
+    def lag(self) -> int:
+        """How many records can be read now and were not yet. Reads one entry."""
+        return max(0, self._steps.last_seq() + 1 - self._seq)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all records that can be read now were read: what a ``read`` that returned None means."""
+        return self.lag == 0
+
+    def seek(self, start: Start) -> None:
+        """Continue from another place; arguments and errors as for ``Log.reader``."""
+        self._check_open()
+        before = self._reader
+        self._reader = self._opened(seq_of(self._steps, start))
+        self._ready = iter(())
+        before.close()
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, timeout: float | None = None) -> LogRecord | None:
+        """Return the next record.
+
+        Args:
+            timeout: Seconds to wait for one; 0 to look once; None for as long as it takes.
+
+        Returns:
+            None if none came in time.
+
+        Raises:
+            LogSealedError: The log was sealed, and all its records were read.
+            TruncatedError: The next record was truncated, and the reader is strict.
+            CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
+            ClosedError: This reader or its log was closed.
+        """
+        for record in self.read_many(1, timeout):
+            return record
+        return None
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Return the records that come next: at least one, at most ``most``, and no wait for more than one.
+
+        Arguments and errors as for ``read``; an empty list if none came in time.
+        """
+        wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
+        while not (found := self._taken(wanted)):
+            try:
+                if not self._filled(self._reader.read(timeout=seconds)):
+                    return []
+            except TruncatedError:
+                self._jump()
+        return found
+
+    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
+        """Read as ``read`` does, without blocking the event loop."""
+        for record in await self.read_many_async(1, timeout):
+            return record
+        return None
+
+    async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
+        wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
+        while not (found := self._taken(wanted)):
+            try:
+                if not self._filled(await self._reader.read_async(timeout=seconds)):
+                    return []
+            except TruncatedError:
+                await asyncio.to_thread(self._jump)
+        return found
+
+    def _taken(self, most: int) -> list[LogRecord]:
+        """Return records that were read already."""
+        self._check_open()
+        found = list(islice(self._ready, most))
+        if found:
+            self._seq = found[-1].position.seq + 1
+        return found
+
+    def _filled(self, records: Records | None) -> bool:
+        """Keep records to be taken; returns whether there are any."""
+        if records is not None:
+            self._ready = log_records(records, name=self._steps.name)
+            return True
+        if self._reader.is_over:
+            raise LogSealedError(f"log {self._steps.name!r} was sealed after record {self._seq - 1}; there are no more")
+        self._check_open()
+        return False
+
+    def _check_open(self) -> None:
+        if self._reader.closed:
+            raise ClosedError(f"log {self._steps.name!r}, or this reader of it, was closed; make another reader")
+
+    def _jump(self) -> None:
+        """Continue with the first record that was not truncated; raises if this is strict."""
+        before = self._reader
+        self._reader = self._opened(self._seq)
+        before.close()
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Yield the records that come next."""
+        last = SEQ_MAX if self._follow else self._steps.last_seq()
+        while self._seq <= last:
+            yield from self._drained(last)
+            try:
+                if self._seq <= last:
+                    self._filled(self._reader.read(timeout=None))
+            except TruncatedError:
+                self._jump()
+            except LogSealedError:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[LogRecord]:
+        """Yield the records that come next, without blocking the event loop."""
+        last = SEQ_MAX if self._follow else await asyncio.to_thread(self._steps.last_seq)
+        while self._seq <= last:
+            for record in self._drained(last):
+                yield record
+            try:
+                if self._seq <= last:
+                    self._filled(await self._reader.read_async(timeout=None))
+            except TruncatedError:
+                await asyncio.to_thread(self._jump)
+            except LogSealedError:
+                return
+
+    def _drained(self, last: int) -> Iterator[LogRecord]:
+        """Yield records that were read already, up to ``last``, until a ``seek`` comes between."""
+        ready = self._ready
+        for record in ready:
+            self._seq = record.position.seq + 1
+            yield record
+            if ready is not self._ready or self._seq > last:
+                return
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the log; a call that waits for records raises ClosedError."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        """Return the reader itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the reader itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def seq_of(steps: LedgerSteps, start: Start) -> int:
+    """Return the sequence number of the record that a place means.
+
+    Raises:
+        UsageError: It is of a wrong type, or a time without a zone.
+        CorruptError: The record could not be found, because others are damaged or missing.
+    """
+    match start:
+        case LogEnd.EARLIEST:
+            return steps.existing().record.first_seq
+        case LogEnd.LATEST:
+            return steps.last_seq() + 1
+        case Position():
+            return start.seq
+        case TxId(value):
+            return first_seq_of_txid(steps, value)
+        case datetime() if start.tzinfo is not None:
+            since = start - _EPOCH
+            return first_seq_at_time(steps, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)
+    seq = whole(start)
+    if seq is None or not 0 <= seq <= SEQ_MAX:
+        raise UsageError(
+            f"start is {start!r:.50}; it takes LogEnd.EARLIEST or LATEST, a Position, a TxId, a sequence number from 0 "
+            "up, or a datetime with a time zone"
+        )
+    return seq

@@ -1,0 +1,370 @@
+"""``LogWriter``: appends records to a named log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pybk.arguments import whole_from
+from pybk.errors import OutOfOrderError, UsageError
+from pybk.streams.appender import pieces_of
+from pybk.streams.attributes import encode_attributes
+from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
+from pybk.streams.list_writer import ListWriter
+from pybk.streams.position import Position
+from pybk.streams.record_future import RecordFuture
+
+_INT64_MAX = (1 << 63) - 1
+
+
+class NewRecord(NamedTuple):
+    """A record to append.
+
+    Attributes:
+        data: The application's bytes.
+        txid: Its transaction id, from 0 up; None for none.
+        key: Its key, at most 4 KiB; None for none.
+        headers: At most 64 pairs of a name and bytes, 64 KiB in all.
+        time_ns: Its event time, nanoseconds since 1970; None for the time of the append.
+    """
+
+    data: bytes
+    txid: int | None = None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes]] = ()
+    time_ns: int | None = None
+
+
+class LogWriter:
+    """The writer of a log, until it is closed or another takes the log over; made by ``Log.writer``.
+
+    Threads: any. Appends of all threads share syncs. Signal handlers must not append.
+    """
+
+    def __init__(self, writer: ListWriter, highest: Highest, *, ordered_txids: bool) -> None:
+        """Use ``Log.writer`` instead."""
+        self._writer = writer
+        self._data_bytes_max = writer.steps.data_bytes_max - ITEM_EXTRA_BYTES
+        self._order = _Order(writer.steps.name, highest, strict=ordered_txids)
+
+    def __repr__(self) -> str:
+        """Name the log and the epoch."""
+        return f"<LogWriter of {self._writer.steps.name!r}, epoch {self.epoch}>"
+
+    @property
+    def epoch(self) -> int:
+        """The number of the take-over by which this writer has the log."""
+        return self._writer.appender.epoch
+
+    @property
+    def last_seq(self) -> int:
+        """The sequence number of the last record that was appended, durable or not; one below the first for none."""
+        return self._writer.appender.next_seq - 1
+
+    @property
+    def last_txid(self) -> int | None:
+        """The highest transaction id of all records that were ever appended to the log; None for none."""
+        txid = self._order.highest.txid
+        return None if txid == NO_VALUE else txid
+
+    # ---- appending -----------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        data: bytes,
+        *,
+        txid: int | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        time_ns: int | None = None,
+    ) -> Position:
+        """Append one record and wait until it is durable.
+
+        Args:
+            data: 0 to ``max_entry_bytes`` bytes, less 48, and less key and headers.
+            txid: As in ``NewRecord``, as all that follows.
+            key: As in ``NewRecord``.
+            headers: As in ``NewRecord``.
+            time_ns: As in ``NewRecord``.
+
+        Returns:
+            Its position.
+
+        Raises:
+            OutOfOrderError: The transaction id is below that of a record before; nothing was appended.
+            LogFencedError: Another writer took the log over. With ``outcome_unknown``, as always, the record may be in
+                it all the same.
+            StorageFullError: There is not enough free space; nothing was written.
+            StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
+            ClosedError: The writer is closed.
+            UsageError: An argument cannot be; nothing was appended.
+
+        Durability: On return it is on disk; in a cluster, on the disks of an ack quorum. Readers see it then.
+        Cost: One synced write, shared by all threads that append meanwhile.
+        """
+        batch = _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
+        return self._writer.append_batch(batch, kick=False).result()
+
+    def append_async(
+        self,
+        data: bytes,
+        *,
+        txid: int | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        time_ns: int | None = None,
+        wait: bool = True,
+    ) -> RecordFuture[Position]:
+        """Append one record without waiting for it to be durable; arguments and errors as for ``append``.
+
+        Args:
+            data: As for ``append``, as all others but ``wait``.
+            txid: As for ``append``.
+            key: As for ``append``.
+            headers: As for ``append``.
+            time_ns: As for ``append``.
+            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some. False raises instead.
+
+        Returns:
+            A future of the position: ``result()``, ``add_done_callback``, or ``await`` it.
+
+        Raises:
+            TooManyRequestsError: ``wait`` is False, and too much is outstanding; nothing was done.
+        """
+        batch = _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
+        return self._writer.append_batch(batch, kick=True, wait=wait)
+
+    async def append_coro(
+        self,
+        data: bytes,
+        *,
+        txid: int | None = None,
+        key: bytes | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+        time_ns: int | None = None,
+    ) -> Position:
+        """Append one record and wait until it is durable, without blocking the event loop.
+
+        Appends of one loop are made in the order in which their coroutines first run. Once the coroutine has begun,
+        cancelling it ends the waiting and never the append. Arguments and errors are those of ``append``.
+        """
+        return await self._writer.append_coro(
+            _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
+        )
+
+    def append_many(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
+        """Append records as one transaction, and wait until they are durable: after a crash all are there, or none.
+
+        Args:
+            records: Any number, at least one.
+
+        Returns:
+            Their positions.
+
+        Raises:
+            PybkError: As ``append``. With ``outcome_unknown`` all may be there, or none.
+
+        Cost: One sync for up to 4 MiB. Records share entries of 64 KiB.
+        """
+        return self._writer.append_batch(self._many(records), kick=False).result()
+
+    async def append_many_async(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
+        """Append records as ``append_many`` does, without blocking the event loop."""
+        return await self._writer.append_coro(self._many(records))
+
+    def _many(self, records: Iterable[bytes | NewRecord]) -> _Many:
+        try:
+            given = list(records)
+        except TypeError:
+            raise UsageError(f"records is {records!r:.50}; it takes an iterable of bytes or NewRecord") from None
+        items = [self._item(each if isinstance(each, NewRecord) else NewRecord(each)) for each in given]
+        if not items:
+            raise UsageError("a transaction without records has no position; append at least one")
+        return _Many(self._order, items)
+
+    def _item(self, record: NewRecord) -> Item:
+        """Return a record as it is written, or raise for what is wrong with it."""
+        attributes = encode_attributes(record.key, record.headers)
+        return Item(
+            self._data_of(record.data, len(attributes)),
+            time.time_ns() if record.time_ns is None else _int64(record.time_ns, "time_ns"),
+            NO_VALUE if record.txid is None else _int64(record.txid, "txid"),
+            attributes,
+        )
+
+    def _data_of(self, data: object, attribute_bytes: int) -> bytes:
+        try:
+            view = memoryview(data)  # type: ignore[arg-type]  # anything with a buffer
+        except TypeError:
+            raise UsageError(
+                f"a record takes bytes or another bytes-like object, not {type(data).__name__}; encode text first"
+            ) from None
+        if view.nbytes + attribute_bytes > self._data_bytes_max:
+            raise UsageError(
+                f"the record has {view.nbytes} bytes, and its key and headers {attribute_bytes}; together they take at "
+                f"most {self._data_bytes_max}: split it, or open the store with StoreConfig(max_entry_bytes=...)"
+            )
+        return data if type(data) is bytes else view.tobytes()
+
+    # ---- changing what there is ----------------------------------------------------------------------------------
+
+    def flush(self) -> int:
+        """Return when everything that was appended so far is durable; returns the last of these sequence numbers."""
+        last = self.last_seq
+        self._writer.appender.flush()
+        return last
+
+    async def flush_async(self) -> int:
+        """Flush in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.flush)
+
+    def roll(self) -> None:
+        """Continue in a new segment now; appends do not wait for it, but for a moment."""
+        self._writer.roll()
+
+    async def roll_async(self) -> None:
+        """Roll in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.roll)
+
+    def seal(self) -> None:
+        """End the log for good and close the writer: the log can be read, and takes no more records."""
+        self._writer.close(seal=True)
+
+    async def seal_async(self) -> None:
+        """Seal in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.seal)
+
+    def close(self) -> None:
+        """Wait for what was appended, close the segment, and let go of the log; a second call does nothing.
+
+        Raises:
+            LogFencedError: Another writer has it.
+            PybkError: Closing failed; the next writer recovers the log.
+        """
+        self._writer.close()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the writer; an error that is on its way is not replaced by one of closing."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the writer as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+class _Order:
+    """The order of the transaction ids of a log, and its highest values. Guarded by the lock of the appender.
+
+    Args:
+        name: The log's.
+        highest: Of all records so far.
+        strict: Refuse a transaction id that is below one before.
+    """
+
+    def __init__(self, name: str, highest: Highest, *, strict: bool) -> None:
+        self._name = name
+        self._strict = strict
+        self.highest = highest
+
+    def after(self, before: Highest, items: Iterable[Item]) -> Highest:
+        """Return the highest values up to the last of some records.
+
+        Raises:
+            OutOfOrderError: A transaction id is below one before.
+        """
+        time_ns, txid = before
+        for item in items:
+            if item.txid < txid and item.txid != NO_VALUE and self._strict:
+                raise OutOfOrderError(
+                    f"transaction id {item.txid} is below {txid}, that of a record before it in log {self._name!r}; "
+                    "give ids that do not fall, or open the writer with ordered_txids=False",
+                    txid=item.txid,
+                    last=txid,
+                )
+            time_ns, txid = max(time_ns, item.time_ns), max(txid, item.txid)
+        return Highest(time_ns, txid)
+
+
+class _Many:
+    """Records that are appended as one transaction; appending them returns their positions."""
+
+    def __init__(self, order: _Order, items: Sequence[Item]) -> None:
+        self._order = order
+        self._items = items
+        self._pieces: list[Sequence[Item]] = []
+        self._highest = order.highest
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+        return len(self._items)
+
+    def encode(self, seq: int) -> list[bytes]:
+        """Return entries of about 64 KiB."""
+        self._pieces = pieces_of(self._items, [item_bytes(item) for item in self._items])
+        highest = self._order.highest
+        entries = []
+        for number, piece in enumerate(self._pieces, 1):
+            entries.append(encode_items(seq, piece, highest, more=number < len(self._pieces)))
+            highest = self._order.after(highest, piece)
+            seq += len(piece)
+        self._highest = highest
+        return entries
+
+    def staged(self, seq: int, segment: int, entry: int) -> list[Position]:
+        """Return their positions."""
+        self._order.highest = self._highest
+        positions = []
+        for number, piece in enumerate(self._pieces, entry):
+            positions += [Position(segment, number, slot, seq + slot) for slot in range(len(piece))]
+            seq += len(piece)
+        return positions
+
+
+class _One:
+    """One record; appending it returns its position."""
+
+    records = 1
+
+    def __init__(self, order: _Order, item: Item) -> None:
+        self._order = order
+        self._item = item
+        self._highest = order.highest
+
+    def encode(self, seq: int) -> list[bytes]:
+        """Return its entry."""
+        before = self._order.highest
+        self._highest = self._order.after(before, (self._item,))
+        return [encode_items(seq, (self._item,), before)]
+
+    def staged(self, seq: int, segment: int, entry: int) -> Position:
+        """Return its position."""
+        self._order.highest = self._highest
+        return Position(segment, entry, 0, seq)
+
+
+def _int64(value: object, name: str) -> int:
+    return whole_from(value, 0, name, "a number below 2**63", _INT64_MAX)

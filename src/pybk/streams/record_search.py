@@ -1,0 +1,108 @@
+"""Finds the first record of a log whose time or transaction id is at least a value.
+
+Each entry says the highest value of all records before it, which never falls. So the last segment, and in it the last
+entry, before which the highest value is too low, is found by halving; the record lies in that entry or after it. Values
+need not ascend: the first record with at least a value is the one at which the highest value reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from pybk.errors import NoSuchLedgerError, TruncatedError
+from pybk.reader import LedgerReader
+from pybk.streams.format import Highest, Int64s, Records, decode_entry_header, highest_before
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import ListRecord, Segment
+from pybk.streams.record_reader import RecordReader
+
+_FIRST_ENTRY = 1
+"""Entry 0 of a segment's ledger is its header."""
+
+T = TypeVar("T")
+
+
+def first_seq_at_time(steps: LedgerSteps, time_ns: int) -> int:
+    """Return the first kept record with an event time of at least ``time_ns``; the next one to come if none has.
+
+    Raises:
+        CorruptError: A record is damaged or missing.
+
+    Cost: Opens as many ledgers, and reads as many entries, as the logarithms of their numbers.
+    """
+    return _search(steps, lambda highest: highest.time_ns < time_ns, lambda records: _first(records.times, time_ns))
+
+
+def first_seq_of_txid(steps: LedgerSteps, txid: int) -> int:
+    """Return the first kept record with a transaction id of at least ``txid``; otherwise as ``first_seq_at_time``."""
+    return _search(steps, lambda highest: highest.txid < txid, lambda records: _first(records.txids, txid))
+
+
+def _first(values: Int64s | None, wanted: int) -> int | None:
+    """Return the index of the first value that is at least ``wanted``; None if there is none."""
+    if values is None:
+        return None
+    found = np.flatnonzero(values >= wanted)
+    return int(found[0]) if len(found) else None
+
+
+def _search(steps: LedgerSteps, too_low: Callable[[Highest], bool], index_in: Callable[[Records], int | None]) -> int:
+    while True:
+        record = steps.existing().record
+        try:
+            reader = RecordReader(steps, _begin(steps, record, too_low))
+            try:
+                while (records := reader.read()) is not None:
+                    index = index_in(records)
+                    if index is not None:
+                        return records.first_seq + index
+                return reader.seq
+            finally:
+                reader.close()
+        except (NoSuchLedgerError, TruncatedError):
+            if steps.existing().record == record:
+                raise  # the log was not truncated meanwhile
+            continue
+
+
+def _begin(steps: LedgerSteps, record: ListRecord, too_low: Callable[[Highest], bool]) -> int:
+    """Return the first record of the last entry before which the highest value is too low, or the first kept one."""
+
+    def is_before(segment: Segment) -> bool:
+        with steps.open_segment(segment) as reader:
+            return _has_records(reader) and too_low(_highest(reader, _FIRST_ENTRY))
+
+    found = _last(record.segments, is_before)
+    if found is None:
+        return record.first_seq
+    with steps.open_segment(found) as reader:
+        entries = range(_FIRST_ENTRY, reader.last_add_confirmed + 1)
+        entry = _last(entries, lambda each: too_low(_highest(reader, each)))
+        assert entry is not None, "the segment was found by its first entry"
+        payload = next(reader.read(entry, entry)).payload
+        seq = decode_entry_header(payload, where=f"ledger {reader.ledger_id} entry {entry}").seq
+    return max(seq, record.first_seq)
+
+
+def _has_records(reader: LedgerReader) -> bool:
+    return reader.last_add_confirmed >= _FIRST_ENTRY
+
+
+def _highest(reader: LedgerReader, entry: int) -> Highest:
+    payload = next(reader.read(entry, entry)).payload
+    return highest_before(payload, where=f"ledger {reader.ledger_id} entry {entry}")
+
+
+def _last(ascending: Sequence[T], holds: Callable[[T], bool]) -> T | None:
+    """Return the last element for which something holds, given that it holds for all those before it."""
+    low, high = 0, len(ascending)
+    while low < high:
+        middle = (low + high) // 2
+        if holds(ascending[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    return ascending[low - 1] if low else None
