@@ -20,6 +20,7 @@ from server import Client
 from tables import ABSENT, CLIENTS_MAX, Row, Tables
 
 from pybk import (
+    CheckpointWriter,
     CorruptError,
     IllegalOperationError,
     LedgerManager,
@@ -121,6 +122,35 @@ def test_tables_remember_the_clients_of_late() -> None:
     assert "client 1" not in tables.sessions
 
 
+def test_commits_continue_while_a_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Database(tmp_path, PASSWORD) as database:
+        dump = Tables.dump
+
+        def commit_and_dump(tables: Tables, file: CheckpointWriter) -> None:
+            database.commit({"a": "2"})
+            dump(tables, file)
+
+        monkeypatch.setattr(Tables, "dump", commit_and_dump)
+        database.commit({"a": "1"})
+        assert database.checkpoint() == 1
+        newest = database.wal.latest_checkpoint()
+        assert newest is not None
+        with newest.open() as file:
+            assert Tables.load(file).rows == {"a": Row(1, "1")}
+    with Database(tmp_path, PASSWORD) as database:
+        assert database.read("a") == {"a": Row(2, "2")}
+
+
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Switch threads as often as the interpreter can, so that missing locks show."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_threads")
 def test_threads_commit_while_snapshots_are_made(tmp_path: Path) -> None:
     def work(database: Database, name: str) -> None:
         for number in range(60):

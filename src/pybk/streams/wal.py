@@ -646,7 +646,9 @@ class WriteAheadLog:
         records, and the checkpoints, that the newest ``keep`` checkpoints do not need.
 
         Args:
-            lsn: The last record that the snapshot covers; None for the last one that is durable now.
+            lsn: The last record that the snapshot covers; None for the last one that is durable now. Where other
+                threads append meanwhile, copy the state together with the LSN that was last applied to it, and pass
+                that LSN: a record that is durable and not applied yet would be dropped.
             meta: Text that the checkpoint carries.
             keep: Checkpoints to keep, at least 1.
             truncate: Drop the records that they do not need. False for a log that is itself the data, and whose
@@ -786,6 +788,8 @@ class WriteAheadLog:
             RewoundError: Records that were applied were dropped since by ``truncate_after``; nothing was fenced. Begin
                 again from what is left.
             UsageError: The log has no record ``applied``; nothing was fenced.
+            TruncatedError: The record after the last one that was applied was dropped; nothing was fenced. Begin again
+                from ``latest_checkpoint()``.
             LogLockedError, StoreLockedError: The writer is alive.
             IllegalOperationError: This log is open for writing; or as for ``close``.
             Exception: As ``apply``.
