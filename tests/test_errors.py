@@ -8,6 +8,7 @@ import pytest
 from pybk import errors
 from pybk.errors import (
     AppendTimeoutError,
+    BlobLockedError,
     CorruptError,
     DigestMismatchError,
     DuplicateEntryError,
@@ -79,6 +80,7 @@ def test_outcome_is_unknown_only_where_the_entry_may_be_there() -> None:
 
 def test_only_errors_that_pass_by_themselves_are_retryable() -> None:
     assert {kind for kind in ERRORS if kind.retryable} == {
+        BlobLockedError,
         LogLockedError,
         TooManyRequestsError,
         StorageFullError,

@@ -11,6 +11,7 @@ from pybk.errors import (
     BlobError,
     BlobExistsError,
     BlobGivenUpError,
+    BlobLockedError,
     ClosedError,
     CookieError,
     CorruptError,
@@ -84,6 +85,13 @@ from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
+from pybk.streams.snapshot_store import (
+    SkippedSnapshot,
+    SnapshotContent,
+    SnapshotInfo,
+    SnapshotReport,
+    SnapshotStore,
+)
 from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
 from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter, Payload
@@ -96,6 +104,7 @@ __all__ = [
     "BlobExistsError",
     "BlobGivenUpError",
     "BlobInfo",
+    "BlobLockedError",
     "BlobStore",
     "BlobUpload",
     "Bookie",
@@ -176,6 +185,11 @@ __all__ = [
     "RewoundError",
     "SealMismatchError",
     "Secret",
+    "SkippedSnapshot",
+    "SnapshotContent",
+    "SnapshotInfo",
+    "SnapshotReport",
+    "SnapshotStore",
     "Start",
     "StorageError",
     "StorageFailedError",

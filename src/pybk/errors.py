@@ -379,5 +379,11 @@ class BlobExistsError(BlobError, FileExistsError):
     code = -20
 
 
+class BlobLockedError(BlobError):
+    """Another caller saves or prunes the snapshots of this name."""
+
+    retryable = True
+
+
 class BlobGivenUpError(BlobError):
     """The upload cannot be published any more; nothing was changed, and the blob can be put again."""

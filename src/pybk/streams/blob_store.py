@@ -212,6 +212,11 @@ class BlobStore:
         closed = ", closed" if self._closed else ""
         return f"<BlobStore {self.name!r} in {self._manager.location}{closed}>"
 
+    @property
+    def manager(self) -> LedgerManager:
+        """The manager that has its ledgers."""
+        return self._manager
+
     def _open(self) -> BlobCatalog:
         if self._closed:
             raise ClosedError(f"blob store {self.name!r} is closed here; open it again")

@@ -1,0 +1,548 @@
+"""``SnapshotStore``: snapshots of a state, of which only what changed is written again."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Final, NamedTuple
+
+from xxhash import xxh3_128_hexdigest
+
+from pybk.errors import (
+    BlobLockedError,
+    CorruptError,
+    DigestMismatchError,
+    NoSuchBlobError,
+    PybkError,
+    UnsupportedFormatError,
+    UsageError,
+)
+from pybk.manager import backend_of
+from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.streams.blob_store import BlobStore
+from pybk.streams.names import checked_name
+from pybk.whole_numbers import whole
+
+SNAPSHOT_FORMAT: Final = 1
+PART_BYTES: Final = 8 << 20
+NAME_BYTES_MAX: Final = 48
+"""Bytes of the name of a snapshot store, which is a part of the names of its blobs."""
+
+_DAMAGE: Final = (CorruptError, DigestMismatchError, NoSuchBlobError, UnsupportedFormatError)
+"""Errors for which an older snapshot is taken; others, such as a disk that fails, say nothing about a snapshot."""
+
+SnapshotContent = bytes | bytearray | memoryview | os.PathLike[str] | Callable[[BinaryIO], object]
+"""What can be saved: bytes, the path of a file or a directory, or a function that writes to the file it is given."""
+
+
+class SnapshotInfo(NamedTuple):
+    """A snapshot that was saved.
+
+    Attributes:
+        number: Its number, from 1 up.
+        lsn: The application's position: the last record of its log that the snapshot covers.
+        generation: The generation of that log.
+        meta: The application's.
+        created_ns: When it was saved, nanoseconds since 1970.
+        is_directory: Whether it is of a directory.
+        size: Bytes of all its files.
+        written: Bytes that were not in an earlier snapshot, and were written for this one.
+    """
+
+    number: int
+    lsn: int
+    generation: int
+    meta: Mapping[str, str]
+    created_ns: int
+    is_directory: bool
+    size: int
+    written: int
+
+
+class SkippedSnapshot(NamedTuple):
+    """A snapshot that is damaged, so that an older one was taken.
+
+    Attributes:
+        number: Its number.
+        problem: What is wrong with it.
+    """
+
+    number: int
+    problem: PybkError
+
+
+class SnapshotReport(NamedTuple):
+    """What was restored.
+
+    Attributes:
+        info: The snapshot.
+        skipped: Newer ones that are damaged, the newest first.
+    """
+
+    info: SnapshotInfo
+    skipped: tuple[SkippedSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of a snapshot.
+
+    Attributes:
+        path: Relative, with ``/``; empty for a snapshot that is not of a directory.
+        mode: Its permissions.
+        size: Its bytes.
+        parts: The SHA-256 of each part, hexadecimal.
+    """
+
+    path: str
+    mode: int
+    size: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """What a snapshot consists of; written last."""
+
+    info: SnapshotInfo
+    part_bytes: int
+    directories: tuple[str, ...]
+    files: tuple[_File, ...]
+
+    @property
+    def parts(self) -> set[str]:
+        return {part for file in self.files for part in file.parts}
+
+    def encode(self) -> bytes:
+        return encode_json(
+            {
+                "format": SNAPSHOT_FORMAT,
+                "info": [*self.info[:3], dict(self.info.meta), *self.info[4:]],
+                "part_bytes": self.part_bytes,
+                "directories": self.directories,
+                "files": [[each.path, each.mode, each.size, each.parts] for each in self.files],
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> _Manifest:
+        def make(values: dict[str, Any]) -> _Manifest:
+            number = values["format"]
+            if number != SNAPSHOT_FORMAT:
+                raise UnsupportedFormatError(
+                    f"{where}: format {number}; this pybk reads format {SNAPSHOT_FORMAT}: install a newer pybk"
+                )
+            files = tuple(_File(path, mode, size, tuple(parts)) for path, mode, size, parts in values["files"])
+            made = cls(SnapshotInfo(*values["info"]), values["part_bytes"], tuple(values["directories"]), files)
+            for each in files:
+                if len(each.parts) != -(-each.size // made.part_bytes):
+                    raise CorruptError(
+                        f"{where}: {each.size} bytes of {each.path!r} are not in {len(each.parts)} parts"
+                    )
+            for path in (*made.directories, *(each.path for each in files)):
+                if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                    raise CorruptError(f"{where}: the path {path!r} does not lie in the snapshot")
+            return made
+
+        return decode_json(data, make, where=where)
+
+
+class SnapshotStore:
+    """Snapshots of a state, in a blob store.
+
+    Save, and restore after a loss::
+
+        snapshots = SnapshotStore(blobs, "db", keep=3)
+        snapshots.save(Path("data"), lsn=wal.last_lsn)
+        ...
+        report = snapshots.restore("data")
+        replay_from(report.info.lsn + 1)
+
+    A snapshot is saved in parts, named by the SHA-256 of their content, so that parts that did not change are not
+    written again. Its manifest, which lists the parts, is written last: a snapshot exists once it is complete.
+    Snapshots share parts, so a damaged part damages all that have it; ``latest`` finds out.
+
+    Threads: any. One process at a time saves or prunes.
+
+    Args:
+        blobs: The blob store.
+        name: The name of the snapshots: 1 to 48 bytes in UTF-8, as for blobs.
+        keep: The number of snapshots to keep.
+        part_bytes: Bytes of a part, the unit in which what did not change is found.
+
+    Raises:
+        UsageError: An argument cannot be.
+    """
+
+    def __init__(
+        self, blobs: BlobStore, name: str = "snapshots", *, keep: int = 2, part_bytes: int = PART_BYTES
+    ) -> None:
+        self.name: Final = checked_name(name, "a snapshot store")
+        if len(name.encode()) > NAME_BYTES_MAX:
+            raise UsageError(f"the name {name!r:.60} of a snapshot store takes 1 to {NAME_BYTES_MAX} bytes in UTF-8")
+        kept, part = whole(keep), whole(part_bytes)
+        if kept is None or kept < 1 or part is None or part < 1:
+            raise UsageError(f"keep is {keep!r:.50}, part_bytes {part_bytes!r:.50}; both take a number from 1 up")
+        self._blobs = blobs
+        self._keep = kept
+        self._part_bytes = part
+        self._manifests = f"{name}/manifest/"
+        self._parts = f"{name}/part/"
+
+    def __repr__(self) -> str:
+        """Name the snapshots and their blob store."""
+        return f"<SnapshotStore {self.name!r} in {self._blobs!r}>"
+
+    # ---- saving --------------------------------------------------------------------------------------------------
+
+    def save(
+        self, content: SnapshotContent, *, lsn: int = 0, generation: int = 0, meta: Mapping[str, str] | None = None
+    ) -> SnapshotInfo:
+        """Save a snapshot, then prune.
+
+        Args:
+            content: Bytes; the path of a file or of a directory, which must not change meanwhile; or a function that
+                writes the content to the file that it is given.
+            lsn: The last record of the application's log that the snapshot covers.
+            generation: The generation of that log.
+            meta: Text by names.
+
+        Returns:
+            What was saved; ``written`` says how much of it was new.
+
+        Raises:
+            BlobLockedError: Another process saves or prunes.
+            UsageError: A directory holds something else than files and directories.
+            PybkError: As ``BlobStore.put``; the snapshot was not saved, unless ``outcome_unknown`` is set.
+
+        Durability: On return the snapshot is durable.
+        Cost: Reads all of the content, and writes the parts that are new.
+        """
+        with self._locked():
+            number = max(self._numbers(), default=0) + 1
+            saving = _Saving(self._blobs, self._parts, self._part_bytes)
+            is_directory = isinstance(content, os.PathLike) and os.path.isdir(content)
+            if isinstance(content, os.PathLike):
+                saving.add_path(Path(content))
+            elif callable(content):
+                content(saving.begin("", 0o600))  # type: ignore[arg-type]  # a file to write to
+                saving.end()
+            else:
+                saving.begin("", 0o600).write(content)
+                saving.end()
+            size = sum(each.size for each in saving.files)
+            info = SnapshotInfo(
+                number, lsn, generation, dict(meta or {}), time.time_ns(), is_directory, size, saving.written
+            )
+            manifest = _Manifest(info, self._part_bytes, tuple(saving.directories), tuple(saving.files))
+            self._blobs.put(f"{self._manifests}{number:016d}", manifest.encode(), overwrite=False)
+            self._prune()
+        return info
+
+    async def save_async(
+        self, content: SnapshotContent, *, lsn: int = 0, generation: int = 0, meta: Mapping[str, str] | None = None
+    ) -> SnapshotInfo:
+        """Save in a thread, in which a function is called, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.save, content, lsn=lsn, generation=generation, meta=meta)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from saving and pruning: parts that are not listed yet would be deleted."""
+        lock = backend_of(self._blobs.manager).try_lock(f"snapshots.{self._blobs.name}.{self.name}", f"{os.getpid()}")
+        if lock is None:
+            raise BlobLockedError(f"snapshots {self.name!r} are being saved or pruned by another caller; try again")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def prune(self) -> int:
+        """Delete all but the newest snapshots, of which ``keep`` are kept, and the parts that none of those has.
+
+        Returns:
+            How many blobs were deleted: manifests and parts.
+
+        Raises:
+            BlobLockedError: Another process saves or prunes.
+        """
+        with self._locked():
+            return self._prune()
+
+    async def prune_async(self) -> int:
+        """Prune in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.prune)
+
+    def _prune(self) -> int:
+        needed: set[str] = set()
+        kept, gone = 0, []
+        for number in self._numbers():
+            if kept == self._keep:
+                gone.append(f"{self._manifests}{number:016d}")
+                continue
+            try:
+                needed |= self._manifest(number).parts
+            except _DAMAGE:
+                continue  # it does not count, and goes once enough newer ones can be read
+            kept += 1
+        if not kept:
+            return 0  # nothing says which parts are needed
+        parts = (each.name for each in self._blobs.list(self._parts))
+        gone += [name for name in parts if name.rpartition("/")[2] not in needed]
+        for name in gone:  # manifests before their parts
+            self._blobs.delete(name)
+        return len(gone)
+
+    # ---- restoring -----------------------------------------------------------------------------------------------
+
+    def _numbers(self) -> builtins.list[int]:
+        """Return the numbers of the snapshots, the newest first."""
+        names = (each.name.rpartition("/")[2] for each in self._blobs.list(self._manifests))
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    def _manifest(self, number: int) -> _Manifest:
+        data = self._blobs.get(f"{self._manifests}{number:016d}")
+        return _Manifest.decode(data, where=f"the manifest of snapshot {number} of {self.name!r}")
+
+    def list(self) -> builtins.list[SnapshotInfo]:
+        """Return the snapshots whose manifests can be read, the newest first; their parts are not verified."""
+        found = []
+        for number in self._numbers():
+            try:
+                found.append(self._manifest(number).info)
+            except _DAMAGE:
+                continue
+        return found
+
+    async def list_async(self) -> builtins.list[SnapshotInfo]:
+        """List in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.list)
+
+    def latest(self) -> SnapshotReport | None:
+        """Return the newest snapshot that is whole, verified to its last byte; None if there are no snapshots.
+
+        Raises:
+            CorruptError: All snapshots are damaged.
+            PybkError: They could not be read, which says nothing about damage.
+
+        Cost: Reads the snapshot.
+        """
+
+        def verify(manifest: _Manifest) -> None:
+            for part in manifest.parts:
+                self._part(part)
+
+        return self._newest(verify)
+
+    async def latest_async(self) -> SnapshotReport | None:
+        """Look in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.latest)
+
+    def restore(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
+        """Write a snapshot to a file or a directory: the newest that is whole.
+
+        The destination appears as a whole, or not at all.
+
+        Args:
+            destination: The path. A file is replaced; a directory must not exist, or be empty.
+            number: The snapshot; None for the newest one that is whole.
+
+        Returns:
+            The snapshot, and newer ones that are damaged and were skipped.
+
+        Raises:
+            NoSuchBlobError: There is no snapshot, or none of this number.
+            CorruptError, DigestMismatchError: The snapshot of this number is damaged; or all are.
+            FileExistsError: The destination is a directory that is not empty.
+
+        Durability: On return the destination is durable.
+        """
+        target = Path(destination)
+        return self._chosen(number, lambda manifest: self._write(manifest, target))
+
+    async def restore_async(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
+        """Restore in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.restore, destination, number=number)
+
+    def read(self, *, number: int | None = None) -> bytes:
+        """Return the content of a snapshot that is not of a directory; arguments and errors as for ``restore``."""
+        data = b""
+
+        def read(manifest: _Manifest) -> None:
+            nonlocal data
+            if manifest.info.is_directory:
+                raise UsageError(f"the snapshot of {self.name!r} is of a directory; restore(directory) writes it")
+            data = b"".join(self._part(part) for file in manifest.files for part in file.parts)
+
+        self._chosen(number, read)
+        return data
+
+    async def read_async(self, *, number: int | None = None) -> bytes:
+        """Read in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.read, number=number)
+
+    def _chosen(self, number: int | None, use: Callable[[_Manifest], object]) -> SnapshotReport:
+        """Use the snapshot of a number, or the newest that can be used."""
+        if number is not None:
+            manifest = self._manifest(number)
+            use(manifest)
+            return SnapshotReport(manifest.info, ())
+        found = self._newest(use)
+        if found is None:
+            raise NoSuchBlobError(f"there is no snapshot of {self.name!r}; save one")
+        return found
+
+    def _newest(self, use: Callable[[_Manifest], object]) -> SnapshotReport | None:
+        """Return the newest snapshot that can be used; what is damaged is skipped."""
+        skipped: builtins.list[SkippedSnapshot] = []
+        for number in self._numbers():
+            try:
+                manifest = self._manifest(number)
+                use(manifest)
+            except _DAMAGE as error:
+                skipped.append(SkippedSnapshot(number, error))
+            else:
+                return SnapshotReport(manifest.info, tuple(skipped))
+        if skipped:
+            problems = "; ".join(f"{each.number}: {each.problem}" for each in skipped)
+            raise CorruptError(f"all snapshots of {self.name!r} are damaged; restore one of their blobs: {problems}")
+        return None
+
+    def _part(self, digest: str) -> bytes:
+        """Return a part, verified."""
+        data = self._blobs.get(self._parts + digest)
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DigestMismatchError(f"part {digest} of snapshots {self.name!r} has another content; restore its blob")
+        return data
+
+    def _write(self, manifest: _Manifest, target: Path) -> None:
+        """Write a snapshot next to the target, and move it there."""
+        if manifest.info.is_directory and target.is_dir() and any(target.iterdir()):
+            raise FileExistsError(f"{target} is not empty; restore to a directory that does not exist")
+        parent = target.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as work:
+            made = Path(work) / "snapshot"
+            if manifest.info.is_directory:
+                made.mkdir()
+            for each in manifest.directories:
+                (made / each).mkdir(parents=True)
+            for file in manifest.files:
+                self._write_file(made / file.path, file)
+            for directory in [made, *(made / each for each in manifest.directories)]:
+                if directory.is_dir():
+                    _sync(directory)
+            os.replace(made, target)
+            _sync(parent)
+
+    def _write_file(self, path: Path, file: _File) -> None:
+        with open(path, "wb") as out:
+            for part in file.parts:
+                out.write(self._part(part))
+            out.flush()
+            os.fchmod(out.fileno(), file.mode)
+            os.fsync(out.fileno())
+            if out.tell() != file.size:
+                raise CorruptError(f"{file.path!r} has {out.tell()} bytes in parts, and {file.size} in the manifest")
+
+
+class _Saving(io.BufferedIOBase):
+    """Splits files into parts, and puts those that are not there; a file to write one of them to."""
+
+    def __init__(self, blobs: BlobStore, prefix: str, part_bytes: int) -> None:
+        super().__init__()
+        self._blobs = blobs
+        self._prefix = prefix
+        self._part_bytes = part_bytes
+        self._buffer = bytearray()
+        self._path, self._mode, self._size = "", 0, 0
+        self._digests: list[str] = []
+        self.files: list[_File] = []
+        self.directories: list[str] = []
+        self.written = 0
+
+    def begin(self, path: str, mode: int) -> _Saving:
+        """Begin a file; what is written from now on belongs to it."""
+        self._path, self._mode, self._size = path, mode, 0
+        self._digests = []
+        return self
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return how many bytes of the file were written."""
+        return self._size
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Append bytes to the file; returns how many, which is all."""
+        view = memoryview(data).cast("B")
+        self._size += len(view)
+        at = 0
+        while at < len(view):
+            taken = min(self._part_bytes - len(self._buffer), len(view) - at)
+            self._buffer += view[at : at + taken]
+            at += taken
+            if len(self._buffer) == self._part_bytes:
+                self._put()
+        return len(view)
+
+    def end(self) -> None:
+        """End the file."""
+        if self._buffer:
+            self._put()
+        self.files.append(_File(self._path, self._mode, self._size, tuple(self._digests)))
+
+    def _put(self) -> None:
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        digest = hashlib.sha256(data).hexdigest()
+        name = self._prefix + digest
+        self._digests.append(digest)
+        try:
+            found = self._blobs.stat(name).digest
+        except NoSuchBlobError:
+            found = ""
+        if found != xxh3_128_hexdigest(data):
+            self._blobs.put(name, data)
+            self.written += len(data)
+
+    def add_path(self, root: Path) -> None:
+        """Add a file, or a directory with all that it holds."""
+        if not root.is_dir():
+            self._add_file(root, "")
+            return
+        for path in sorted(root.rglob("*")):
+            relative = path.relative_to(root).as_posix()
+            mode = path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                self.directories.append(relative)
+            elif stat.S_ISREG(mode):
+                self._add_file(path, relative)
+            else:
+                raise UsageError(f"{path} is neither a file nor a directory, and cannot be in a snapshot; remove it")
+
+    def _add_file(self, path: Path, relative: str) -> None:
+        with open(path, "rb") as file:
+            shutil.copyfileobj(file, self.begin(relative, os.fstat(file.fileno()).st_mode & 0o777), 1 << 20)
+        self.end()
+
+
+def _sync(directory: Path) -> None:
+    """Make the names in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

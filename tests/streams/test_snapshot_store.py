@@ -1,0 +1,193 @@
+"""Snapshots: saved in parts, restored as a whole, and an older one if the newest is damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from pybk import BlobStore, LedgerManager, SnapshotStore, UsageError
+from pybk.errors import BlobLockedError, CorruptError, NoSuchBlobError
+from pybk.manager import backend_of
+from tests.cluster.inside import inside
+
+PART = 1000
+
+
+@pytest.fixture(params=["store", "cluster"])
+def blobs(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BlobStore]:
+    if request.param == "store":
+        with BlobStore.open(tmp_path / "store", password=b"p") as blobs:
+            yield blobs
+    else:
+        with inside(tmp_path / "cluster") as cluster, cluster.connect() as manager:
+            yield BlobStore.open(manager, password=b"p")
+
+
+def opened(blobs: BlobStore, keep: int = 2) -> SnapshotStore:
+    return SnapshotStore(blobs, "db", keep=keep, part_bytes=PART)
+
+
+def tree(root: Path) -> dict[str, tuple[int, bytes | None]]:
+    """Return permissions and content by path; a directory has no content."""
+    return {
+        path.relative_to(root).as_posix(): (path.stat().st_mode, None if path.is_dir() else path.read_bytes())
+        for path in root.rglob("*")
+    }
+
+
+def make(root: Path) -> None:
+    (root / "sub" / "empty").mkdir(parents=True)
+    (root / "large").write_bytes(os.urandom(5 * PART + 1))
+    (root / "nothing").write_bytes(b"")
+    (root / "sub" / "exact").write_bytes(os.urandom(2 * PART))
+    (root / "sub" / "exact").chmod(0o640)
+
+
+def test_a_directory_comes_back_and_only_what_changed_is_written_again(blobs: BlobStore, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    make(state)
+    snapshots = opened(blobs)
+    first = snapshots.save(state, lsn=5, generation=1, meta={"by": "test"})
+    assert (first.number, first.lsn, first.generation, first.is_directory) == (1, 5, 1, True)
+    assert first.size == first.written == 7 * PART + 1
+    before = tree(state)
+    with (state / "large").open("r+b") as file:
+        file.seek(2 * PART)
+        file.write(b"changed")
+    (state / "new").write_bytes(b"new")
+    second = snapshots.save(state, lsn=9)
+    assert second.written == PART + 3
+    assert snapshots.list() == [second, first]
+    report = snapshots.restore(tmp_path / "new" / "place")
+    assert (report.info, report.skipped) == (second, ())
+    assert tree(tmp_path / "new" / "place") == tree(state)
+    assert snapshots.restore(tmp_path / "old", number=1).info.meta == {"by": "test"}
+    assert tree(tmp_path / "old") == before
+    with pytest.raises(FileExistsError):
+        snapshots.restore(state)
+    (tmp_path / "made").mkdir()
+    snapshots.restore(tmp_path / "made")
+    assert tree(tmp_path / "made") == tree(state)
+
+
+def test_what_is_not_a_directory_is_a_file(blobs: BlobStore, tmp_path: Path) -> None:
+    data = os.urandom(3 * PART + 5)
+    snapshots = opened(blobs)
+
+    def write(file: BinaryIO) -> None:
+        for at in range(0, len(data), 700):
+            file.write(data[at : at + 700])
+
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    content: Any
+    for number, content in enumerate((data, bytearray(data), write, path, b""), 1):
+        info = snapshots.save(content)
+        assert (info.number, info.is_directory) == (number, False)
+        assert info.written == (len(data) if number == 1 else 0)
+        assert snapshots.read() == (data if content != b"" else b"")
+    snapshots.restore(path, number=4)
+    assert path.read_bytes() == data
+
+
+def test_snapshots_are_pruned_with_their_parts(blobs: BlobStore) -> None:
+    snapshots = opened(blobs, keep=2)
+    for number in range(1, 6):
+        snapshots.save(b"same" * 250 + b"%d" % number)
+        assert [each.number for each in snapshots.list()] == [*range(number, max(0, number - 2), -1)]
+    assert len(blobs.list("db/part/")) == 3
+    with pytest.raises(NoSuchBlobError):
+        snapshots.read(number=1)
+    assert opened(blobs, keep=1).prune() == 2
+    assert len(blobs.list("db/")) == 3
+
+
+def test_an_older_snapshot_is_taken_if_the_newest_is_damaged(blobs: BlobStore, tmp_path: Path) -> None:
+    snapshots = opened(blobs, keep=3)
+    with pytest.raises(NoSuchBlobError):
+        snapshots.restore(tmp_path / "x")
+    assert snapshots.latest() is None
+    for number in range(1, 4):
+        snapshots.save(b"%d" % number * 2 * PART, lsn=number)
+    parts = {each.name for each in blobs.list("db/part/")}
+    blobs.put("db/manifest/0000000000000003", b"not json")
+    report = snapshots.restore(tmp_path / "x")
+    assert [(each.number, type(each.problem)) for each in report.skipped] == [(3, CorruptError)]
+    assert report.info.lsn == 2
+    assert (tmp_path / "x").read_bytes() == b"2" * 2 * PART
+    own = {each.name for each in blobs.list("db/part/") if blobs.get(each.name)[:1] == b"2"}
+    assert own < parts
+    for name in own:
+        blobs.put(name, b"another content")
+    latest = snapshots.latest()
+    assert latest is not None
+    assert latest.info.lsn == 1
+    assert [each.number for each in latest.skipped] == [3, 2]
+    for each in blobs.list("db/part/"):
+        blobs.delete(each.name)
+    (tmp_path / "x").write_bytes(b"untouched")
+    with pytest.raises(CorruptError, match="all snapshots"):
+        snapshots.restore(tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"untouched"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_a_snapshot_that_was_not_finished_does_not_exist(blobs: BlobStore, tmp_path: Path) -> None:
+    snapshots = opened(blobs)
+    snapshots.save(b"old" * PART)
+
+    def fail(file: BinaryIO) -> None:
+        file.write(b"new" * PART)
+        raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        snapshots.save(fail)
+    assert snapshots.read() == b"old" * PART
+    assert snapshots.prune() == 3
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "link").symlink_to("nowhere")
+    with pytest.raises(UsageError, match="neither a file nor a directory"):
+        snapshots.save(tmp_path / "state")
+
+
+def test_one_caller_at_a_time_saves(blobs: BlobStore) -> None:
+    snapshots = opened(blobs)
+
+    def save_again(file: BinaryIO) -> None:
+        with pytest.raises(BlobLockedError):
+            snapshots.save(b"")
+        with pytest.raises(BlobLockedError):
+            snapshots.prune()
+        file.write(b"done")
+
+    snapshots.save(save_again)
+    assert snapshots.read() == b"done"
+    assert backend_of(blobs.manager).lock_owner("snapshots.blobs.db") is None
+
+
+def test_every_call_has_a_form_for_event_loops(blobs: BlobStore, tmp_path: Path) -> None:
+    async def use() -> None:
+        snapshots = opened(blobs)
+        info = await snapshots.save_async(b"state", lsn=3)
+        assert await snapshots.list_async() == [info]
+        assert await snapshots.latest_async() == (info, ())
+        assert (await snapshots.restore_async(tmp_path / "x")).info == info
+        assert await snapshots.read_async() == b"state"
+        assert await snapshots.prune_async() == 0
+
+    asyncio.run(use())
+
+
+def test_arguments_are_checked(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        blobs = BlobStore.open(manager, insecure=True)
+        options: dict[str, Any]
+        for options in ({"name": "x" * 49}, {"name": ""}, {"keep": 0}, {"part_bytes": 0}):
+            with pytest.raises(UsageError):
+                SnapshotStore(blobs, **options)
