@@ -141,3 +141,19 @@ def test_no_memory_for_a_password_is_an_error_that_says_how_much_it_takes(monkey
     monkeypatch.setattr("pybk.keys.Scrypt", lambda **arguments: type("None", (), {"derive": derive})())
     with pytest.raises(OutOfMemoryError, match="128 MiB"):
         ring(cost=1 << 17).root(b"password")
+
+
+def test_a_key_ring_adopts_what_another_one_of_its_store_derived(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, other = ring(), ring(salt=SALT[::-1])
+    root = before.root(b"p")
+    monkeypatch.setattr(CountingScrypt, "calls", 0)
+    monkeypatch.setattr(keys_module, "Scrypt", CountingScrypt)
+    after = ring()
+    after.adopt(before)
+    assert after.root(b"p") == root
+    assert CountingScrypt.calls == 0
+    after.root(b"q")
+    assert CountingScrypt.calls == 1
+    other.adopt(before)
+    assert other.root(b"p") != root
+    assert CountingScrypt.calls == 2

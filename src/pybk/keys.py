@@ -136,6 +136,19 @@ class KeyRing:
                 self._roots.move_to_end(name)
         return root
 
+    def adopt(self, other: KeyRing) -> None:
+        """Know what another key ring of the same store has derived, so that its passwords cost no scrypt here.
+
+        Args:
+            other: The key ring of the manager before; nothing is adopted if it belongs to another store.
+        """
+        if (other._store_id, other._salt, other._cost) != (self._store_id, self._salt, self._cost):
+            return
+        with other._lock:
+            cache_key, roots = other._cache_key, other._roots.copy()
+        with self._lock:
+            self._cache_key, self._roots = cache_key, roots
+
     def _derive_root(self, password: bytes) -> bytes:
         try:
             return Scrypt(salt=self._salt, length=KEY_BYTES, n=self._cost, r=8, p=1).derive(password)

@@ -33,7 +33,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
-from pybk.manager import LedgerManager
+from pybk.manager import LedgerManager, backend_of
 from pybk.opening import Opening
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
@@ -852,6 +852,8 @@ class WriteAheadLog:
             raise
 
     def _use(self, manager: LedgerManager) -> None:
+        # Else scrypt would take most of the time of a take-over.
+        backend_of(manager).key_ring.adopt(backend_of(self._manager).key_ring)
         self._manager = manager
         self._steps = LedgerSteps(manager, self.name, self._spec)
 
