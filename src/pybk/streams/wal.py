@@ -33,6 +33,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
+from pybk.keys import KeyRing
 from pybk.manager import LedgerManager, backend_of
 from pybk.opening import Opening
 from pybk.streams import ledger_list
@@ -840,20 +841,19 @@ class WriteAheadLog:
         Raises:
             StoreLockedError: Another process has it.
         """
-        path = self._manager.location
+        path, key_ring = self._manager.location, backend_of(self._manager).key_ring
         manager = _opened_once_free(path, self._config, wait_s)
         for reader in list(self._readers):
             reader.close()
         self._manager.close()
         try:
-            self._use(manager or LedgerManager.open(path, config=self._config))
+            self._use(manager or LedgerManager.open(path, config=self._config), key_ring)
         except BaseException:
-            self._use(LedgerManager.open(path, read_only=True, config=self._config))
+            self._use(LedgerManager.open(path, read_only=True, config=self._config), key_ring)
             raise
 
-    def _use(self, manager: LedgerManager) -> None:
-        # Else scrypt would take most of the time of a take-over.
-        backend_of(manager).key_ring.adopt(backend_of(self._manager).key_ring)
+    def _use(self, manager: LedgerManager, key_ring: KeyRing) -> None:
+        backend_of(manager).key_ring.adopt(key_ring)  # else scrypt would take most of the time of a take-over
         self._manager = manager
         self._steps = LedgerSteps(manager, self.name, self._spec)
 
