@@ -218,6 +218,7 @@ INTERNAL_CONSTRUCTORS = {
     "LogReader",
     "LogWriter",
     "Opening",
+    "Subscription",
     "Transaction",
     "WalCheckpoint",
     "WriteAheadLog",

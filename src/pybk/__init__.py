@@ -85,6 +85,7 @@ from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
+from pybk.streams.retention import Retention
 from pybk.streams.snapshot_store import (
     SkippedSnapshot,
     SnapshotContent,
@@ -92,11 +93,13 @@ from pybk.streams.snapshot_store import (
     SnapshotReport,
     SnapshotStore,
 )
+from pybk.streams.subscription import Acked, DeadLetters, Subscription, SubscriptionMode, SubscriptionStats
 from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
 from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter, Payload
 
 __all__ = [
+    "Acked",
     "AppendFuture",
     "AppendTimeoutError",
     "BlobData",
@@ -114,6 +117,7 @@ __all__ = [
     "ClusterOptions",
     "CookieError",
     "CorruptError",
+    "DeadLetters",
     "DigestMismatchError",
     "DigestType",
     "DuplicateEntryError",
@@ -182,6 +186,7 @@ __all__ = [
     "Records",
     "RecoveryInfo",
     "Replicated",
+    "Retention",
     "RewoundError",
     "SealMismatchError",
     "Secret",
@@ -198,6 +203,9 @@ __all__ = [
     "StorageRefusedError",
     "StoreConfig",
     "StoreLockedError",
+    "Subscription",
+    "SubscriptionMode",
+    "SubscriptionStats",
     "TierPolicy",
     "Tiers",
     "TooManyRequestsError",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from weakref import WeakSet
 
 from pybk.arguments import flag_of
@@ -23,6 +23,7 @@ from pybk.manager import LedgerManager
 from pybk.metadata.store import Watch
 from pybk.opening import Opening
 from pybk.streams import ledger_list
+from pybk.streams.cursor import delete_cursor
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
@@ -32,6 +33,8 @@ from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.names import checked_name
 from pybk.streams.position import Position
+from pybk.streams.retention import Retention, retention_of, set_retention
+from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
 
 _FIRST_SEQ: Final = 0
 
@@ -85,6 +88,7 @@ class Log:
         self._closed = False
         self._readers: WeakSet[LogReader] = WeakSet()
         self._writers: WeakSet[LogWriter] = WeakSet()
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 
@@ -162,10 +166,14 @@ class Log:
             UnauthorizedError: The password is not the log's; nothing was deleted.
             PybkError: Something could not be deleted; call it again.
         """
-        LedgerSteps(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure)).delete_list()
+        steps = LedgerSteps(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure))
+        steps.check_password()
+        for cursor in steps.existing().record.cursors:
+            delete_cursor(manager, steps, cursor.name, steal=True)
+        steps.delete_list()
 
     def close(self) -> None:
-        """Close the readers and writers of this log, and its manager if it is its own; a second call does nothing."""
+        """Close all that this log has opened, and its manager if it is its own; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -176,6 +184,8 @@ class Log:
                 ending.callback(self._manager.close)
             for writer in list(self._writers):
                 ending.callback(writer.close)
+            for subscription in list(self._subscriptions):
+                ending.callback(subscription.close)
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop keeps running."""
@@ -320,6 +330,80 @@ class Log:
         """Read one record in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.read, start)
 
+    def subscribe(
+        self,
+        name: str,
+        *,
+        start: Start = LogEnd.LATEST,
+        mode: str = "exclusive",
+        ack_timeout: float | None = None,
+        max_unacked: int = MAX_UNACKED,
+        durable: bool = True,
+        dead_letters: DeadLetters | None = None,
+        wait: float = 0.0,
+        steal: bool = False,
+    ) -> Subscription:
+        """Open a subscription, which is made if it does not exist: it hands out records until they are acknowledged.
+
+        Args:
+            name: As the name of a log, without ``@``.
+            start: Where a new one begins, as for ``reader``; one that exists continues where it was.
+            mode: ``"exclusive"`` for one consumer, ``"shared"`` for threads and tasks that get different records.
+            ack_timeout: Seconds after which a record is handed out again that was not acknowledged; None for never.
+            max_unacked: Records that were handed out and not acknowledged beyond which no other is handed out.
+            durable: Keep in the log what is acknowledged, and have the log keep what is not. False for a subscription
+                that is gone once it is closed, and holds nothing back.
+            dead_letters: Where records go that are handed out again and again; None to hand them out for ever.
+            wait: Seconds to wait for another owner, in this process or another, to let go of it.
+            steal: Take it from a live owner, whose acknowledgements then raise ``LogFencedError``.
+
+        Raises:
+            LogLockedError: A live owner has it. Within a process, share the subscription.
+            NoSuchLogError: The log was deleted.
+            CorruptError: What it has acknowledged is damaged; the error says how to continue.
+            UsageError: An argument cannot be.
+
+        Durability: On return a durable one exists, and the log keeps its records from ``start`` on.
+        Cost: Seven synced writes; reads what was acknowledged since the last whole state, at most 4 MiB.
+        """
+        self._check_open()
+        subscription = open_subscription(
+            self._manager,
+            self._steps,
+            name,
+            start=start,
+            mode=mode,
+            ack_timeout=ack_timeout,
+            max_unacked=max_unacked,
+            durable=durable,
+            dead_letters=dead_letters,
+            wait=wait,
+            steal=steal,
+        )
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def subscribe_async(self, name: str, **options: Any) -> Opening[Subscription]:
+        """Open a subscription as ``subscribe`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(f"Log.subscribe_async({name!r:.100})", partial(self.subscribe, name, **options))
+
+    def subscriptions(self) -> list[str]:
+        """Return the names of the durable subscriptions, ascending."""
+        return [each.name for each in self._record().cursors]
+
+    def delete_subscription(self, name: str, *, steal: bool = False) -> bool:
+        """Delete a durable subscription for good, also a damaged one; returns whether there was one.
+
+        Raises:
+            LogLockedError: A live owner has it, and ``steal`` is False.
+        """
+        self._check_open()
+        return delete_cursor(self._manager, self._steps, name, steal=steal)
+
+    async def delete_subscription_async(self, name: str, *, steal: bool = False) -> bool:
+        """Delete a subscription in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(partial(self.delete_subscription, name, steal=steal))
+
     # ---- what it is ----------------------------------------------------------------------------------------------
 
     def _record(self) -> ListRecord:
@@ -402,6 +486,23 @@ class Log:
 
         self._steps.perform(ledger_list.update(self.name, changed))
 
+    @property
+    def retention(self) -> Retention | None:
+        """What the log drops by itself; None for nothing."""
+        return retention_of(self._record())
+
+    def set_retention(self, retention: Retention | None) -> None:
+        """Change what the log drops by itself; None for nothing. Its writer applies it, at once and from then on.
+
+        Durability: It is kept with the log, and durable on return.
+        """
+        self._check_open()
+        set_retention(self._steps, retention)
+
+    async def set_retention_async(self, retention: Retention | None) -> None:
+        """Set the retention in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.set_retention, retention)
+
     def on_change(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after the log was rolled, truncated, sealed, taken over, deleted or got other properties.
 
@@ -413,20 +514,21 @@ class Log:
 
     # ---- changing what there is ----------------------------------------------------------------------------------
 
-    def truncate(self, start: Start) -> int:
+    def truncate(self, start: Start, *, force: bool = False) -> int:
         """Drop the records before a place, at once for readers; ledgers that only hold such records are deleted.
 
         A live writer is not disturbed. A place before ``first_seq`` changes nothing.
 
         Args:
             start: The first record to keep, as for ``reader``.
+            force: Drop records that subscriptions have not acknowledged, too; they skip and count those.
 
         Returns:
             The sequence number of the first record that is kept.
 
         Raises:
             UsageError: The record before that place does not exist yet.
-            TruncateGuardError: Something that is kept needs records before it.
+            TruncateGuardError: A subscription may need records before it.
 
         Durability: On return they are dropped for good. Disk space comes back in the background.
         """
@@ -437,7 +539,7 @@ class Log:
             if seq > last + 1:
                 raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; it has {last} so far")
             try:
-                steps = ledger_list.truncate(self.name, record.epoch, record.generation, seq)
+                steps = ledger_list.truncate(self.name, record.epoch, record.generation, seq, force=force)
                 return self._steps.perform(steps).first_seq
             except LogFencedError:
                 if self._record().epoch == record.epoch:
@@ -453,9 +555,9 @@ class Log:
         """
         self.writer().seal()
 
-    async def truncate_async(self, start: Start) -> int:
+    async def truncate_async(self, start: Start, *, force: bool = False) -> int:
         """Truncate in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.truncate, start)
+        return await asyncio.to_thread(partial(self.truncate, start, force=force))
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""

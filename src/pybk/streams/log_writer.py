@@ -16,6 +16,7 @@ from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encod
 from pybk.streams.list_writer import ListWriter
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
+from pybk.streams.retention import RetentionKeeper
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -47,6 +48,7 @@ class LogWriter:
     def __init__(self, writer: ListWriter, highest: Highest, *, ordered_txids: bool) -> None:
         """Use ``Log.writer`` instead."""
         self._writer = writer
+        self._keeper = RetentionKeeper(writer)
         self._data_bytes_max = writer.steps.data_bytes_max - ITEM_EXTRA_BYTES
         self._order = _Order(writer.steps.name, highest, strict=ordered_txids)
 
@@ -231,6 +233,7 @@ class LogWriter:
 
     def seal(self) -> None:
         """End the log for good and close the writer: the log can be read, and takes no more records."""
+        self._keeper.close()
         self._writer.close(seal=True)
 
     async def seal_async(self) -> None:
@@ -244,6 +247,7 @@ class LogWriter:
             LogFencedError: Another writer has it.
             PybkError: Closing failed; the next writer recovers the log.
         """
+        self._keeper.close()
         self._writer.close()
 
     async def close_async(self) -> None:

@@ -1,0 +1,912 @@
+"""``Subscription``: consumes a named log, and remembers durably which records are acknowledged.
+
+Theory of operation
+===================
+
+``Deliveries`` decides which records are handed out, given the state of the cursor; both are guarded by the lock of the
+cursor. Fresh records are read in batches into ``_ready``, from which each consumer takes its share.
+
+**Waiting.** Consumers that find nothing wait. One of them leads: it alone reads the log, and is woken by it. It wakes
+the others when it has read a batch, or stops leading. All are woken when records are to be handed out again, after a
+seek and on close, and after an acknowledgement if one of them waits for that.
+
+**Locks.** ``_leading`` is held by the consumer that leads, ``_reading`` while the log's reader is used, and the lock of
+the cursor for moments; they are taken in this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from enum import StrEnum
+from functools import partial
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from pybk.errors import (
+    ClosedError,
+    IllegalOperationError,
+    LogSealedError,
+    RewoundError,
+    TooManyRequestsError,
+    TruncatedError,
+    UsageError,
+)
+from pybk.loop_calls import call_in
+from pybk.manager import LedgerManager
+from pybk.streams.attributes import HEADERS_MAX, Headers
+from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
+from pybk.streams.cursor_state import Ranges, checked_properties, merged, ranges_of
+from pybk.streams.deliveries import Deliveries, Handed
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import SEQ_MAX
+from pybk.streams.log_reader import LogEnd, Start, seq_of
+from pybk.streams.log_record import LogRecord, log_records
+from pybk.streams.log_writer import LogWriter
+from pybk.streams.position import Position
+from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_reader import RecordReader
+from pybk.wake_up import WakeUp
+from pybk.whole_numbers import whole
+
+logger = logging.getLogger(__name__)
+
+MAX_UNACKED: Final = 10_000
+RETRY_SECONDS: Final = 1.0
+"""After how long a record is handed out again that could not be read, or moved to the log of dead letters."""
+
+_WARN_AT: Final = 0.8
+"""The part of ``max_unacked`` from which on a warning is logged."""
+
+Acked = LogRecord | Position | int | range
+"""What is acknowledged: a record, the position or the sequence number of one, or a range of sequence numbers."""
+
+
+class SubscriptionMode(StrEnum):
+    """How many consumers a subscription has."""
+
+    EXCLUSIVE = "exclusive"
+    """One at a time, which may acknowledge all records up to one."""
+
+    SHARED = "shared"
+    """Any number of threads and tasks, each of which gets other records."""
+
+
+class DeadLetters(NamedTuple):
+    """Where records go that are handed out again and again.
+
+    They are appended with their key, headers and event time, and with the headers ``pybk.log``, ``pybk.seq`` and
+    ``pybk.deliveries``, if these fit; then they are acknowledged. So a crash in between may leave one twice.
+
+    Attributes:
+        writer: Of the log that takes them.
+        max_deliveries: How often a record is handed out, at least 1. The counts are in memory: after another open they
+            begin anew.
+    """
+
+    writer: LogWriter
+    max_deliveries: int = 5
+
+
+class SubscriptionStats(NamedTuple):
+    """Figures of a subscription, since it was opened unless they say otherwise.
+
+    Attributes:
+        first_unacked: The first record that is not acknowledged.
+        backlog: Records in the log that are not acknowledged.
+        outstanding: Records that were handed out and are not acknowledged.
+        ranges: Acknowledged ranges after the first record that is not acknowledged.
+        delivered: Records that were handed out, as often as they were.
+        redelivered: Records that were handed out again.
+        dead: Records that went to the dead letters.
+        truncated: Records that the log dropped before they were acknowledged.
+    """
+
+    first_unacked: int
+    backlog: int
+    outstanding: int
+    ranges: int
+    delivered: int
+    redelivered: int
+    dead: int
+    truncated: int
+
+
+class Subscription:
+    """Consumes a log: records are handed out until they are acknowledged; made by ``Log.subscribe``.
+
+    Use it so::
+
+        with log.subscribe("billing") as subscription:
+            for record in subscription:
+                bill(record.data)
+                subscription.ack(record)
+
+    Every record is handed out at least once; an acknowledgement that has returned is never lost. After another open all
+    records are handed out again that are not acknowledged.
+
+    Threads: any, if it is shared; one at a time for ``read``, ``read_many`` and iteration, if it is exclusive.
+    """
+
+    def __init__(
+        self,
+        steps: LedgerSteps,
+        cursor: Cursor | MemoryCursor,
+        mode: SubscriptionMode,
+        deliveries: Deliveries,
+        dead_letters: DeadLetters | None,
+        max_unacked: int,
+    ) -> None:
+        """Use ``Log.subscribe`` instead."""
+        self.name: Final = cursor.name
+        self.mode: Final = mode
+        self._steps = steps
+        self._cursor = cursor
+        self._lock = cursor.lock
+        self._deliveries = deliveries
+        self._dead_letters = dead_letters
+        self._max_unacked = max_unacked
+        self._warned = False
+        self._reader: RecordReader | None = None
+        self._ready: list[LogRecord] = []
+        self._ready_first = self._ready_end = 0
+        """The first record of ``_ready``, and the one after its last."""
+        self._moves = 0
+        """How often what was read became void."""
+        self._consumed = threading.Lock()
+        self._leading = threading.Lock()
+        self._reading = threading.Lock()
+        self._wakers: set[Callable[[], None]] = set()
+        self._wake_on_ack = False
+        self._counts = dict.fromkeys(("delivered", "redelivered", "dead", "truncated"), 0)
+
+    # ---- closing -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the subscription, so that others may open it; a second call does nothing.
+
+        Consumers that wait raise ClosedError. What was handed out and not acknowledged is handed out again to those who
+        open it next.
+
+        Raises:
+            LogFencedError: Another process has it.
+        """
+        try:
+            self._cursor.close()
+        finally:
+            self._end()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def delete(self) -> None:
+        """Delete the subscription for good: the log keeps nothing for it any more."""
+        try:
+            self._cursor.delete()
+        finally:
+            self._end()
+
+    async def delete_async(self) -> None:
+        """Delete in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.delete)
+
+    def _end(self) -> None:
+        with self._lock:
+            reader, self._ready = self._reader, []
+        if reader is not None:
+            reader.close()
+        self._wake_all()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or deleted here."""
+        return self._cursor.closed
+
+    def __enter__(self) -> Self:
+        """Return the subscription itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; an error that is on its way is not replaced by one of closing."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Return the subscription itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def __repr__(self) -> str:
+        """Name the subscription and its log."""
+        return f"<Subscription {self.name!r} of log {self._steps.name!r}, {'closed' if self.closed else self.mode}>"
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def first_unacked(self) -> int:
+        """The sequence number of the first record that is not acknowledged."""
+        return self._cursor.state.first_unacked
+
+    @property
+    def backlog(self) -> int:
+        """How many records of the log are not acknowledged; exact. Reads one entry, unless the log is at rest."""
+        end = self._steps.last_seq() + 1
+        with self._lock:
+            return self._cursor.state.unacked_count(end)
+
+    async def backlog_async(self) -> int:
+        """Return the ``backlog``, counted in a thread."""
+        return await asyncio.to_thread(lambda: self.backlog)
+
+    def unacked_ranges(self) -> list[range]:
+        """Return the sequence numbers of the records that are not acknowledged, ascending."""
+        end = self._steps.last_seq() + 1
+        with self._lock:
+            return [range(*each) for each in self._cursor.state.unacked_ranges(0, end)]
+
+    async def unacked_ranges_async(self) -> list[range]:
+        """Return the ``unacked_ranges``, looked up in a thread."""
+        return await asyncio.to_thread(self.unacked_ranges)
+
+    def oldest_unacked_age(self) -> float:
+        """Return how old the first record is that is not acknowledged, by its event time: seconds, 0 if there is none.
+
+        Cost: Reads that record.
+        """
+        seq = self.first_unacked
+        for record in self._load(seq, seq + 1):
+            return max(0.0, (time.time_ns() - record.time_ns) / 1e9)
+        return 0.0
+
+    async def oldest_unacked_age_async(self) -> float:
+        """Return the ``oldest_unacked_age``, read in a thread."""
+        return await asyncio.to_thread(self.oldest_unacked_age)
+
+    @property
+    def properties(self) -> dict[str, int | str]:
+        """The properties that acknowledgements have set."""
+        with self._lock:
+            return dict(self._cursor.state.properties)
+
+    def redeliveries(self, record: Acked) -> int:
+        """Return how often a record was handed out again since the subscription was opened."""
+        ((first, _),) = _ranges_of(record)
+        with self._lock:
+            return self._deliveries.redeliveries(first)
+
+    def stats(self) -> SubscriptionStats:
+        """Return figures."""
+        backlog = self.backlog
+        with self._lock:
+            state, outstanding = self._cursor.state, self._deliveries.outstanding
+            return SubscriptionStats(state.first_unacked, backlog, outstanding, state.range_count, **self._counts)
+
+    async def stats_async(self) -> SubscriptionStats:
+        """Return the ``stats``, collected in a thread."""
+        return await asyncio.to_thread(self.stats)
+
+    # ---- reading -------------------------------------------------------------------------------------------------
+
+    def read(self, timeout: float | None = None) -> LogRecord | None:
+        """Return the next record; see ``read_many``. None if none came in time."""
+        for record in self.read_many(1, timeout):
+            return record
+        return None
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Return records that are to be processed: at least one, at most ``most``, and no wait for more than one.
+
+        Records that are to be handed out again come first, then fresh ones in order.
+
+        Args:
+            most: How many records at most.
+            timeout: Seconds to wait for one; 0 to look once; None for as long as it takes.
+
+        Returns:
+            An empty list if none came in time.
+
+        Raises:
+            TooManyRequestsError: ``max_unacked`` records are outstanding, and none was acknowledged in time.
+            LogSealedError: The log was sealed, and all its records are acknowledged.
+            CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
+            ClosedError: The subscription was closed.
+            IllegalOperationError: It is exclusive, and another thread or task reads.
+            PybkError: A record could not be moved to the dead letters; it is handed out again.
+        """
+        wanted, deadline = _whole_most(most), _deadline(timeout)
+        with self._consuming():
+            if found := self._take(wanted):
+                return found
+            changed = WakeUp()
+            with self._woken_by(changed.wake):
+                while True:
+                    changed.sleep()
+                    if found := self._take(wanted):
+                        return found
+                    with self._led() as leads:
+                        if leads and self._fetch():
+                            continue
+                        left = self._left(deadline)
+                        if left == 0:
+                            return []
+                        with self._woken_by_log(changed.wake, leads=leads):
+                            if not (leads and self._fetch()):
+                                changed.wait(left)
+
+    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
+        """Read as ``read`` does, without blocking the event loop."""
+        for record in await self.read_many_async(1, timeout):
+            return record
+        return None
+
+    async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
+        wanted, deadline = _whole_most(most), _deadline(timeout)
+        with self._consuming():
+            if found := await self._take_async(wanted):
+                return found
+            loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+            def wake() -> None:
+                call_in(loop, changed.set)
+
+            with self._woken_by(wake):
+                while True:
+                    changed.clear()
+                    if found := await self._take_async(wanted):
+                        return found
+                    with self._led() as leads:
+                        if leads and await asyncio.to_thread(self._fetch):
+                            continue
+                        left = self._left(deadline)
+                        if left == 0:
+                            return []
+                        with self._woken_by_log(wake, leads=leads):
+                            if not (leads and await asyncio.to_thread(self._fetch)):
+                                with suppress(TimeoutError):
+                                    await asyncio.wait_for(changed.wait(), left)
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Yield records as ``read`` returns them, until the log is sealed and all its records are acknowledged."""
+        with suppress(LogSealedError):
+            while (record := self.read()) is not None:
+                yield record
+
+    async def __aiter__(self) -> AsyncIterator[LogRecord]:
+        """Yield records as ``__iter__`` does, without blocking the event loop."""
+        with suppress(LogSealedError):
+            while (record := await self.read_async()) is not None:
+                yield record
+
+    @contextmanager
+    def _consuming(self) -> Iterator[None]:
+        """Keep a second consumer from reading an exclusive subscription."""
+        if self.mode is SubscriptionMode.SHARED:
+            yield
+        elif not self._consumed.acquire(blocking=False):
+            raise IllegalOperationError(
+                f"subscription {self.name!r} is exclusive, and another thread or task reads; subscribe with "
+                "mode='shared'"
+            )
+        else:
+            try:
+                yield
+            finally:
+                self._consumed.release()
+
+    @contextmanager
+    def _led(self) -> Iterator[bool]:
+        """Lead if nobody does; yields whether this consumer leads. Then another one may."""
+        leads = self._leading.acquire(blocking=False)
+        try:
+            yield leads
+        finally:
+            if leads:
+                self._leading.release()
+                self._wake_all()
+
+    @contextmanager
+    def _woken_by(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have a callback called when there may be something to read, until the ``with`` block ends."""
+        self._wakers.add(wake)
+        try:
+            yield
+        finally:
+            self._wakers.discard(wake)
+
+    def _woken_by_log(self, wake: Callable[[], None], *, leads: bool) -> AbstractContextManager[None]:
+        """Have a callback called when the log may have more records, if this consumer leads."""
+        reader = self._reader
+        return reader.woken_by(wake) if leads and reader is not None else nullcontext()
+
+    def _wake_all(self) -> None:
+        for wake in list(self._wakers):
+            wake()
+
+    def _left(self, deadline: float | None) -> float | None:
+        """Return how long to wait at most, 0 for not any longer, None for no limit.
+
+        Raises:
+            TooManyRequestsError: It is over, and too many records are outstanding.
+        """
+        now = time.monotonic()
+        left = None if deadline is None else max(0.0, deadline - now)
+        with self._lock:
+            due, full = self._deliveries.next_due(), not self._deliveries.room
+        if left == 0:
+            if full:
+                raise TooManyRequestsError(
+                    f"subscription {self.name!r}: {self._max_unacked} records are outstanding; acknowledge some, or "
+                    "subscribe with a higher max_unacked"
+                )
+            return left
+        if due is not None:
+            left = max(0.001, due - now if left is None else min(due - now, left))
+        return left if self._reader is None else self._reader.patience(left)
+
+    # ---- handing out ---------------------------------------------------------------------------------------------
+
+    def _take(self, most: int) -> list[LogRecord]:
+        """Hand out records that are there."""
+        while True:
+            with self._lock:
+                self._check_open()
+                again = self._deliveries.take_again(most, time.monotonic())
+                if not again:
+                    return self._take_fresh(most)
+            found = self._again(again)
+            if found:
+                return found
+
+    async def _take_async(self, most: int) -> list[LogRecord]:
+        """Hand out records that are there; a thread reads those that are handed out again."""
+        with self._lock:
+            self._check_open()
+            due = self._deliveries.next_due()
+            if due is None or due > time.monotonic():
+                return self._take_fresh(most)
+        return await asyncio.to_thread(self._take, most)
+
+    def _take_fresh(self, most: int) -> list[LogRecord]:
+        """Hand out records that were read; the caller holds the lock."""
+        found: list[LogRecord] = []
+        while len(found) < most:
+            handed = self._deliveries.take_fresh(most - len(found), self._ready_end, time.monotonic())
+            if handed is None:
+                break
+            found += self._ready[handed.first - self._ready_first : handed.end - self._ready_first]
+        self._counts["delivered"] += len(found)
+        if self._deliveries.read_seq >= self._ready_end:
+            self._ready = []
+        return found
+
+    def _again(self, handed: list[Handed]) -> list[LogRecord]:
+        """Return records that are handed out again, without those that go to the dead letters instead."""
+        most = SEQ_MAX if self._dead_letters is None else self._dead_letters.max_deliveries
+        try:
+            for each in handed:
+                if each.redeliveries >= most:
+                    self._bury(each)
+            live = [each for each in handed if each.redeliveries < most]
+            found = [record for each in live for record in self._load(each.first, each.end)]
+        except BaseException:
+            due = time.monotonic() + RETRY_SECONDS
+            with self._lock:
+                for each in handed:
+                    self._deliveries.put_back(each, due)
+            raise
+        with self._lock:
+            self._counts["delivered"] += len(found)
+            self._counts["redelivered"] += len(found)
+        return found
+
+    def _bury(self, handed: Handed) -> None:
+        """Move records to the dead letters."""
+        assert self._dead_letters is not None
+        writer = self._dead_letters.writer
+        for record in self._load(handed.first, handed.end):
+            headers: Headers = (
+                ("pybk.log", self._steps.name.encode()),
+                ("pybk.seq", b"%d" % record.seq),
+                ("pybk.deliveries", b"%d" % handed.redeliveries),
+                *record.headers[: HEADERS_MAX - 3],
+            )
+            try:
+                writer.append(record.data, key=record.key, headers=headers, time_ns=record.time_ns)
+            except UsageError:  # too long with these headers
+                writer.append(record.data, key=record.key, headers=record.headers, time_ns=record.time_ns)
+            self._cursor.ack([(record.seq, record.seq + 1)], {}, kick=False).result()
+            with self._lock:
+                self._counts["dead"] += 1
+
+    def _load(self, first: int, end: int) -> list[LogRecord]:
+        """Read records again; those that the log has dropped since are counted as acknowledged."""
+        with self._lock:
+            if self._ready and self._ready_first <= first and end <= self._ready_end:
+                return self._ready[first - self._ready_first : end - self._ready_first]
+        found: list[LogRecord] = []
+        try:
+            reader = RecordReader(self._steps, first)
+            try:
+                while (records := reader.read(last=end - 1)) is not None:
+                    found += log_records(records, name=self._steps.name)
+            finally:
+                reader.close()
+        except RewoundError:
+            raise
+        except TruncatedError as error:
+            self._expire()
+            return [*found, *(self._load(error.first_seq, end) if error.first_seq < end else ())]
+        return found
+
+    def _check_open(self) -> None:
+        if self._cursor.closed:
+            raise ClosedError(f"subscription {self.name!r} of log {self._steps.name!r} was closed; subscribe again")
+
+    # ---- the log -------------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> bool:
+        """Read the fresh records that come next; returns whether it is worth another look."""
+        with self._reading:
+            with self._lock:
+                self._check_open()
+                self._warn()
+                if not self._deliveries.room:
+                    self._wake_on_ack = True
+                    return False
+                seq, moves = self._deliveries.skip_acked(), self._moves
+                if seq < self._ready_end and self._ready:
+                    return True
+            try:
+                found = self._read_from(seq)
+            except RewoundError:
+                raise
+            except TruncatedError:
+                self._expire()
+                return True
+            with self._lock:
+                if found and self._moves == moves:
+                    self._ready, self._ready_first = found, seq
+                    self._ready_end = seq + len(found)
+            return bool(found)
+
+    def _read_from(self, seq: int) -> list[LogRecord]:
+        """Read records from one on; the caller holds ``_reading``."""
+        if self._reader is None or self._reader.seq != seq:
+            before, self._reader = self._reader, RecordReader(self._steps, seq)
+            if before is not None:
+                before.close()
+        records = self._reader.read()
+        if records is not None:
+            return list(log_records(records, name=self._steps.name))
+        with self._lock:
+            self._check_open()
+            if self._reader.is_over:
+                if not self._deliveries.outstanding:
+                    raise LogSealedError(f"log {self._steps.name!r} was sealed, and all its records are acknowledged")
+                self._wake_on_ack = True
+        return []
+
+    def _expire(self) -> None:
+        """Count records that the log has dropped as acknowledged, and continue with the first that it has."""
+        lost = self._cursor.expire()
+        with self._lock:
+            self._void()
+            self._counts["truncated"] += lost
+        if lost:
+            logger.warning("subscription %r: log %r dropped %d records of it", self.name, self._steps.name, lost)
+
+    def _void(self) -> None:
+        """Forget what was read; the caller holds the lock."""
+        self._moves += 1
+        self._ready, self._ready_first, self._ready_end = [], 0, 0
+
+    def _warn(self) -> None:
+        """Log once that many records are outstanding; the caller holds the lock."""
+        part = self._deliveries.outstanding / self._max_unacked
+        if part >= _WARN_AT and not self._warned:
+            logger.warning(
+                "subscription %r of log %r: %d of at most %d records are outstanding",
+                self.name,
+                self._steps.name,
+                self._deliveries.outstanding,
+                self._max_unacked,
+            )
+        self._warned = part >= _WARN_AT or (self._warned and part >= _WARN_AT / 2)
+
+    # ---- acknowledging -------------------------------------------------------------------------------------------
+
+    def ack(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
+        """Acknowledge records, and wait until that is durable: they are not handed out again.
+
+        Args:
+            records: One or more, at most ``max_unacked`` of which were not handed out. Those that are acknowledged
+                already may be among them.
+            properties: Set with the acknowledgement, all or nothing after a crash; others stay. So an application can
+                keep what it has reached elsewhere, such as an offset, together with it.
+
+        Raises:
+            LogFencedError: Another process has taken the subscription. With ``outcome_unknown``, as always, the
+                acknowledgement may have happened.
+            StorageFullError: There is not enough free space; the records are handed out again after another open.
+            StorageFailedError: Writing failed; whether it happened is unknown.
+            TooManyRequestsError: There would be too many ranges of records that were not handed out; nothing was done.
+            UsageError: A record does not exist; nothing was done.
+
+        Durability: On return it is on disk; in a cluster, on the disks of an ack quorum.
+        Cost: One synced write, shared with all that the store appends meanwhile, whatever the number of records.
+        """
+        self._acknowledge(_ranges_of(records), properties, kick=False).result()
+
+    def ack_async(
+        self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
+    ) -> RecordFuture[int]:
+        """Acknowledge as ``ack`` does, without waiting for it to be durable.
+
+        Returns:
+            A future of the number of records that were not acknowledged before: ``result()``, or ``await`` it.
+        """
+        return self._acknowledge(_ranges_of(records), properties, kick=True)
+
+    async def ack_coro(
+        self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
+    ) -> None:
+        """Acknowledge as ``ack`` does, without blocking the event loop."""
+        ranges, future = _ranges_of(records), None
+        if self._lock.acquire(blocking=False):
+            try:
+                future = self._acknowledge_at_once(ranges, properties)
+            finally:
+                self._lock.release()
+        if future is None:
+            future = await asyncio.to_thread(partial(self._acknowledge, ranges, properties, kick=True))
+        await future
+
+    def ack_through(self, record: Acked, *, properties: Mapping[str, int | str] | None = None) -> None:
+        """Acknowledge all records up to one, and that one; errors as for ``ack``.
+
+        Raises:
+            IllegalOperationError: The subscription is shared, so other consumers may have some of them.
+        """
+        self._acknowledge(self._through(record), properties, kick=False).result()
+
+    def ack_through_async(
+        self, record: Acked, *, properties: Mapping[str, int | str] | None = None
+    ) -> RecordFuture[int]:
+        """Acknowledge as ``ack_through`` does, without waiting for it to be durable; returns as ``ack_async``."""
+        return self._acknowledge(self._through(record), properties, kick=True)
+
+    async def ack_through_coro(self, record: Acked, *, properties: Mapping[str, int | str] | None = None) -> None:
+        """Acknowledge as ``ack_through`` does, without blocking the event loop."""
+        ((_, end),) = self._through(record)
+        await self.ack_coro(range(end), properties=properties)
+
+    def _through(self, record: Acked) -> Ranges:
+        if self.mode is SubscriptionMode.SHARED:
+            raise IllegalOperationError(
+                f"subscription {self.name!r} is shared, so other consumers may have earlier records; acknowledge each"
+            )
+        ranges = _ranges_of(record)
+        return [(0, ranges[-1][1])]
+
+    def _acknowledge(
+        self, ranges: Ranges, properties: Mapping[str, int | str] | None, *, kick: bool
+    ) -> RecordFuture[int]:
+        with self._lock:
+            checked = self._checked(ranges, properties)
+            future = self._cursor.ack(ranges, checked, kick=kick)
+            self._after_ack()
+        return future
+
+    def _acknowledge_at_once(
+        self, ranges: Ranges, properties: Mapping[str, int | str] | None
+    ) -> RecordFuture[int] | None:
+        """Acknowledge; None, with nothing done, if that might have to wait. The caller holds the lock."""
+        if ranges[-1][1] > self._deliveries.read_seq:
+            return None
+        checked = self._checked(ranges, properties)
+        future = self._cursor.ack_at_once(ranges, checked)
+        if future is not None:
+            self._after_ack()
+        return future
+
+    def _checked(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> dict[str, int | str]:
+        """Return the properties to set, or raise because they or the records cannot be; the caller holds the lock."""
+        self._check_open()
+        end = ranges[-1][1]
+        if end > self._deliveries.read_seq:
+            last = self._steps.last_seq()
+            if end > last + 1:
+                raise UsageError(f"record {end - 1} of log {self._steps.name!r} does not exist; its last is {last}")
+            if self._cursor.state.range_count + len(ranges) > self._max_unacked + self._deliveries.outstanding:
+                raise TooManyRequestsError(
+                    f"subscription {self.name!r} has {self._cursor.state.range_count} ranges of acknowledged records; "
+                    "acknowledge those between them first, or subscribe with a higher max_unacked"
+                )
+        if not properties:
+            return {}
+        checked_properties(self._cursor.state.properties | checked_properties(properties))
+        return dict(properties)
+
+    def _after_ack(self) -> None:
+        """Wake consumers that wait for an acknowledgement; the caller holds the lock."""
+        if self._wake_on_ack:
+            self._wake_on_ack = False
+            self._wake_all()
+
+    def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
+        """Have records handed out again.
+
+        Args:
+            records: Those of them count that were handed out and are not acknowledged.
+            delay: Seconds until then.
+
+        Returns:
+            How many of them are handed out again.
+        """
+        if not delay >= 0:
+            raise UsageError(f"delay is {delay!r:.50}; it takes seconds, from 0 up")
+        due, count = time.monotonic() + delay, 0
+        with self._lock:
+            self._check_open()
+            for first, end in _ranges_of(records):
+                count += self._deliveries.nack(first, end, due)
+        self._wake_all()
+        return count
+
+    # ---- moving --------------------------------------------------------------------------------------------------
+
+    def seek(self, start: Start) -> int:
+        """Continue from another place: all records before it count as acknowledged, and none from it on.
+
+        Args:
+            start: As for ``Log.reader``.
+
+        Returns:
+            The sequence number of the first record that is handed out next: a later one if the log has dropped records.
+
+        Raises:
+            PybkError: As ``ack``. With ``outcome_unknown`` another open may continue there, else it was not moved.
+
+        Durability: On return it is durable. From then on the log keeps what comes after.
+        """
+        wanted = seq_of(self._steps, start)
+        last = self._steps.last_seq()
+        if wanted > last + 1:
+            raise UsageError(f"log {self._steps.name!r} has records up to {last}; it cannot continue at {wanted}")
+        self._check_open()
+        seq = self._cursor.seek(wanted)
+        self.rewind()
+        return seq
+
+    async def seek_async(self, start: Start) -> int:
+        """Seek in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.seek, start)
+
+    def rewind(self) -> None:
+        """Hand out all records again that are not acknowledged, in order, as after another open."""
+        with self._lock:
+            self._check_open()
+            self._void()
+            self._deliveries.reset()
+        self._wake_all()
+
+    def skip(self, count: int) -> int:
+        """Acknowledge the first ``count`` records that are not; returns how many there were. Errors as for ``ack``."""
+        number = whole(count)
+        if number is None or number < 0:
+            raise UsageError(f"count is {count!r:.50}; it takes a number of records, from 0 up")
+        end = self._steps.last_seq() + 1
+        with self._lock:
+            stop, left = 0, number
+            for low, high in self._cursor.state.unacked_ranges(0, end):
+                stop, left = min(high, low + left), left - min(high - low, left)
+                if not left:
+                    break
+            if left == number:
+                return 0
+            future = self._acknowledge([(0, stop)], None, kick=False)
+        future.result()
+        return number - left
+
+    async def skip_async(self, count: int) -> int:
+        """Skip in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.skip, count)
+
+    def clear(self) -> int:
+        """Acknowledge all records that there are; returns how many were not. Errors as for ``ack``."""
+        return self.skip(SEQ_MAX)
+
+    async def clear_async(self) -> int:
+        """Clear in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.clear)
+
+
+def open_subscription(
+    manager: LedgerManager,
+    steps: LedgerSteps,
+    name: str,
+    *,
+    start: Start = LogEnd.LATEST,
+    mode: str = "exclusive",
+    ack_timeout: float | None = None,
+    max_unacked: int = MAX_UNACKED,
+    durable: bool = True,
+    dead_letters: DeadLetters | None = None,
+    wait: float = 0.0,
+    steal: bool = False,
+) -> Subscription:
+    """Open a subscription of a log; ``Log.subscribe`` documents the arguments."""
+    name = checked_subscription(name)
+    if mode not in SubscriptionMode.__members__.values():
+        raise UsageError(f"mode is {mode!r:.20}; it takes 'exclusive' or 'shared'")
+    limit = whole(max_unacked)
+    if limit is None or limit < 1:
+        raise UsageError(f"max_unacked is {max_unacked!r:.50}; it takes a number of records, at least 1")
+    if ack_timeout is not None and not ack_timeout > 0:
+        raise UsageError(f"ack_timeout is {ack_timeout!r:.50}; it takes seconds above 0, or None")
+    if dead_letters is not None and dead_letters.max_deliveries < 1:
+        raise UsageError(f"max_deliveries is {dead_letters.max_deliveries!r:.50}; it takes at least 1")
+    cursor: Cursor | MemoryCursor
+    if durable:
+        cursor = Cursor.open(manager, steps, name, lambda: seq_of(steps, start), wait_s=wait, steal=steal)
+    else:
+        cursor = MemoryCursor(steps, name, seq_of(steps, start))
+    deliveries = Deliveries(cursor.state, ack_timeout_s=ack_timeout, max_unacked=limit)
+    return Subscription(steps, cursor, SubscriptionMode(mode), deliveries, dead_letters, limit)
+
+
+def _ranges_of(records: Acked | Iterable[Acked]) -> Ranges:
+    """Return records as ranges of sequence numbers, ascending and apart from each other, at least one."""
+    if isinstance(records, LogRecord):
+        seq = records.position.seq
+        return [(seq, seq + 1)]
+    if isinstance(records, Position):
+        return [(records.seq, records.seq + 1)]
+    if isinstance(records, range) and records.step == 1 and 0 <= records.start < records.stop <= SEQ_MAX:
+        return [(records.start, records.stop)]
+    seq_given = whole(records)
+    if seq_given is not None and 0 <= seq_given < SEQ_MAX:
+        return [(seq_given, seq_given + 1)]
+    if isinstance(records, Iterable) and not isinstance(records, range | str | bytes):
+        given = list(records)
+        seqs = [each.position.seq for each in given if isinstance(each, LogRecord)]
+        if seqs and len(seqs) == len(given):
+            return ranges_of(seqs)
+        if given:
+            return merged(pair for each in given for pair in _ranges_of(each))
+    raise UsageError(
+        f"{records!r:.100} names no records; it takes a record, a position, a sequence number, a range of them, or an "
+        "iterable of these, at least one"
+    )
+
+
+def _whole_most(most: object) -> int:
+    number = whole(most)
+    if number is None or number < 1:
+        raise UsageError(f"most is {most!r:.50}; it takes a number of records, at least 1")
+    return number
+
+
+def _deadline(timeout: object) -> float | None:
+    """Return when a wait is over."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise UsageError(f"timeout is {timeout!r:.50}; it takes seconds from 0 up, or None to wait without a limit")
+    return time.monotonic() + timeout

@@ -1,0 +1,634 @@
+"""Subscriptions of logs: read, acknowledged, handed out again, moved, taken over and opened again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import (
+    Acked,
+    ClosedError,
+    DeadLetters,
+    IllegalOperationError,
+    LedgerManager,
+    Log,
+    LogEnd,
+    LogFencedError,
+    LogLockedError,
+    LogRecord,
+    LogSealedError,
+    LogWriter,
+    NewRecord,
+    Retention,
+    Subscription,
+    TooManyRequestsError,
+    TruncateGuardError,
+    UsageError,
+)
+from pybk.streams import subscription as subscription_module
+from tests.cluster.inside import inside
+from tests.waiting import wait_until
+
+PASSWORD = b"subscription"
+SOON = 60.0
+"""Seconds within which anything comes, even on a busy machine."""
+
+
+@pytest.fixture(params=["store", "cluster"])
+def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
+    if request.param == "store":
+        with LedgerManager.open(tmp_path / "store") as manager:
+            yield manager
+    else:
+        with inside(tmp_path) as cluster, cluster.connect() as manager:
+            yield manager
+
+
+@pytest.fixture
+def log(manager: LedgerManager) -> Iterator[Log]:
+    with opened(manager) as log:
+        yield log
+
+
+@pytest.fixture
+def writer(log: Log) -> LogWriter:
+    """The writer of a log with records 0 to 19, each with its number as data."""
+    writer = log.writer()
+    append(writer, 20)
+    return writer
+
+
+def opened(manager: LedgerManager, name: str = "log") -> Log:
+    return Log.open(manager, name, password=PASSWORD)
+
+
+def append(writer: LogWriter, count: int) -> None:
+    first = writer.last_seq + 1
+    writer.append_many([b"%d" % seq for seq in range(first, first + count)])
+
+
+def subscribed(log: Log, name: str = "sub", **options: Any) -> Subscription:
+    return log.subscribe(name, **{"start": LogEnd.EARLIEST, **options})
+
+
+def seqs_of(records: list[LogRecord]) -> list[int]:
+    assert all(record.data == b"%d" % record.seq for record in records)
+    return [record.seq for record in records]
+
+
+def drained(subscription: Subscription) -> list[int]:
+    """Read everything there is."""
+    found: list[int] = []
+    while records := subscription.read_many(7, timeout=0):
+        found += seqs_of(records)
+    return found
+
+
+@pytest.mark.usefixtures("writer")
+def test_records_are_handed_out_until_they_are_acknowledged(log: Log) -> None:
+    with subscribed(log) as subscription:
+        assert seqs_of(subscription.read_many(5)) == [0, 1, 2, 3, 4]
+        record = subscription.read()
+        assert record is not None
+        assert record.seq == 5
+        subscription.ack(record)
+        subscription.ack([0, 1, range(1, 3)])
+        subscription.ack(record.position)
+        assert subscription.first_unacked == 3
+        assert subscription.ack_async(range(10, 12)).result() == 2
+        assert drained(subscription) == [6, 7, 8, 9, 12, 13, 14, 15, 16, 17, 18, 19]
+        assert subscription.read(timeout=0) is None
+    with subscribed(log) as subscription:
+        assert drained(subscription) == [3, 4, 6, 7, 8, 9, *range(12, 20)]
+        subscription.ack_through(18)
+        assert subscription.first_unacked == 19
+    assert log.subscriptions() == ["sub"]
+    assert log.delete_subscription("sub")
+    assert not log.delete_subscription("sub")
+
+
+def test_a_consumer_waits_for_records_of_the_writer(log: Log, writer: LogWriter) -> None:
+    with subscribed(log, start=LogEnd.LATEST) as subscription:
+        assert subscription.read_many(3, timeout=0.01) == []
+        later = threading.Timer(0.05, lambda: append(writer, 2))
+        later.start()
+        record = subscription.read(timeout=SOON)
+        assert record is not None
+        assert record.seq == 20
+        later.join()
+        writer.roll()
+        append(writer, 2)
+        assert drained(subscription) == [21, 22, 23]
+
+
+@pytest.mark.usefixtures("writer")
+def test_pulsar_446_reading_begins_at_the_first_record_that_is_not_acknowledged(manager: LedgerManager) -> None:
+    for first in range(0, 12, 3):
+        with opened(manager) as log, subscribed(log) as subscription:
+            assert seqs_of(subscription.read_many(9, timeout=0))[:3] == [first, first + 1, first + 2]
+            subscription.ack_through(first + 2)
+
+
+@pytest.mark.usefixtures("writer")
+def test_pulsar_180_holes_are_shown(log: Log) -> None:
+    with subscribed(log) as subscription:
+        subscription.ack([0, 1, 5, 6, range(10, 18)])
+        assert subscription.unacked_ranges() == [range(2, 5), range(7, 10), range(18, 20)]
+        assert subscription.backlog == 8
+        assert 0 <= subscription.oldest_unacked_age() < SOON
+        stats = subscription.stats()
+        assert (stats.first_unacked, stats.backlog, stats.outstanding, stats.ranges) == (2, 8, 0, 2)
+        subscription.clear()
+        assert subscription.unacked_ranges() == []
+        assert subscription.oldest_unacked_age() == 0.0
+
+
+def test_persist_queue_76_the_backlog_is_exact(log: Log, writer: LogWriter) -> None:
+    with subscribed(log) as subscription, subscribed(log, "other") as other:
+        assert (subscription.backlog, other.backlog) == (20, 20)
+        subscription.ack(range(3, 9))
+        append(writer, 5)
+        assert (subscription.backlog, other.backlog) == (19, 25)
+
+
+@pytest.mark.usefixtures("writer")
+def test_persist_queue_89_an_acknowledgement_is_of_the_record_that_it_names(log: Log) -> None:
+    with subscribed(log, mode="shared") as subscription:
+        mine, theirs = subscription.read(), list[LogRecord]()
+        thread = threading.Thread(target=lambda: theirs.extend(subscription.read_many(1)))
+        thread.start()
+        thread.join()
+        assert mine is not None
+        subscription.ack(theirs)
+        assert subscription.unacked_ranges() == [range(1), range(2, 20)]
+        subscription.ack(mine)
+        assert subscription.first_unacked == 2
+
+
+def test_persist_queue_132_consumers_lose_and_repeat_nothing(log: Log, writer: LogWriter) -> None:
+    with subscribed(log, mode="shared", max_unacked=50) as subscription:
+        found: list[int] = []
+
+        def consume() -> None:
+            for record in subscription:
+                found.append(record.seq)
+                subscription.ack(record)
+
+        threads = [threading.Thread(target=consume) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            append(writer, 10)
+            writer.roll()
+        writer.seal()
+        for thread in threads:
+            thread.join(SOON)
+        assert sorted(found) == list(range(120))
+        assert subscription.backlog == 0
+
+
+def test_tasks_get_different_records(log: Log, writer: LogWriter) -> None:
+    async def run() -> list[int]:
+        found: list[int] = []
+        async with log.subscribe_async("sub", start=0, mode="shared", max_unacked=30) as subscription:
+
+            async def consume() -> None:
+                async for record in subscription:
+                    found.append(record.seq)
+                    await subscription.ack_coro(record)
+
+            tasks = [asyncio.create_task(consume()) for _ in range(10)]
+            for _ in range(5):
+                await writer.append_many_async([b"x"] * 10)
+                await asyncio.sleep(0.01)
+            await writer.seal_async()
+            await asyncio.gather(*tasks)
+            assert await subscription.backlog_async() == 0
+        return found
+
+    assert sorted(asyncio.run(run())) == list(range(70))
+
+
+def test_tasks_and_threads_share_a_subscription(log: Log, writer: LogWriter) -> None:
+    found: list[int] = []
+    with subscribed(log, mode="shared") as subscription:
+
+        def consume() -> None:
+            for record in subscription:
+                found.append(record.seq)
+                subscription.ack(record)
+
+        async def consume_too() -> None:
+            async for record in subscription:
+                found.append(record.seq)
+                await subscription.ack_coro(record)
+
+        thread = threading.Thread(target=consume)
+        thread.start()
+
+        async def run() -> None:
+            tasks = [asyncio.create_task(consume_too()) for _ in range(3)]
+            for _ in range(10):
+                await writer.append_many_async([b"x"] * 7)
+                await asyncio.sleep(0.005)
+            await writer.seal_async()
+            await asyncio.gather(*tasks)
+
+        asyncio.run(run())
+        thread.join(SOON)
+    assert sorted(found) == list(range(90))
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_cancelled_read_loses_nothing(log: Log) -> None:
+    async def run() -> list[int]:
+        found = []
+        async with log.subscribe_async("sub", start=0, mode="shared") as subscription:
+            for seconds in (0.0, 0.0, 0.001, 0.002, 0.004, 0.008):
+                task = asyncio.create_task(subscription.read_many_async(2, timeout=SOON))
+                await asyncio.sleep(seconds)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    found += seqs_of(await task)
+            while records := await subscription.read_many_async(3, timeout=0):
+                found += seqs_of(records)
+        return found
+
+    assert asyncio.run(run()) == list(range(20))
+
+
+# ---- handed out again ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("writer")
+def test_what_is_not_wanted_is_handed_out_again(log: Log) -> None:
+    with subscribed(log) as subscription:
+        records = subscription.read_many(4)
+        assert subscription.nack(records[1:3]) == 2
+        assert subscription.nack([15, records[0]], delay=3600.0) == 1
+        assert seqs_of(subscription.read_many(3)) == [1, 2]
+        assert [subscription.redeliveries(record) for record in records] == [0, 1, 1, 0]
+        assert seqs_of(subscription.read_many(2)) == [4, 5]
+        subscription.nack(records[1])
+        subscription.ack(records[1])
+        assert seqs_of(subscription.read_many(2)) == [6, 7]
+        stats = subscription.stats()
+        assert (stats.delivered, stats.redelivered, stats.outstanding) == (10, 2, 7)
+
+
+@pytest.mark.usefixtures("writer")
+def test_litequeue_1_a_record_of_a_consumer_that_died_is_handed_out_again(log: Log) -> None:
+    with subscribed(log, mode="shared", ack_timeout=0.2) as subscription:
+        first = subscription.read_many(2)
+        subscription.ack(first[0])
+        rest = subscription.read_many(30)
+        subscription.ack(rest)
+        again = subscription.read(timeout=SOON)
+        assert again is not None
+        assert again == first[1]
+        assert subscription.redeliveries(again) == 1
+        subscription.ack(again)
+        assert subscription.backlog == 0
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_consumer_that_waits_gets_what_another_gives_back(log: Log) -> None:
+    async def run() -> list[LogRecord]:
+        async with log.subscribe_async("sub", start=0, mode="shared") as subscription:
+            records = await subscription.read_many_async(100)
+            assert len(records) == 20
+            waiting = [asyncio.create_task(subscription.read_many_async(1, SOON)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            subscription.nack(records[:2])
+            subscription.nack(records[7], delay=0.05)
+            return [record for found in await asyncio.gather(*waiting) for record in found]
+
+    assert sorted(seqs_of(asyncio.run(run()))) == [0, 1, 7]
+
+
+def test_dead_letters_take_what_is_handed_out_too_often(manager: LedgerManager, log: Log) -> None:
+    writer = log.writer()
+    writer.append_many([b"fine", NewRecord(b"poison", key=b"k", headers=[("h", b"v")], time_ns=77)])
+    with opened(manager, "dead") as dead:
+        options: dict[str, Any] = {"dead_letters": DeadLetters(dead.writer(), max_deliveries=3), "ack_timeout": 3600.0}
+        with subscribed(log, **options) as subscription:
+            for _ in range(3):
+                for record in subscription.read_many(2):
+                    if record.data == b"fine":
+                        subscription.ack(record)
+                    else:
+                        subscription.nack(record)
+            assert subscription.read(timeout=0) is None
+            assert subscription.backlog == 0
+            assert subscription.stats().dead == 1
+        found = dead.read(0)
+        assert (found.data, found.key, found.time_ns) == (b"poison", b"k", 77)
+        assert dict(found.headers) == {"pybk.log": b"log", "pybk.seq": b"1", "pybk.deliveries": b"3", "h": b"v"}
+    with subscribed(log, **options) as subscription:
+        assert subscription.backlog == 0
+
+
+def test_a_record_that_the_dead_letters_refuse_is_kept(
+    manager: LedgerManager, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription_module, "RETRY_SECONDS", 0.05)
+    log.writer().append(b"poison")
+    with opened(manager, "dead") as dead:
+        refusing = dead.writer()
+        with subscribed(log, dead_letters=DeadLetters(refusing, max_deliveries=1)) as subscription:
+            subscription.nack(subscription.read_many(1))
+            refusing.close()
+            for _ in range(2):
+                with pytest.raises(ClosedError):
+                    subscription.read(timeout=SOON)
+            assert subscription.backlog == 1
+        taking = dead.writer()
+        with subscribed(log, dead_letters=DeadLetters(taking, max_deliveries=1)) as subscription:
+            subscription.nack(subscription.read_many(1))
+            assert subscription.read(timeout=0) is None
+            assert subscription.backlog == 0
+        assert dead.last_seq == 0
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("writer")
+def test_pulsar_25540_reading_stops_before_a_range_would_be_dropped(log: Log, caplog: pytest.LogCaptureFixture) -> None:
+    with subscribed(log, max_unacked=5) as subscription:
+        with caplog.at_level(logging.WARNING):
+            records = subscription.read_many(100)
+            assert seqs_of(records) == [0, 1, 2, 3, 4]
+            with pytest.raises(TooManyRequestsError, match="5 records are outstanding"):
+                subscription.read(timeout=0.01)
+        assert "5 of at most 5 records are outstanding" in caplog.text
+        subscription.ack([1, 3])
+        assert seqs_of(subscription.read_many(100)) == [5, 6]
+        later = threading.Timer(0.05, lambda: subscription.ack(4))
+        later.start()
+        assert seqs_of(subscription.read_many(100, SOON)) == [7]
+        later.join()
+
+
+def test_acknowledgements_ahead_of_reading_have_a_limit(log: Log) -> None:
+    append(log.writer(), 100)
+    with subscribed(log, max_unacked=5) as subscription:
+        for seq in range(1, 11, 2):
+            subscription.ack(seq)
+        with pytest.raises(TooManyRequestsError, match="5 ranges of acknowledged records"):
+            subscription.ack(51)
+        assert drained_with_acks(subscription) == [0, 2, 4, 6, 8, *range(10, 100)]
+
+
+def drained_with_acks(subscription: Subscription) -> list[int]:
+    found = []
+    while records := subscription.read_many(3, timeout=0):
+        found += seqs_of(records)
+        subscription.ack(records)
+    return found
+
+
+@pytest.mark.usefixtures("writer")
+def test_an_exclusive_subscription_has_one_consumer(log: Log) -> None:
+    with subscribed(log) as subscription:
+        drained(subscription)
+
+        def wait() -> None:
+            with pytest.raises(ClosedError):
+                subscription.read()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+
+        def is_refused() -> bool:
+            try:
+                subscription.read(timeout=0)
+            except IllegalOperationError:
+                return True
+            return False
+
+        wait_until(is_refused)
+        subscription.close()
+        thread.join(SOON)
+        assert not thread.is_alive()
+    with subscribed(log, mode="shared") as subscription, pytest.raises(IllegalOperationError, match="shared"):
+        subscription.ack_through(3)
+
+
+@pytest.mark.usefixtures("writer")
+def test_what_cannot_be_is_refused(log: Log) -> None:
+    wrong: list[dict[str, Any]] = [{"mode": "both"}, {"max_unacked": 0}, {"ack_timeout": 0}, {"start": "x"}]
+    for options in wrong:
+        with pytest.raises(UsageError):
+            subscribed(log, **options)
+    with pytest.raises(UsageError):
+        subscribed(log, "a@b")
+    assert log.subscriptions() == []
+    with subscribed(log) as subscription:
+        things: list[Any] = [-1, "x", [], range(0), range(5, 3), range(0, 9, 2), None, [None], 1.5, b"\0"]
+        for each in things:
+            with pytest.raises(UsageError):
+                subscription.ack(each)
+        with pytest.raises(UsageError, match="record 20 of log 'log' does not exist; its last is 19"):
+            subscription.ack(20)
+        for call in (
+            lambda: subscription.ack(0, properties={"a": 1.5}),  # type: ignore[dict-item]
+            lambda: subscription.nack(0, delay=-1),
+            lambda: subscription.seek(21),
+            lambda: subscription.skip(-1),
+            lambda: subscription.read_many(0),
+            lambda: subscription.read(timeout=-1),
+        ):
+            with pytest.raises(UsageError):
+                call()
+        assert subscription.first_unacked == 0
+    with pytest.raises(ClosedError):
+        subscription.read()
+    with pytest.raises(ClosedError):
+        subscription.ack(0)
+
+
+# ---- properties, moving, ending --------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("writer")
+def test_properties_are_kept_with_what_is_acknowledged(log: Log) -> None:
+    with subscribed(log) as subscription:
+        subscription.ack(range(3), properties={"offset": 1 << 70, "file": "a"})
+        subscription.ack(3, properties={"file": "b"})
+        asyncio.run(subscription.ack_through_coro(5, properties={"n": -1}))
+    with subscribed(log) as subscription:
+        assert subscription.properties == {"offset": 1 << 70, "file": "b", "n": -1}
+        assert subscription.first_unacked == 6
+
+
+@pytest.mark.usefixtures("writer")
+def test_it_moves_to_every_place(log: Log) -> None:
+    with subscribed(log) as subscription:
+        assert seqs_of(subscription.read_many(9)) == list(range(9))
+        subscription.ack([2, 4])
+        subscription.rewind()
+        assert seqs_of(subscription.read_many(9))[:5] == [0, 1, 3, 5, 6]
+        assert subscription.seek(15) == 15
+        assert drained(subscription) == [15, 16, 17, 18, 19]
+        assert subscription.seek(LogEnd.EARLIEST) == 0
+        assert subscription.skip(3) == 3
+        subscription.ack([4, 5])
+        assert subscription.skip(3) == 3
+        assert subscription.unacked_ranges() == [range(8, 20)]
+        assert drained(subscription) == list(range(8, 20))
+        assert subscription.clear() == 12
+        assert subscription.clear() == 0
+        assert subscription.backlog == 0
+        assert asyncio.run(subscription.seek_async(18)) == 18
+    with subscribed(log) as subscription:
+        assert drained(subscription) == [18, 19]
+
+
+def test_the_log_keeps_what_is_not_acknowledged(log: Log, writer: LogWriter, caplog: pytest.LogCaptureFixture) -> None:
+    with subscribed(log, "slow") as slow, subscribed(log) as subscription:
+        subscription.ack(range(10))
+        with pytest.raises(TruncateGuardError, match="'slow'"):
+            log.truncate(5)
+        assert log.truncate(8, force=True) == 8
+        assert slow.seek(3) == 8, "records before 8 are gone"
+        assert log.truncate(12, force=True) == 12
+        with caplog.at_level(logging.WARNING):
+            assert drained(slow) == list(range(12, 20))
+        assert "dropped 4 records" in caplog.text
+        assert slow.stats().truncated == 4
+        assert drained(subscription) == list(range(12, 20))
+        slow.delete()
+        subscription.delete()
+        log.truncate(20)
+    append(writer, 1)
+    assert log.first_seq == 20
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_record_that_is_handed_out_again_may_be_gone(log: Log) -> None:
+    with subscribed(log) as subscription:
+        assert subscription.nack(subscription.read_many(20)) == 20
+        log.truncate(10, force=True)
+        assert drained(subscription) == list(range(10, 20))
+        subscription.nack(15)
+        log.truncate(18, force=True)
+        assert drained(subscription) == []
+        assert subscription.stats().truncated == 18
+        assert subscription.unacked_ranges() == [range(18, 20)]
+
+
+def test_persist_queue_126_the_log_shrinks_as_it_is_consumed(log: Log, writer: LogWriter) -> None:
+    log.set_retention(Retention())
+    assert log.retention == Retention()
+    with subscribed(log) as subscription:
+        for _ in range(5):
+            writer.roll()
+            append(writer, 10)
+        subscription.ack_through(65)
+    wait_until(lambda: log.first_seq == 60)
+    assert len(log.segments()) == 1
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_subscription_that_is_not_durable_leaves_nothing(log: Log) -> None:
+    with subscribed(log, durable=False) as subscription:
+        records = subscription.read_many(3)
+        subscription.ack(records[0])
+        assert subscription.ack_async(records).result() == 2
+        done = threading.Event()
+        subscription.ack_async(3).add_done_callback(lambda _: done.set())
+        assert done.wait(SOON)
+        assert log.subscriptions() == []
+        log.truncate(10)
+        subscription.rewind()
+        assert drained(subscription) == list(range(10, 20))
+        assert subscription.seek(0) == 10
+        asyncio.run(subscription.ack_coro(10, properties={"a": 1}))
+        assert subscription.properties == {"a": 1}
+        assert subscription.backlog == 9
+    with subscribed(log, durable=False) as subscription:
+        assert drained(subscription) == list(range(10, 20))
+
+
+def test_it_ends_when_the_log_is_sealed_and_all_is_acknowledged(log: Log, writer: LogWriter) -> None:
+    writer.seal()
+    with subscribed(log, ack_timeout=0.05) as subscription:
+        found = []
+        for record in subscription:
+            found.append(record.seq)
+            if record.seq != 7 or found.count(7) == 3:
+                subscription.ack(record)
+        assert sorted(found) == sorted([*range(20), 7, 7])
+        with pytest.raises(LogSealedError):
+            subscription.read()
+
+
+@pytest.mark.usefixtures("writer")
+def test_consumers_that_wait_are_woken_by_a_close(log: Log) -> None:
+    async def run() -> list[BaseException | list[LogRecord]]:
+        subscription = await log.subscribe_async("sub", start=LogEnd.LATEST, mode="shared")
+        waiting = [asyncio.create_task(subscription.read_many_async(1)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        await subscription.close_async()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [type(each) for each in asyncio.run(run())] == [ClosedError] * 3
+
+
+@pytest.mark.usefixtures("writer")
+def test_another_owner_has_to_steal_and_fences_the_first(manager: LedgerManager, log: Log) -> None:
+    first = subscribed(log)
+    first.ack(range(5))
+    with opened(manager) as other:
+        with pytest.raises(LogLockedError):
+            subscribed(other)
+        with subscribed(other, steal=True) as second:
+            assert seqs_of(second.read_many(2)) == [5, 6]
+            with pytest.raises(LogFencedError):
+                first.ack(6)
+            second.ack(5)
+    with pytest.raises(LogFencedError):
+        first.close()
+    with subscribed(log) as third:
+        assert third.first_unacked == 6
+        assert seqs_of(third.read_many(1)) == [6]
+
+
+@pytest.mark.usefixtures("writer")
+def test_deleting_a_log_deletes_its_subscriptions(manager: LedgerManager, log: Log) -> None:
+    subscribed(log).close()
+    before = log.segments()
+    log.close()
+    Log.delete(manager, "log", password=PASSWORD)
+    with opened(manager) as again, subscribed(again) as subscription:
+        assert subscription.first_unacked == 0
+        assert again.segments() == []
+        assert before
+
+
+def test_acknowledgements_of_any_kind_name_the_same_record(log: Log, writer: LogWriter) -> None:
+    record = log.read(7)
+    kinds: list[Acked] = [record, record.position, 7, range(7, 8)]
+    for each in kinds:
+        with subscribed(log, "kinds") as subscription:
+            subscription.ack(each)
+            assert subscription.unacked_ranges() == [range(7), range(8, writer.last_seq + 1)]
+            subscription.delete()
+
+
+def test_a_consumer_with_a_timeout_returns(log: Log) -> None:
+    log.writer()
+    with subscribed(log, mode="shared") as subscription:
+        began = time.monotonic()
+        assert subscription.read_many(4, timeout=0.1) == []
+        assert asyncio.run(subscription.read_async(timeout=0.1)) is None
+        assert time.monotonic() - began >= 0.2
