@@ -94,7 +94,7 @@ from pybk.streams.snapshot_store import (
     SnapshotStore,
 )
 from pybk.streams.subscription import Acked, DeadLetters, Subscription, SubscriptionMode, SubscriptionStats
-from pybk.streams.wal import RecoveryInfo, Transaction, WalRecord, WriteAheadLog
+from pybk.streams.wal import RecoveryInfo, Transaction, WalOptions, WalRecord, WalStats, WriteAheadLog
 from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter, Payload
 
@@ -220,7 +220,9 @@ __all__ = [
     "VerifyReport",
     "VersionConflictError",
     "WalCheckpoint",
+    "WalOptions",
     "WalRecord",
+    "WalStats",
     "Watch",
     "WriteAheadLog",
     "WriteFlag",

@@ -117,7 +117,7 @@ LEDGER_LIST_MUTANTS = (
     Mutant(
         "T10",
         "records after a cut have a higher generation",
-        (Piece(RECORD + "cut", "generation=self.generation + 1", "generation=self.generation"),),
+        (Piece(RECORD + "generation_after", "self.generation + 1", "self.generation"),),
     ),
     Mutant(
         "T10b",
@@ -148,7 +148,7 @@ KILLED_AT = {
     "T9d": 1,
     "T9e": 1,
     "T10": 9,
-    "T10b": 1,
+    "T10b": 13,
     "T11": 10,
 }
 """The first seed that notices each mutant."""

@@ -588,3 +588,78 @@ def test_a_replay_that_is_cancelled_raises_nothing_else(manager: LedgerManager) 
             await replay(wal)
 
     asyncio.run(run())
+
+
+def test_figures_of_a_log_and_of_its_writer(manager: LedgerManager) -> None:
+    with opened(manager) as wal, opened_reader(manager) as reader:
+        assert (wal.stats().records, wal.stats().appended_records, wal.stats().segments) == (0, 0, 1)
+        wal.append_many([bytes(1000)] * 3)
+        wal.append(bytes(1000))
+        with wal.checkpoint(2) as file:
+            file.write(b"state")
+            assert wal.stats().uploads == 1
+        found = wal.stats()
+        assert (found.records, found.appended_records, found.checkpoints, found.uploads) == (2, 4, 1, 0)
+        assert 4000 < found.appended_bytes == found.payload_bytes < 4500
+        assert found.outstanding_records == 0
+        wal.roll()
+        wal.append(b"a")
+        wal.truncate_after(3)
+        assert wal.append(b"b") == 4
+        found = asyncio.run(wal.stats_async())
+        assert (found.records, found.appended_records, found.segments) == (2, 6, 2)
+        assert 4000 < found.appended_bytes < 4600
+        assert reader.stats()[:2] == (2, 2)
+        assert reader.stats().appended_records == 0
+    with opened(manager) as wal:
+        assert (wal.stats().appended_records, wal.stats().records) == (0, 2)
+
+
+def test_a_cut_that_drops_nothing_changes_nothing_for_followers(manager: LedgerManager) -> None:
+    with opened(manager) as wal, opened_reader(manager) as reader:
+        wal.append_many([b"a", b"b"])
+        follower = reader.follow(4, timeout=60)
+        found: list[bytes] = []
+        thread = threading.Thread(target=lambda: found.append(next(follower).data))
+        thread.start()
+        wal.truncate_after(2)
+        assert wal.generation == 0
+        wal.append_many([b"c", b"d"])
+        thread.join()
+        assert found == [b"d"]
+
+
+def test_cuts_before_the_first_record_are_forgotten_but_the_last(manager: LedgerManager) -> None:
+    with opened(manager) as wal, opened_reader(manager) as reader:
+        wal.append_many([b"%d" % number for number in range(1, 11)])
+        begun = reader.follow(timeout=60)
+        assert [next(begun).lsn for _ in range(10)][-1] == 10
+        for last in (4, 5, 6):
+            wal.truncate_after(last)
+            wal.append_many([b"x"] * 10)
+        wal.truncate_before(9)
+        with pytest.raises(RewoundError):
+            next(begun)
+        with pytest.raises(RewoundError):
+            next(reader.follow(11, generation=0, timeout=0))
+        assert [record.lsn for record in reader.follow(11, generation=3, timeout=0)] == [11, 12, 13, 14, 15, 16]
+
+
+def test_a_checkpoint_that_a_truncation_overtook_says_so(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append_many([b"%d" % number for number in range(1, 11)])
+        file = wal.checkpoint(4)
+        wal.truncate_before(8)
+        with pytest.raises(UsageError, match="dropped up to 7"):
+            file.commit()
+
+
+def test_the_durable_record_of_a_writer_is_known_without_reading(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager, opened(manager) as wal:
+        for number in range(1, 4):
+            assert wal.append(b"a") == number
+            before = manager.metrics().counters
+            assert wal.durable_lsn == number
+            assert manager.metrics().counters == before
+            wal.roll()
+            assert wal.durable_lsn == number

@@ -86,7 +86,7 @@ class WalMachine(RuleBasedStateMachine):
                 self.wal.truncate_after(lsn)
             return
         self.wal.truncate_after(lsn)
-        self.generation += 1
+        self.generation += lsn < self.last
         for gone in [each for each in self.records if each > lsn]:
             del self.records[gone]
         assert self.wal.generation == self.generation

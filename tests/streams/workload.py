@@ -74,8 +74,8 @@ class Model:
 
     def cut(self, last: int) -> None:
         """Forget the records after a cut."""
+        self.generation += any(lsn > last for lsn in self.records)
         self.records = {lsn: data for lsn, data in self.records.items() if lsn <= last}
-        self.generation += 1
 
     def checkpoint(self, lsn: int, state: bytes) -> None:
         """Remember a checkpoint, and what it truncates."""

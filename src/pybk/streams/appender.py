@@ -119,6 +119,27 @@ class Appender:
         self.segment_bytes = 0
         self.segment_records = 0
         self.needs_repair = False
+        self._earlier = (0, 0)
+        """Records and payload bytes that it appended to segments before the present one."""
+
+    # ---- what it has done ----------------------------------------------------------------------------------------
+
+    @property
+    def appended(self) -> tuple[int, int]:
+        """How many records it appended, and the payload bytes of their entries."""
+        records, nbytes = self._earlier
+        return records + self.segment_records, nbytes + self.segment_bytes
+
+    @property
+    def durable_seq(self) -> int | None:
+        """The last record, if all that were appended are acknowledged; else None, because entries have to be read."""
+        # In this order, and without the lock: records before ``next_seq`` are in entries up to ``last_add_pushed``, or
+        # in segments before, which are acknowledged.
+        segment, next_seq, writer = self.segment, self.next_seq, self._writer
+        if segment is None or writer is None:
+            return None
+        pushed = writer.last_add_pushed
+        return next_seq - 1 if writer.last_add_confirmed >= pushed and self.segment is segment else None
 
     # ---- what steps call -----------------------------------------------------------------------------------------
 
@@ -142,6 +163,7 @@ class Appender:
             self._writer = self._writers[segment.number]
             self._last_entry = 0  # its header
             self.segment = segment
+            self._earlier = self.appended
             self.segment_bytes = self.segment_records = 0
             self.needs_repair = False
 

@@ -265,7 +265,7 @@ def truncate(name: str, epoch: int, generation: int, seq: int, *, force: bool = 
 
 
 def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
-    """Drop the records after ``seq``; those that follow have a higher generation.
+    """Drop the records after ``seq``; those that follow have a higher generation if there were any.
 
     Raises:
         UsageError: There is no such record to end with; nothing was dropped.
@@ -275,7 +275,7 @@ def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
     while True:
         found = yield from _read_owned(name, epoch)
         found.record.check_cut(seq, found.record.end_seq)
-        ledger_id = yield from _create_ledger(found.record, epoch, found.record.generation + 1)
+        ledger_id = yield from _create_ledger(found.record, epoch, found.record.generation_after(seq))
         changed = found.record.cut(seq, ledger_id, now_ns())
         settled = yield from _list_ledger(name, ledger_id, changed, found.version)
         if settled is not None:

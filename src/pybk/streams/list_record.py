@@ -295,7 +295,9 @@ class ListRecord:
             )
         gone = [each for each in self.segments if each.last_seq is not None and each.last_seq < first]
         cursors = tuple(each._replace(seq=max(each.seq, first)) for each in self.cursors)
-        return self._without(gone, first_seq=first, cursors=cursors)
+        # Of the cuts before the first record the last one stands for all: what one of them made void is dropped anyway.
+        before = [each for each in self.cuts if each[1] < first - 1]
+        return self._without(gone, first_seq=first, cursors=cursors, cuts=(*before[-1:], *self.cuts[len(before) :]))
 
     def subscribed(self, cursor: CursorBound) -> ListRecord:
         """Return the record with one more subscription, unless there is one of that name.
@@ -383,10 +385,15 @@ class ListRecord:
                 f"after {kept_seq} were dropped; make another",
                 seq=kept_seq,
             )
-        newest = self.checkpoints[-1].seq if self.checkpoints else self.first_seq - 1
-        if checkpoint.seq < newest:
+        if self.checkpoints and checkpoint.seq < self.checkpoints[-1].seq:
             raise UsageError(
-                f"log {self.name!r}: a checkpoint of record {checkpoint.seq} is older than the newest one, of {newest}"
+                f"log {self.name!r}: a checkpoint of record {checkpoint.seq} is older than the newest one, of "
+                f"{self.checkpoints[-1].seq}"
+            )
+        if checkpoint.seq < self.first_seq - 1:
+            raise UsageError(
+                f"log {self.name!r}: a checkpoint of record {checkpoint.seq} is of no use, because those after it were "
+                f"dropped up to {self.first_seq - 1}; make one that covers these"
             )
         kept = (*self.checkpoints, checkpoint)[-keep:]
         dropped = tuple(each.ledger_id for each in self.checkpoints if each not in kept)
@@ -415,20 +422,21 @@ class ListRecord:
                 f"log {self.name!r} cannot end with record {seq}; it has records {self.first_seq} to {end_seq - 1}"
             )
 
+    def generation_after(self, seq: int) -> int:
+        """Return the generation after a cut: a higher one, unless ``seq`` is the last record and none is dropped."""
+        return self.generation if seq == self.end_seq - 1 else self.generation + 1
+
     def cut(self, seq: int, ledger_id: int, now_ns: int) -> ListRecord:
-        """Return the record in which ``seq`` is the last record, with a new open segment of a higher generation.
+        """Return the record in which ``seq`` is the last record, with a new open segment.
 
         All segments have to be closed. Those after ``seq`` are removed; the one that holds ``seq`` ends there, although
         its ledger has more entries.
         """
         gone = [each for each in self.segments if each.first_seq is not None and each.first_seq > seq]
-        shorter = self._without(
-            gone,
-            last=seq,
-            end_seq=seq + 1,
-            generation=self.generation + 1,
-            cuts=(*(each for each in self.cuts if each[1] < seq), (self.generation + 1, seq)),
-        )
+        generation, cuts = self.generation_after(seq), self.cuts
+        if generation > self.generation:
+            cuts = (*(each for each in cuts if each[1] < seq), (generation, seq))
+        shorter = self._without(gone, last=seq, end_seq=seq + 1, generation=generation, cuts=cuts)
         return shorter._added(ledger_id, self.epoch, seq + 1, now_ns)
 
     def ended(self) -> ListRecord:

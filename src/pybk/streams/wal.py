@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
 
 from pybk.arguments import flag_of, whole_from
@@ -85,6 +85,50 @@ class RecoveryInfo(NamedTuple):
     last_lsn: int
     unclean: bool
     seconds: float
+
+
+class WalStats(NamedTuple):
+    """A write-ahead log at one moment.
+
+    Attributes:
+        records: Records that can be read.
+        segments: Ledgers that hold them.
+        payload_bytes: Bytes in these ledgers, with what entries add to records. Those of an open one count for its
+            writer alone.
+        checkpoints: Checkpoints that are kept.
+        uploads: Checkpoints that are being written.
+        pending_deletes: Ledgers that were dropped and are not deleted yet.
+        appended_records: Records that this writer appended; 0 for a log that is open for reading, as the next two.
+        appended_bytes: Their bytes, with what entries add.
+        outstanding_records: Records that this writer appended and that are not durable yet.
+    """
+
+    records: int
+    segments: int
+    payload_bytes: int
+    checkpoints: int
+    uploads: int
+    pending_deletes: int
+    appended_records: int
+    appended_bytes: int
+    outstanding_records: int
+
+
+class WalOptions(TypedDict, total=False):
+    """Keyword arguments of ``WriteAheadLog.open``."""
+
+    mode: str
+    password: bytes | Secret | None
+    insecure: bool
+    create: bool
+    wait: float
+    steal: bool
+    segment_bytes: int
+    segment_age_s: float
+    digest_type: DigestType | None
+    storage_hints: Iterable[StorageHint]
+    quorums: tuple[int | None, int | None, int | None]
+    config: StoreConfig | None
 
 
 class WriteAheadLog:
@@ -194,10 +238,10 @@ class WriteAheadLog:
 
     @classmethod
     def open_async(
-        cls, where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **options: object
+        cls, where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **options: Unpack[WalOptions]
     ) -> Opening[Self]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name, **options))  # type: ignore[arg-type]
+        return Opening(f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name, **options))
 
     @staticmethod
     def names(manager: LedgerManager, prefix: str = "") -> list[str]:
@@ -349,9 +393,35 @@ class WriteAheadLog:
     def durable_lsn(self) -> int:
         """The last record that is durable, and so are all before it; ``first_lsn - 1`` if there is none.
 
-        Cost: Reads one entry, unless the log is at rest.
+        Cost: Reads the log's record and one entry; nothing for the writer, if all that it appended is durable.
         """
-        return self._steps.last_seq()
+        known = None if self._writer is None else self._writer.appender.durable_seq
+        return self._steps.last_seq() if known is None else known
+
+    def stats(self) -> WalStats:
+        """Return figures of the log and of this writer.
+
+        Cost: As ``durable_lsn``, and reads the log's record.
+        """
+        record, durable = self._record(), self.durable_lsn
+        appender = None if self._writer is None else self._writer.appender
+        appended_records, appended_bytes = (0, 0) if appender is None else appender.appended
+        open_bytes = 0 if appender is None or appender.segment is None else appender.segment_bytes
+        return WalStats(
+            records=max(durable + 1 - record.first_seq, 0),
+            segments=len(record.segments),
+            payload_bytes=sum(each.nbytes for each in record.segments) + open_bytes,
+            checkpoints=len(record.checkpoints),
+            uploads=len(record.uploads),
+            pending_deletes=len(record.pending_deletes),
+            appended_records=appended_records,
+            appended_bytes=appended_bytes,
+            outstanding_records=max(appender.next_seq - 1 - durable, 0) if appender else 0,
+        )
+
+    async def stats_async(self) -> WalStats:
+        """Return figures in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.stats)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
@@ -737,8 +807,8 @@ class WriteAheadLog:
     def truncate_after(self, lsn: int) -> None:
         """Drop the records after ``lsn``, such as those that a Raft leader never committed.
 
-        The next record gets LSN ``lsn + 1`` under a higher ``generation``. Followers that have read further raise
-        ``RewoundError``.
+        The next record gets LSN ``lsn + 1``, under a higher ``generation`` if records were dropped. Followers that have
+        read further raise ``RewoundError``.
 
         Raises:
             UsageError: There is no record ``lsn`` to end with, nor is it ``first_lsn - 1``; nothing was dropped.
