@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from database import ConflictError, Database
 from failover import Commit, Load, WrongDataError, check, server
-from server import Client
+from server import Client, answer
 from tables import ABSENT, CLIENTS_MAX, Row, Tables
 
 from pybk import (
@@ -179,6 +179,20 @@ def test_threads_commit_while_snapshots_are_made(tmp_path: Path) -> None:
         assert newest is not None
         assert newest.lsn >= 50
         assert database.read(*keys) == expected
+
+
+def test_the_server_answers_what_it_cannot_do(tmp_path: Path) -> None:
+    with Database(tmp_path, PASSWORD) as database:
+        for request, error in (
+            ({"writes": {"a": 1}, "expect": {}, "token": ["", 0]}, "text"),
+            ({"read": 5, "after": 0}, "iterable"),
+            ({"delete": ["a"]}, "not one of this server's"),
+            ({"promote": False}, "open for writing already"),
+        ):
+            found = answer(database, request)
+            assert error in found["error"]
+            assert not found["elsewhere"]
+        assert answer(database, {"writes": {"a": "1"}, "expect": {"a": 7}, "token": ["", 0]}).keys() == {"conflict"}
 
 
 # ---- the standby -----------------------------------------------------------------------------------------------------

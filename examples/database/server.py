@@ -8,6 +8,7 @@ The store is a directory that both share, or a cluster, given by the URL of its 
     python server.py get PRIMARY.SOCKET,STANDBY.SOCKET KEY
     python server.py add PRIMARY.SOCKET,STANDBY.SOCKET KEY NUMBER    (a transaction: reads, adds and writes)
     python server.py promote STANDBY.SOCKET                          (also: status, checkpoint)
+    python server.py promote STANDBY.SOCKET steal                    (in a cluster, from a primary that hangs)
 
 The log's password comes from ``PYBK_PASSWORD``, the secret of a cluster from ``PYBK_CLUSTER_SECRET``, or each from the
 file that this variable with ``_FILE`` appended names. Each request and each answer is a line of JSON.
@@ -60,6 +61,8 @@ def answer(database: Database, request: dict[str, Any]) -> dict[str, Any]:
                 return {"lsn": database.applied, "standby": database.standby}
     except ConflictError as error:
         return {"conflict": str(error)}
+    except TypeError as error:
+        return {"error": str(error), "elsewhere": False}
     except (PybkError, TimeoutError) as error:
         elsewhere = database.standby or getattr(error, "outcome_unknown", False) or getattr(error, "retryable", True)
         return {"error": f"{type(error).__name__}: {error}", "elsewhere": elsewhere}
@@ -203,6 +206,8 @@ def run(client: Client, command: str, operands: list[str]) -> int:
             if found is None:
                 return 1
             print(found)
+        case "promote", ["steal"]:
+            print(json.dumps(client.request({command: True})))
         case "promote" | "checkpoint" | "status", []:
             print(json.dumps(client.request({command: False})))
         case _:
