@@ -6,6 +6,7 @@ import asyncio
 import gc
 import io
 import os
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -420,6 +421,30 @@ def test_reading_one_record_reads_no_entries_after_it(manager: LedgerManager) ->
         assert {wal.read(lsn).data for lsn in big} == {b"x" * 40_000}
         assert [record.data for record in wal.replay(500, 501)] == [b"500", b"x" * 40_000]
         assert wal.read(big[-1] + 1).data == b"after"
+
+
+def test_some_records_are_read_wherever_they_are(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        for number in range(1, 401):
+            if number % 100 == 50:
+                wal.roll()
+            wal.append_many([b"%d" % number] * (number % 3 + 1))
+        wal.append_many([b"x" * 40_000] * 10)
+        data = {record.lsn: record.data for record in wal.replay()}
+        source = random.Random(1)
+        for _ in range(30):
+            lsns = sorted(source.sample(sorted(data), source.randint(1, 20)))
+            assert [(record.lsn, record.data) for record in wal.read_many(lsns)] == [(lsn, data[lsn]) for lsn in lsns]
+        assert asyncio.run(wal.read_many_async([1, 800])) == [wal.read(1), wal.read(800)]
+        assert list(wal.read_many([])) == []
+        for wrong in ([2, 1], [3, 3]):
+            with pytest.raises(UsageError, match="ascending"):
+                list(wal.read_many(wrong))
+        with pytest.raises(NoSuchEntryError):
+            list(wal.read_many([1, wal.last_lsn + 1]))
+        wal.truncate_before(10)
+        with pytest.raises(TruncatedError):
+            list(wal.read_many([9, 10]))
 
 
 def entries_read(manager: LedgerManager) -> int:

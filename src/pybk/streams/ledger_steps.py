@@ -24,6 +24,7 @@ from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
 from pybk.reader import LedgerReader
 from pybk.streams import ledger_list
+from pybk.streams.entry_places import EntryPlaces
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
     CONFLICT,
@@ -84,6 +85,9 @@ class LedgerSteps:
         spec: How its ledgers are created and opened.
         owner: Its writer, if this process is to be one.
 
+    Attributes:
+        places: What searches for its records have found.
+
     Threads: any, one operation at a time each.
     """
 
@@ -95,6 +99,7 @@ class LedgerSteps:
         self._uid = b""
         self._record_name = f"{spec.kind.group}/{name}"
         self._backend = backend_of(manager)
+        self.places: Final = EntryPlaces()
 
     def perform(self, steps: Steps[T]) -> T:
         """Perform an operation; returns its result, and raises what it or one of its steps raises."""

@@ -63,6 +63,10 @@ class RecordReader:
         self._reader: LedgerReader | None = None
         self._entry, self._entry_seq = _FIRST_ENTRY, self.seq
         """The entry that comes next, and its first record."""
+        self._segment_seq = self.seq
+        """The first record of the segment."""
+        self._entries_least = 1
+        """How many entries to read next, at least."""
         self._closed = False
         self._wake: Callable[[], None] | None = None
         """Wakes the ``read`` that waits."""
@@ -74,6 +78,18 @@ class RecordReader:
             self._reader.close()
         if self._wake is not None:
             self._wake()
+
+    def skip_to(self, seq: int) -> None:
+        """Have ``read`` return a later record next."""
+        self.seq = seq
+        self._entries_least = 1
+        if self._reader is None or self._segment is None:
+            return
+        if self._segment.last_seq is None or seq <= self._segment.last_seq:
+            self._entry, self._entry_seq = self._entry_of(self._reader)
+        else:
+            self._reader.close()
+            self._reader = None
 
     @property
     def closed(self) -> bool:
@@ -222,7 +238,7 @@ class RecordReader:
         if self.seq > last:
             self._leave()
             return None
-        nbytes, entries = READ_BYTES, last - self._entry_seq + 1  # at most, because each entry has a record
+        nbytes, entries = READ_BYTES, self._entries_to(last)
         while True:
             batch = reader.read_batch(self._entry, max_bytes=nbytes, last=min(most, self._entry + entries - 1))
             records = decode_batch(batch, self._entry_seq, where=f"ledger {reader.ledger_id}", segment=segment.number)
@@ -231,11 +247,20 @@ class RecordReader:
             if int(batch.entry_ids[-1]) >= most:
                 return None
             nbytes, entries = nbytes * 4, entries * 4
+        self._entries_least = entries * 4  # if that was too few, as entries hold fewer records here
         self._entry += records.entries
         self._entry_seq = records.first_seq + records.complete
+        self._steps.places.learn(reader.ledger_id, self._entry_seq, self._entry)
         found = records.within(self.seq, last)
         self.seq += found.complete
         return found
+
+    def _entries_to(self, last: int) -> int:
+        """Return in how many entries the records up to one are, as those before it in the segment suggest."""
+        before = self._entry - _FIRST_ENTRY
+        records_each = (self._entry_seq - self._segment_seq) / before if before else 1
+        likely = int((last - self._entry_seq) / max(records_each, 1)) + 1
+        return min(last - self.seq + 1, max(likely, self._entries_least))
 
     def _enter(self) -> bool:
         """Enter the segment that holds the next record; returns whether there is one."""
@@ -247,13 +272,16 @@ class RecordReader:
             if self._look() == record:
                 return segment is not None and self._move_on(segment)
 
-    def _entry_of(self, reader: LedgerReader, first_seq: int) -> tuple[int, int]:
+    def _entry_of(self, reader: LedgerReader) -> tuple[int, int]:
         """Return the last entry that begins with the next record or before it, and its first record."""
-        low, low_seq = _FIRST_ENTRY, first_seq
-        high = reader.last_add_confirmed + 1
+        places = self._steps.places
+        known, known_after = places.around(reader.ledger_id, self.seq)
+        low_seq, low = known or (self._segment_seq, _FIRST_ENTRY)
+        high = known_after or reader.last_add_confirmed + 1
         while low_seq < self.seq and low + 1 < high:
             middle = (low + high) // 2
             seq = self._seq_of(reader, middle)
+            places.learn(reader.ledger_id, seq, middle)
             if seq <= self.seq:
                 low, low_seq = middle, seq
             else:
@@ -290,7 +318,8 @@ class RecordReader:
         if self._reader is not None:
             self._reader.close()
         self._reader, self._segment = reader, segment
-        self._entry, self._entry_seq = self._entry_of(reader, first_seq)
+        self._segment_seq = first_seq
+        self._entry, self._entry_seq = self._entry_of(reader)
         return True
 
     def _leave(self) -> bool:

@@ -23,7 +23,6 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Final
 from uuid import UUID
 
@@ -41,9 +40,6 @@ CHECKPOINT_EVENTS: Final = 50_000
 
 _CHECKPOINT_PART: Final = 4
 """The index is written when the log has grown by one part in so many, so that the writing stays in proportion."""
-
-_GAP: Final = 64
-"""Records that are read and not wanted between two that are, because a read of its own would take longer."""
 
 
 class EventLog:
@@ -234,11 +230,8 @@ class EventLog:
         if desc:
             lsns.reverse()
         lsns = lsns[:limit]
-        wanted, events = set(lsns), dict[int, StoredEvent]()
-        for first, end in _spans(sorted(lsns)):
-            for record in self._wal.replay(first, end):
-                if record.lsn in wanted:
-                    events[record.lsn] = decode_event(record.data).stored_event()
+        records = self._wal.read_many(sorted(lsns))
+        events = {record.lsn: decode_event(record.data).stored_event() for record in records}
         return [events[lsn] for lsn in lsns]
 
     def notifications(self, first: int, limit: int, stop: int | None, topics: Sequence[str]) -> list[Notification]:
@@ -269,14 +262,3 @@ class EventLog:
         """Leave an event alone from now on."""
         with self._changed:
             self._listeners.discard(listener)
-
-
-def _spans(lsns: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield first and last of the runs of ascending numbers that are read at once."""
-    if lsns:
-        first = lsns[0]
-        for one, following in pairwise(lsns):
-            if following - one > _GAP:
-                yield first, one
-                first = following
-        yield first, lsns[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from enum import IntFlag
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -21,11 +20,10 @@ _TRACKING: Final = struct.Struct("<Hq")
 """Bytes of the application's name, notification id."""
 
 
-class _Flag(IntFlag):
-    UUID = 1
-    """The originator id is a UUID."""
-    TRACKING = 2
-    """The position of an upstream application comes before the state."""
+_UUID: Final = 1
+"""Flag: the originator id is a UUID."""
+_TRACKED: Final = 2
+"""Flag: the position in an upstream application comes before the state."""
 
 
 class EventRecord(NamedTuple):
@@ -75,16 +73,16 @@ def encode_event(event: StoredEvent, tracking: Tracking | None = None) -> bytes:
         DataError: A text or number does not fit.
     """
     originator = originator_of(event.originator_id)
-    flags = _Flag(0)
+    flags = 0
     if isinstance(originator, str):
         originator = originator.encode()
     else:
-        flags |= _Flag.UUID
+        flags |= _UUID
     topic = event.topic.encode()
     try:
         tracked = b""
         if tracking is not None:
-            flags |= _Flag.TRACKING
+            flags |= _TRACKED
             name = tracking.application_name.encode()
             tracked = _TRACKING.pack(len(name), tracking.notification_id) + name
         header = _HEADER.pack(_FORMAT, flags, len(originator), len(topic), event.originator_version)
@@ -104,21 +102,18 @@ def decode_event(data: bytes) -> EventRecord:
         CorruptError: It is not an event.
     """
     try:
-        number, bits, originator_bytes, topic_bytes, version = _HEADER.unpack_from(data)
+        number, flags, originator_bytes, topic_bytes, version = _HEADER.unpack_from(data)
         if number != _FORMAT:
             raise UnsupportedFormatError(f"the event has format {number}; this version knows format {_FORMAT}")
-        flags = _Flag(bits)
         topic_at = _HEADER.size + originator_bytes
         at = topic_at + topic_bytes
         originator = data[_HEADER.size : topic_at]
         topic = data[topic_at:at].decode()
         tracking = None
-        if _Flag.TRACKING in flags:
+        if flags & _TRACKED:
             name_bytes, notification_id = _TRACKING.unpack_from(data, at)
             at += _TRACKING.size + name_bytes
             tracking = Tracking(data[at - name_bytes : at].decode(), notification_id)
-        return EventRecord(
-            originator if _Flag.UUID in flags else originator.decode(), version, topic, tracking, data[at:]
-        )
+        return EventRecord(originator if flags & _UUID else originator.decode(), version, topic, tracking, data[at:])
     except (struct.error, UnicodeDecodeError, ValueError) as error:
         raise CorruptError(f"a record of the log is not an event: {error}") from error

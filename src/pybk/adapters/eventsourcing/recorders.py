@@ -79,7 +79,7 @@ class PybkAggregateRecorder(AggregateRecorder):
     ) -> Sequence[StoredEvent]:
         """Return events of an originator whose versions are after ``gt`` and up to ``lte``, in order of versions.
 
-        Cost: A read of the log for events that are near each other, some 0.5 ms.
+        Cost: A read of the log for each group of events that are near each other, some 0.5 ms.
         """
         with _translated():
             return self._events.of_originator(originator_id, gt, lte, desc=desc, limit=limit)
