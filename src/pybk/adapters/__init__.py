@@ -1,1 +1,1 @@
-"""Other projects' storage interfaces on write-ahead logs; each needs the extra of its name."""
+"""Other projects' storage interfaces on write-ahead logs and blobs; each needs an extra."""

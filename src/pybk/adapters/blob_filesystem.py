@@ -1,0 +1,318 @@
+"""The blobs of a ``BlobStore`` as a file system of fsspec, for pandas, PyArrow, Dask and others.
+
+``pybk://orders/2026.parquet`` is the blob ``orders/2026.parquet`` of the store that the storage options name. Blobs
+have no directories: a path is one if blobs lie below it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final, Self
+
+from fsspec import AbstractFileSystem
+
+from pybk.credentials import PASSWORD, Secret
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
+
+_MODES: Final = ("rb", "wb", "xb")
+
+
+class _Stores:
+    """The stores that this process has open for file systems, by their options.
+
+    A store has one process and one manager that writes, and a password costs one scrypt; so file systems share them.
+
+    Threads: any.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stores: dict[tuple[object, ...], tuple[BlobStore, LedgerManager]] = {}
+
+    def open(
+        self, where: str, secret_file: str | None, name: str, password: Secret, *, read_only: bool, insecure: bool
+    ) -> BlobStore:
+        """Return the store that was opened with these options, or open it."""
+        key = (os.getpid(), where, secret_file, name, password, read_only, insecure)
+        with self._lock:
+            if key not in self._stores:
+                if "://" in where:
+                    secret = None if secret_file is None else Secret(file=secret_file).read()
+                    manager = LedgerManager.connect(where, cluster_secret=secret)
+                else:
+                    manager = LedgerManager.open(where, read_only=read_only)
+                try:
+                    store = BlobStore.open(manager, name, password=password, insecure=insecure)
+                except BaseException:
+                    manager.close()
+                    raise
+                self._stores[key] = store, manager
+            return self._stores[key][0]
+
+    def close(self, store: BlobStore) -> None:
+        """Close a store that ``open`` returned; the next ``open`` opens it again."""
+        with self._lock:
+            found = [key for key, (each, _) in self._stores.items() if each is store]
+            managers = [self._stores.pop(key)[1] for key in found]
+        store.close()
+        for manager in managers:
+            manager.close()
+
+
+_STORES: Final = _Stores()
+
+
+class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Blobs as files.
+
+    Through fsspec, with storage options::
+
+        pandas.read_parquet("pybk://orders/2026.parquet", storage_options={"store": "data/blobs"})
+
+    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``. Renames
+    and copies copy no bytes. In a ``transaction``, files are published at its end, one after the other.
+
+    Args:
+        store: The directory of a store, or the URL of a cluster's metadata store (``zk://…``, ``lmdb://…``). It stays
+            open, for all file systems of these options, until ``close`` or the end of the process.
+        blobs: The name of the blob store.
+        password_file: A file that holds the password of its ledgers; else it is that of ``PYBK_PASSWORD``, or in the
+            file that ``PYBK_PASSWORD_FILE`` names.
+        cluster_secret_file: A file that holds the secret of a cluster.
+        read_only: Open the directory for reading, also while another process writes.
+        insecure: Do without a password.
+        blob_store: A ``BlobStore`` that is open, instead of all these; such a file system cannot be pickled.
+
+    Raises:
+        UsageError: Not one of ``store`` and ``blob_store`` is given, or there is no password.
+        StoreLockedError: Another process has the directory open for writing.
+
+    Threads: any.
+    """
+
+    protocol = "pybk"
+    root_marker = ""
+    cachable = False
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] | None = None,
+        blobs: str = "blobs",
+        *,
+        password_file: str | None = None,
+        cluster_secret_file: str | None = None,
+        read_only: bool = False,
+        insecure: bool = False,
+        blob_store: BlobStore | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(**options)
+        if (store is None) == (blob_store is None):
+            raise UsageError("a file system of blobs needs store=..., a directory or a URL; or blob_store=...")
+        if blob_store is None:
+            assert store is not None
+            password = Secret(file=password_file) if password_file is not None else Secret(variable=PASSWORD)
+            where = os.fspath(store)
+            blob_store = _STORES.open(
+                where if "://" in where else os.path.abspath(where),
+                cluster_secret_file,
+                blobs,
+                password,
+                read_only=read_only,
+                insecure=insecure,
+            )
+        self.blob_store: Final = blob_store
+
+    def close(self) -> None:
+        """Close the store, also for other file systems of the same options; a later file system opens it again."""
+        _STORES.close(self.blob_store)
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Return the name of a blob, or a list of names."""
+        stripped = super()._strip_protocol(path)
+        return stripped if isinstance(stripped, list) else stripped.lstrip("/")
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def ls(self, path: str, detail: bool = True, **_: object) -> list[Any]:
+        """Return the files and directories in a directory, or the file itself, by name.
+
+        Args:
+            path: The directory or file.
+            detail: Return dictionaries as ``info`` does; else names.
+
+        Raises:
+            FileNotFoundError: There is neither.
+        """
+        path = self._strip_protocol(path)
+        prefix = f"{path}/" if path else ""
+        found: dict[str, dict[str, Any]] = {}
+        for each in self.blob_store.list(prefix):
+            child, below, _rest = each.name[len(prefix) :].partition("/")
+            if below:
+                found.setdefault(f"{prefix}{child}/", _directory(prefix + child))
+            else:
+                found[each.name] = _file(each)
+        if not found and path:
+            found = {path: _file(self.blob_store.stat(path))}
+        rows = sorted(found.values(), key=lambda row: str(row["name"]))
+        return rows if detail else [row["name"] for row in rows]
+
+    def info(self, path: str, **_: object) -> dict[str, Any]:
+        """Return what is known of a file or directory: name, size, type; of a file also version, digest and times.
+
+        Raises:
+            FileNotFoundError: There is neither.
+        """
+        path = self._strip_protocol(path)
+        if not path:
+            return _directory("")
+        try:
+            return _file(self.blob_store.stat(path))
+        except FileNotFoundError:
+            if self.blob_store.list(f"{path}/"):
+                return _directory(path)
+            raise
+
+    def checksum(self, path: str) -> str:
+        """Return the XXH3-128 digest of a file, hexadecimal."""
+        return self.blob_store.stat(self._strip_protocol(path)).digest
+
+    def ukey(self, path: str) -> str:
+        """Return a text that changes with the file: its digest."""
+        return self.checksum(path)
+
+    def created(self, path: str) -> datetime:
+        """Return when a file was published."""
+        created: datetime = self.info(path)["created"]
+        return created
+
+    def modified(self, path: str) -> datetime:
+        """Return when a file was published, because a blob does not change."""
+        return self.created(path)
+
+    # ---- changing ------------------------------------------------------------------------------------------------
+
+    def _open(
+        self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True, **_: object
+    ) -> io.BufferedIOBase:
+        """Open a file for reading, or for writing a new one."""
+        if mode not in _MODES:
+            raise UsageError(f"mode is {mode!r}; a blob is read or written as a whole: use one of {', '.join(_MODES)}")
+        if mode == "rb":
+            return self.blob_store.open_blob(path)
+        return _Upload(self.blob_store.create_blob(path, overwrite=mode == "wb"), autocommit=autocommit)
+
+    def mkdir(self, path: str, create_parents: bool = True, **_: object) -> None:
+        """Do nothing: a directory is there as long as there are blobs below it."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Do nothing, as ``mkdir``."""
+
+    def rmdir(self, path: str) -> None:
+        """Do nothing for a directory without blobs; raise OSError for another."""
+        if self.blob_store.list(f"{self._strip_protocol(path)}/"):
+            raise OSError(f"directory {path} has blobs; rm(..., recursive=True) deletes them, too")
+
+    def cp_file(self, path1: str, path2: str, **_: object) -> None:
+        """Copy a file by reference; a directory is made by copying its files."""
+        path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
+        if not self.isdir(path1):
+            self.blob_store.copy(path1, path2)
+
+    def _rm(self, path: str) -> None:
+        """Delete a file; a directory goes with its last file."""
+        path = self._strip_protocol(path)
+        if not self.blob_store.list(f"{path}/") or self.blob_store.exists(path):
+            self.blob_store.delete(path)
+
+    def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Delete files; with ``recursive`` also all files of directories."""
+        paths: Iterable[str] = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
+        directories = [each for each in paths if self.isdir(each)]
+        if directories and not recursive:
+            raise IsADirectoryError(f"{directories[0]} is a directory; rm(..., recursive=True) deletes its files")
+        for each in paths:
+            if each not in directories:
+                self.blob_store.delete(each)
+
+
+class _Upload(io.BufferedIOBase):
+    """A file that publishes its blob when it is closed, or in a transaction when that ends."""
+
+    def __init__(self, upload: BlobUpload, *, autocommit: bool) -> None:
+        super().__init__()
+        self._upload = upload
+        self._autocommit = autocommit
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return how many bytes were written."""
+        return self._upload.tell()
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Append bytes to the file; returns how many, which is all."""
+        return self._upload.write(data)
+
+    def close(self) -> None:
+        """Publish the blob, unless a transaction does."""
+        if not self.closed:
+            super().close()
+            if self._autocommit:
+                self._upload.commit()
+
+    def commit(self) -> None:
+        """Publish the blob, at the end of a transaction."""
+        self.close()
+        if not self._autocommit:
+            self._upload.commit()
+
+    def discard(self) -> None:
+        """Give the blob up."""
+        super().close()
+        self._upload.abort()
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the file, or give the blob up if an exception is on its way."""
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        """Publish nothing: a file that is dropped was not closed."""
+        super().close()
+
+
+def _directory(name: str) -> dict[str, Any]:
+    return {"name": name, "size": 0, "type": "directory"}
+
+
+def _file(info: BlobInfo) -> dict[str, Any]:
+    created = datetime.fromtimestamp(info.created_ns / 1e9, UTC)
+    return {
+        "name": info.name,
+        "size": info.size,
+        "type": "file",
+        "created": created,
+        "version": info.version,
+        "digest": info.digest,
+        "meta": dict(info.meta),
+    }

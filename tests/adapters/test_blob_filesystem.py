@@ -1,0 +1,224 @@
+"""Blobs as a file system: fsspec's own tests, and what pandas and PyArrow do with it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from configparser import ConfigParser
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.tests.abstract import (
+    AbstractCopyTests,
+    AbstractFixtures,
+    AbstractGetTests,
+    AbstractOpenTests,
+    AbstractPipeTests,
+    AbstractPutTests,
+)
+
+from pybk import BlobStore, LedgerManager, StoreLockedError, UsageError
+from pybk.adapters.blob_filesystem import BlobFileSystem
+from tests.paths import ROOT
+from tests.waiting import PROCESS_S
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registered() -> None:
+    """Do what an installation with its entry points does."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    name, _, target = setup["options.entry_points"]["fsspec.specs"].strip().partition(" = ")
+    fsspec.register_implementation(name, target.replace(":", "."), clobber=True)
+
+
+class Fixtures(AbstractFixtures):  # type: ignore[misc]  # fsspec has no types
+    """A file system over one store for all tests of a class, which clean up after themselves."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fs(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlobFileSystem]:
+        with LedgerManager.open(tmp_path_factory.mktemp("store")) as manager:
+            yield BlobFileSystem(blob_store=BlobStore.open(manager, insecure=True))
+
+    @pytest.fixture
+    def fs_path(self) -> str:
+        return "root"
+
+    @pytest.fixture
+    def fs_join(self) -> Callable[..., str]:
+        return lambda *parts: "/".join(parts)
+
+    @pytest.fixture
+    def supports_empty_directories(self) -> bool:
+        return False
+
+
+class TestCopy(AbstractCopyTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestGet(AbstractGetTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestPut(AbstractPutTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestOpen(AbstractOpenTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+class TestPipe(AbstractPipeTests, Fixtures):  # type: ignore[misc]
+    pass
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    (tmp_path / "password").write_text("secret\n", encoding="ascii")
+    options: dict[str, Any] = {"store": str(tmp_path / "store"), "password_file": str(tmp_path / "password")}
+    yield options
+    BlobFileSystem(**options).close()
+
+
+@pytest.fixture
+def fs(options: dict[str, Any]) -> BlobFileSystem:
+    return BlobFileSystem(**options)
+
+
+def test_directories_are_what_blobs_lie_in(fs: BlobFileSystem) -> None:
+    fs.mkdir("made")
+    assert not fs.exists("made")
+    assert fs.ls("") == []
+    fs.pipe({"a/b/c": b"1", "a/b.txt": b"22", "d": b"333"})
+    assert fs.ls("", detail=False) == ["a", "d"]
+    assert fs.ls("pybk://a/") == fs.ls("/a")
+    assert [(each["name"], each["type"], each["size"]) for each in fs.ls("a")] == [
+        ("a/b", "directory", 0),
+        ("a/b.txt", "file", 2),
+    ]
+    assert fs.ls("d", detail=False) == ["d"]
+    assert fs.isdir("a/b")
+    assert fs.isfile("a/b/c")
+    assert fs.info("")["type"] == "directory"
+    assert fs.find("") == ["a/b.txt", "a/b/c", "d"]
+    assert fs.glob("a/*") == ["a/b", "a/b.txt"]
+    assert fs.du("") == 6
+    with pytest.raises(FileNotFoundError):
+        fs.ls("nothing")
+    with pytest.raises(FileNotFoundError):
+        fs.info("nothing")
+    with pytest.raises(OSError, match="has blobs"):
+        fs.rmdir("a")
+    with pytest.raises(IsADirectoryError):
+        fs.rm("a")
+    fs.mv("a", "e", recursive=True)
+    assert fs.find("") == ["d", "e/b.txt", "e/b/c"]
+    fs.rm("e", recursive=True)
+    assert fs.find("") == ["d"]
+
+
+def test_a_file_is_published_by_its_close(fs: BlobFileSystem) -> None:
+    with suppress(ZeroDivisionError), fs.open("a", "wb") as file:
+        file.write(b"half")
+        raise ZeroDivisionError
+    assert not fs.exists("a")
+    with fs.open("a", "wb") as file:
+        file.write(b"whole")
+        assert file.tell() == 5
+        assert not fs.exists("a")
+    first = fs.ukey("a")
+    with fs.open("a", "w") as text:
+        text.write("text")
+    assert fs.cat("a") == b"text"
+    assert fs.cat_file("a", start=1, end=3) == b"ex"
+    assert fs.ukey("a") != first
+    assert fs.modified("a") == fs.created("a")
+    with pytest.raises(UsageError, match="as a whole"):
+        fs.open("a", "ab")
+    fs.touch("a")
+    assert fs.size("a") == 0
+
+
+def test_a_transaction_publishes_at_its_end(fs: BlobFileSystem) -> None:
+    with fs.transaction:
+        with fs.open("a", "wb") as file:
+            file.write(b"1")
+        assert not fs.exists("a")
+    assert fs.cat("a") == b"1"
+    with suppress(ZeroDivisionError), fs.transaction:
+        with fs.open("a", "wb") as file:
+            file.write(b"2")
+        raise ZeroDivisionError
+    assert fs.cat("a") == b"1"
+
+
+def test_file_systems_of_the_same_options_share_a_store(fs: BlobFileSystem, options: dict[str, Any]) -> None:
+    fs.pipe("a", b"1")
+    again = fsspec.filesystem("pybk", **options)
+    assert isinstance(again, BlobFileSystem)
+    assert again.blob_store is fs.blob_store
+    again = copy.copy(fs)  # by its options, as it is sent to another process
+    assert again.cat("a") == b"1"
+    with pytest.raises(StoreLockedError):
+        LedgerManager.open(options["store"])
+    fs.close()
+    with LedgerManager.open(options["store"]):
+        pass
+    assert BlobFileSystem(**options, read_only=True).cat("a") == b"1"
+    BlobFileSystem(**options, read_only=True).close()
+    for wrong in ({}, {"store": "x", "blob_store": fs.blob_store}):
+        with pytest.raises(UsageError):
+            BlobFileSystem(**wrong)  # type: ignore[arg-type]
+
+
+def test_another_process_reads_while_one_writes(fs: BlobFileSystem, options: dict[str, Any]) -> None:
+    fs.pipe("a", b"from another process")
+    program = (
+        "import json, sys; from pybk.adapters.blob_filesystem import BlobFileSystem;"
+        "print(BlobFileSystem(**json.loads(sys.argv[1])).cat('a').decode())"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(options | {"read_only": True})],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_S,
+        check=False,
+    )
+    assert run.stdout == "from another process\n", run.stderr
+
+
+def test_pandas_and_pyarrow_write_and_read(fs: BlobFileSystem, options: dict[str, Any]) -> None:
+    pandas = pytest.importorskip("pandas")
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    dataset = pytest.importorskip("pyarrow.dataset")
+    frame = pandas.DataFrame({"a": range(1000), "b": [str(number) for number in range(1000)]})
+    frame.to_parquet("pybk://frames/1.parquet", storage_options=options)
+    assert pandas.read_parquet("pybk://frames/1.parquet", storage_options=options).equals(frame)
+    frame.to_csv("pybk://frames/1.csv", index=False, storage_options=options)
+    assert pandas.read_csv("pybk://frames/1.csv", dtype={"b": str}, storage_options=options).equals(frame)
+    table = pa.Table.from_pandas(frame)
+    parquet.write_table(table, "tables/1.parquet", filesystem=fs)
+    assert parquet.read_table("tables/1.parquet", filesystem=fs).equals(table)
+    dataset.write_dataset(table, "many", format="parquet", filesystem=fs, max_rows_per_file=300, max_rows_per_group=300)
+    assert len(fs.ls("many")) == 4
+    assert dataset.dataset("many", filesystem=fs).to_table().sort_by("a").equals(table)
+
+
+def test_what_wraps_a_file_may_close_it(fs: BlobFileSystem) -> None:
+    with io.TextIOWrapper(fs.open("a", "wb")) as text:
+        text.write("text")
+    assert fs.cat("a") == b"text"
+    file = fs.open("b", "wb")
+    file.write(b"dropped")
+    del file
+    assert not fs.exists("b")
