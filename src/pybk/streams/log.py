@@ -88,7 +88,8 @@ class Log:
         self._closed = False
         self._readers: WeakSet[LogReader] = WeakSet()
         self._writers: WeakSet[LogWriter] = WeakSet()
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._subscriptions: list[Subscription] = []
+        """Those that may be open; kept here so that one which its user dropped is closed with the log."""
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class Log:
                 ending.callback(self._manager.close)
             for writer in list(self._writers):
                 ending.callback(writer.close)
-            for subscription in list(self._subscriptions):
+            for subscription in self._subscriptions:
                 ending.callback(subscription.close)
 
     async def close_async(self) -> None:
@@ -380,7 +381,7 @@ class Log:
             wait=wait,
             steal=steal,
         )
-        self._subscriptions.add(subscription)
+        self._subscriptions = [each for each in self._subscriptions if not each.closed] + [subscription]
         return subscription
 
     def subscribe_async(self, name: str, **options: Any) -> Opening[Subscription]:
