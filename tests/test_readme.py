@@ -26,6 +26,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
+def output_of(program: str, directory: Path) -> str:
+    """Run a program in a directory, without errors or warnings; return what it prints."""
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout
+
+
 def test_the_program_runs_as_pasted_and_prints_what_is_said(tmp_path: Path) -> None:
     program = tmp_path / "pasted.py"
     program.write_text(blocks("python")[0], encoding="utf-8")
@@ -74,30 +83,11 @@ def test_links_lead_somewhere() -> None:
 
 def test_the_cluster_of_the_readme_runs_as_pasted_and_again(tmp_path: Path) -> None:
     for _ in range(2):
-        run = subprocess.run(
-            [sys.executable, "-c", blocks("python")[1]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_S,
-            check=False,
-        )
-        assert (run.returncode, run.stderr) == (0, "")
+        output_of(blocks("python")[1], tmp_path)
 
 
 def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> None:
-    printed = []
-    for _ in range(2):
-        run = subprocess.run(
-            [sys.executable, "-c", blocks("python")[2]],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_S,
-            check=False,
-        )
-        assert (run.returncode, run.stderr) == (0, "")
-        printed.append(run.stdout)
+    printed = [output_of(blocks("python")[2], tmp_path) for _ in range(2)]
     assert printed == ["durable: 1\n", "again: 1 b'set a 1'\ndurable: 2\n"]
 
 
@@ -107,30 +97,14 @@ def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path)
     programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert programs
     for program in programs:
-        run = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_S,
-            check=False,
-        )
-        assert (run.returncode, run.stderr) == (0, "")
+        output_of(program, tmp_path)
 
 
 def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "eventsourcing.md").read_text(encoding="utf-8")
     [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for events in (3, 6):
-        run = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_S,
-            check=False,
-        )
-        assert (run.returncode, run.stderr, run.stdout) == (0, "", f"events so far: {events}\n")
+        assert output_of(program, tmp_path) == f"events so far: {events}\n"
 
 
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:

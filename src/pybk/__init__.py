@@ -84,6 +84,7 @@ from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.position import Position
+from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import Retention
 from pybk.streams.snapshot_store import (
@@ -182,6 +183,7 @@ __all__ = [
     "ReadFlag",
     "ReadRangeError",
     "RebuildReport",
+    "RebuiltList",
     "RecordFuture",
     "Records",
     "RecoveryInfo",

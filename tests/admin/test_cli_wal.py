@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pybk import WriteAheadLog
+from pybk import LedgerManager, WriteAheadLog
 from pybk.admin.cli import main
+from pybk.manager import backend_of
 from tests.waiting import PROCESS_S
 
 
@@ -53,6 +54,23 @@ def test_the_life_of_a_log(
     assert run(capfdbinary, "wal", "delete", store, "orders")[1] == "log orders is deleted\n"
     assert json.loads(run(capfdbinary, "wal", "list", store, "--json")[1]) == []
     assert run(capfdbinary, "wal", "cat", store, "orders")[0] == 2
+
+
+def test_a_log_is_made_again(
+    store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, b"a\nb\nc")
+    run(capfdbinary, "wal", "append", store, "orders")
+    assert run(capfdbinary, "wal", "sweep", store)[:2] == (0, "0 ledgers deleted\n")
+    assert "sound" in run(capfdbinary, "wal", "rebuild", store, "orders")[2]
+    with LedgerManager.open(store) as manager:
+        found = backend_of(manager).read_record("wals/orders")
+        assert found is not None
+        backend_of(manager).write_record("wals/orders", None, found.version)
+    status, out, _ = run(capfdbinary, "wal", "rebuild", store, "orders")
+    assert (status, out.splitlines()[0]) == (0, "log orders has records 1 to 3 in ledgers 0")
+    assert run(capfdbinary, "wal", "cat", store, "orders")[1] == "a\nb\nc\n"
+    assert json.loads(run(capfdbinary, "wal", "sweep", store, "orders", "--json")[1]) == {"deleted": []}
 
 
 def test_a_log_without_a_password_has_to_be_asked_for(

@@ -54,7 +54,7 @@ LEDGER_LIST_MUTANTS = (
     Mutant(
         "T5b",
         "a sweep keeps ledgers that are listed",
-        (Piece(LIST + "sweep", "ledger_id not in record.ledgers", "True"),),
+        (Piece(LIST + "sweep", "each not in record.ledgers", "True"),),
     ),
     Mutant(
         "T6",
@@ -124,6 +124,11 @@ LEDGER_LIST_MUTANTS = (
         "a log with subscriptions is not cut",
         (Piece(RECORD + "check_cut", "if self.cursors:\n    raise _1", "pass"),),
     ),
+    Mutant(
+        "T12",
+        "a sweep keeps the blobs that the present owner may name yet",
+        (Piece(LIST + "sweep", "epoch < record.epoch", "epoch <= record.epoch"),),
+    ),
     Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
@@ -132,7 +137,7 @@ KILLED_AT = {
     "T2a": 3,
     "T2b": 3,
     "T2c": 6,
-    "T3": 53,
+    "T3": 105,
     "T4a": 12,
     "T4b": 5,
     "T5a": 3,
@@ -143,12 +148,13 @@ KILLED_AT = {
     "T8b": 3,
     "T8c": 968,
     "T9a": 7,
-    "T9b": 352,
+    "T9b": 397,
     "T9c": 901,
     "T9d": 1,
     "T9e": 1,
     "T10": 9,
-    "T10b": 13,
+    "T10b": 16,
+    "T12": 6,
     "T11": 10,
 }
 """The first seed that notices each mutant."""

@@ -142,9 +142,10 @@ class World:
         """The acknowledged records that no cut dropped."""
         self.owners: dict[int, str] = {}
         self.processes = [Process(f"writer {number}") for number in range(WRITERS)]
-        self.blobs: set[int] = set()
+        self.blobs: dict[int, int] = {}
+        """The epoch of each blob's writer."""
         self.named_blobs: set[int] = set()
-        """Blobs that a record named once, so that they must not leak."""
+        """Blobs that a record named once."""
         self.cutting: dict[str, int] = {}
         self.trace: list[str] = []
         self.done: dict[str, int] = {}
@@ -180,14 +181,14 @@ class World:
             if not self.found.record.sealed:
                 epoch, generation = self.found.record.epoch, self.found.record.generation
                 self.perform(ledger_list.truncate(NAME, epoch, generation, 0))
-            self.perform(ledger_list.sweep(UID, self.candidates()))
+            self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
         record = self.found.record
         read = {entry.seq: entry for entry in self.read(record)}
         assert sorted(read) == list(range(record.first_seq, record.end_seq)), "there are gaps"
         for seq, entry in self.log.items():
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
-        assert set(self.ledgers) | (self.blobs & self.named_blobs) == record.ledgers, "a ledger leaked"
+        assert set(self.ledgers) | set(self.blobs) == record.ledgers, "a ledger leaked"
         assert record.sealed or not record.pending_deletes
         self.perform(ledger_list.drop(NAME))
         self.check_dropped()
@@ -196,7 +197,7 @@ class World:
         """Check that nothing is left of the log."""
         assert self.found is None
         assert not self.ledgers, "a dropped log leaves ledgers"
-        assert not self.blobs & self.named_blobs, "a dropped log leaves blobs"
+        assert not self.blobs, "a dropped log leaves blobs"
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
         """Yield the records that a reader finds, as the list has them."""
@@ -222,7 +223,7 @@ class World:
             return
         if self.random.random() < 0.02:
             with suppress(LostAnswerError):
-                self.perform(ledger_list.sweep(UID, self.candidates()))
+                self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
             return
         if self.subscribers is not None and self.random.random() < 0.3:
             self.subscribe(self.subscribers)
@@ -281,7 +282,7 @@ class World:
             process.uploaded = None
         elif what == "checkpoint" and self.log:
             self.next_ledger += 1
-            self.blobs.add(self.next_ledger)
+            self.blobs[self.next_ledger] = owned.epoch
             seq = self.random.choice(sorted(self.log))
             process.uploaded = owned.epoch, Checkpoint(seq, owned.generation, self.next_ledger, "", 0)
             self.operate(process, "upload", ledger_list.begin_upload(NAME, owned.epoch, self.next_ledger))
@@ -432,7 +433,7 @@ class World:
                     return False
                 assert self.found is None or ledger_id not in self.found.record.ledgers, "a listed ledger is deleted"
                 self.ledgers.pop(ledger_id, None)
-                self.blobs.discard(ledger_id)
+                self.blobs.pop(ledger_id, None)
                 return True
 
     def drain(self, process: Process) -> None:
@@ -502,9 +503,11 @@ class World:
         assert len(set(listed)) == len(listed), "a ledger is listed twice"
         assert all(ledger_id in self.ledgers for ledger_id in listed), "a listed ledger is gone"
         blobs = {checkpoint.ledger_id for checkpoint in record.checkpoints}
-        assert blobs <= self.blobs, "the blob of a checkpoint is gone"
-        assert not record.checkpoints or record.first_seq <= record.checkpoints[0].seq + 1, "a checkpoint lacks records"
+        assert blobs | set(record.uploads) <= set(self.blobs), "a blob that the record names is gone"
         self.named_blobs |= blobs | set(record.uploads)
+        kept = record.ledgers | set(record.pending_deletes)
+        assert self.named_blobs & set(self.blobs) <= kept, "a blob is forgotten before it is deleted"
+        assert not record.checkpoints or record.first_seq <= record.checkpoints[0].seq + 1, "a checkpoint lacks records"
         assert sum(segment.is_open for segment in record.segments) <= 2
         if self.subscribers is not None:
             self.subscribers.check(record)

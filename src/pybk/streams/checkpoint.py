@@ -52,7 +52,7 @@ class CheckpointWriter(io.BufferedIOBase):
         self._truncate = truncate
         self._operate = operate
         self._ended = False
-        self._blob = BlobWriter(steps.create_blob())
+        self._blob = BlobWriter(steps.create_blob(self._epoch, lsn, self._generation))
         try:
             operate(lambda: steps.perform(ledger_list.begin_upload(steps.name, self._epoch, self._blob.ledger_id)))
         except PybkError as error:

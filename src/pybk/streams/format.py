@@ -92,11 +92,16 @@ class SegmentHeader(NamedTuple):
     def decode(cls, payload: bytes, *, where: str) -> SegmentHeader:
         """Decode the result of ``encode``; ``where`` names the entry in errors. Raises CorruptError."""
         check_kind(payload, EntryKind.SEGMENT, where=where)
+        return cls.describes(payload[HEADER_BYTES:], where=where)
+
+    @classmethod
+    def describes(cls, description: bytes, *, where: str) -> SegmentHeader:
+        """Decode the result of ``describe``; ``where`` names it in errors. Raises CorruptError."""
 
         def make(values: dict[str, Any]) -> SegmentHeader:
             return cls(**values | {"uid": bytes.fromhex(values["uid"])})
 
-        return decode_json(payload[HEADER_BYTES:], make, where=where)
+        return decode_json(description, make, where=where)
 
 
 class Highest(NamedTuple):

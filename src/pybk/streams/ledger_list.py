@@ -24,6 +24,11 @@ Rules, which the steps' order keeps:
 - **T9** Records from the bound of a durable subscription on are kept. The bound is listed before the subscription's
   cursor exists, and lowered before the cursor moves backwards. It is raised only to a record before which the cursor
   has durably acknowledged all, and only by the subscription's present owner: a new one lists its epoch first.
+- **T10** Records after a cut that dropped some have a higher generation. A log with subscriptions is not cut.
+- **T11** A sealed log is not taken over, and its record names no further ledgers.
+- **T12** A blob's description names the epoch of its writer, and the record names a blob first while it has that epoch.
+  So a blob of an earlier epoch that the record does not name never will be named, and may be deleted. Ledgers of a list
+  whose record is gone are kept: the record may be restored, or made again from them.
 """
 
 from __future__ import annotations
@@ -376,21 +381,21 @@ def drop(name: str) -> Steps[None]:
             yield RemoveList(found.version)
 
 
-def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]]) -> Steps[list[int]]:
-    """Delete ledgers of a list that are not listed and never will be (rule T5); returns them.
+def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[int, int]] = ()) -> Steps[list[int]]:
+    """Delete ledgers of a list that are not listed and never will be (rules T5 and T12); returns them.
 
     Args:
-        uid: The list's.
+        uid: The list's; nothing is deleted if the record is gone, or that of another list.
         ledgers: Id and segment number of ledgers whose descriptions name the list.
+        blobs: Id and epoch of blobs whose descriptions name the list.
     """
     found: Found | None = yield ReadList()
-    record = None if found is None or found.record.uid != uid else found.record
-    orphans = [
-        ledger_id
-        for ledger_id, number in ledgers
-        if record is None or (ledger_id not in record.ledgers and (record.sealed or number < record.next_segment))
-    ]
-    return (yield from _deleted(orphans))
+    if found is None or found.record.uid != uid:
+        return []
+    record = found.record
+    never_listed = [ledger_id for ledger_id, number in ledgers if record.sealed or number < record.next_segment]
+    never_listed += [ledger_id for ledger_id, epoch in blobs if record.sealed or epoch < record.epoch]
+    return (yield from _deleted(each for each in never_listed if each not in record.ledgers))
 
 
 def update(name: str, change: Callable[[ListRecord], ListRecord]) -> Steps[ListRecord]:

@@ -52,7 +52,7 @@ SEGMENT_KEY: Final = "pybk.segment"
 """Custom metadata of a segment's ledger: its ``SegmentHeader`` as JSON, so that a list can be made again."""
 
 BLOB_KEY: Final = "pybk.blob"
-"""Custom metadata of a blob's ledger: the name and uid of the log that it belongs to, as JSON."""
+"""Custom metadata of a blob's ledger: its log, the epoch of its writer, and what it covers, as JSON."""
 
 T = TypeVar("T")
 
@@ -204,10 +204,17 @@ class LedgerSteps:
         self._writing.created(step.number, writer)
         return writer.ledger_id
 
-    def create_blob(self) -> LedgerWriter:
-        """Create the ledger of a blob of this log."""
+    def create_blob(self, epoch: int, seq: int, generation: int) -> LedgerWriter:
+        """Create the ledger of a blob of this log.
+
+        Args:
+            epoch: That of its writer.
+            seq: The last record that the checkpoint covers.
+            generation: That of this record.
+        """
         description = {"name": self.name, "uid": self.existing().record.uid.hex()}
-        return self.spec.create(self.manager, {BLOB_KEY: encode_json(description)})
+        covers = {"epoch": epoch, "seq": seq, "generation": generation}
+        return self.spec.create(self.manager, {BLOB_KEY: encode_json(description | covers)})
 
     def open_blob(self, ledger_id: int) -> LedgerReader:
         """Open the ledger of a blob; NoSuchLedgerError if it was deleted."""

@@ -46,8 +46,10 @@ from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
 from pybk.streams.list_writer import LOOK_SECONDS, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
 from pybk.streams.names import checked_name
+from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
+from pybk.streams.sweep import sweep
 
 logger = logging.getLogger(__name__)
 
@@ -278,6 +280,95 @@ class WriteAheadLog:
             PybkError: Something could not be deleted; call it again.
         """
         LedgerSteps(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure)).delete_list()
+
+    @classmethod
+    def sweep(
+        cls,
+        manager: LedgerManager,
+        prefix: str = "",
+        *,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> list[int]:
+        """Delete ledgers that processes which died had created for logs, and that no log will ever name.
+
+        Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``.
+
+        Args:
+            manager: Has the logs.
+            prefix: Only ledgers of logs whose names begin with it.
+            password: As for ``open``; ledgers that have another password are left, with a warning in the log of
+                ``logging``.
+            insecure: As for ``open``.
+
+        Returns:
+            The ledgers that were deleted.
+
+        Cost: Reads the metadata of all ledgers, and the records of the logs.
+        """
+        return sweep(manager, spec_of(ListKind.WAL, password, insecure), prefix)
+
+    @classmethod
+    async def sweep_async(
+        cls,
+        manager: LedgerManager,
+        prefix: str = "",
+        *,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> list[int]:
+        """Sweep in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(cls.sweep, manager, prefix, password=password, insecure=insecure)
+
+    @classmethod
+    def rebuild(
+        cls,
+        manager: LedgerManager,
+        name: str,
+        *,
+        first_lsn: int | None = None,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> RebuiltList:
+        """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
+
+        Args:
+            manager: Has the ledgers.
+            name: The log's.
+            first_lsn: The first record to keep; those before are given up. None for the first that is there.
+            password: As for ``open``.
+            insecure: As for ``open``.
+
+        Returns:
+            The records and ledgers of the log, and what could not be brought back.
+
+        Raises:
+            IllegalOperationError: The record is sound; nothing was done.
+            NoSuchLogError: No ledger belongs to the log.
+            CorruptError: Records are missing, or no ledger has any, so that ``first_lsn`` has to say what to do.
+            UnauthorizedError: The password is not that of the ledgers.
+            UsageError: Several logs had this name, or an argument cannot be.
+
+        Durability: On return the log is there.
+        Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
+        """
+        first = None if first_lsn is None else _whole_lsn(first_lsn, "first_lsn")
+        return rebuild(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure), first)
+
+    @classmethod
+    async def rebuild_async(
+        cls,
+        manager: LedgerManager,
+        name: str,
+        *,
+        first_lsn: int | None = None,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> RebuiltList:
+        """Rebuild in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(
+            cls.rebuild, manager, name, first_lsn=first_lsn, password=password, insecure=insecure
+        )
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()

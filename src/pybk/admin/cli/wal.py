@@ -45,6 +45,10 @@ def add_wal(commands: Any) -> None:
     truncate = add("truncate", _truncate, "drop the records of a log before one of them")
     truncate.add_argument("before", metavar="LSN", type=int, help="the first record to keep")
     add("seal", _seal, "end a log for good")
+    sweep = add("sweep", _sweep, "delete ledgers that processes which died left behind", named=False)
+    sweep.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only of logs whose names begin with it")
+    rebuild = add("rebuild", _rebuild, "make a log whose record is lost or damaged again from its ledgers")
+    rebuild.add_argument("--first", type=int, metavar="LSN", help="first record to keep, giving up those before")
     add("delete", _delete, "delete a log with its records and checkpoints")
 
 
@@ -89,7 +93,7 @@ def _list(parsed: argparse.Namespace) -> int:
 
 
 def _shown(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _cat(parsed: argparse.Namespace) -> int:
@@ -158,6 +162,32 @@ def _seal(parsed: argparse.Namespace) -> int:
         print_json({"last_lsn": last})
     else:
         print(f"log {parsed.name} is sealed after LSN {last}")
+    return SOUND
+
+
+def _sweep(parsed: argparse.Namespace) -> int:
+    with _manager(parsed, read_only=False) as manager:
+        deleted = WriteAheadLog.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
+    if parsed.json:
+        print_json({"deleted": deleted})
+    else:
+        print(f"{counted(len(deleted), 'ledger')} deleted")
+    return SOUND
+
+
+def _rebuild(parsed: argparse.Namespace) -> int:
+    with _manager(parsed, read_only=False) as manager:
+        password = password_of(parsed) or b""
+        found = WriteAheadLog.rebuild(manager, parsed.name, first_lsn=parsed.first, password=password, insecure=True)
+    if parsed.json:
+        print_json(found._asdict())
+    else:
+        print(f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {_shown(found.ledgers)}")
+        print(
+            f"checkpoints: {_shown(found.checkpoints) or 'none'}; ledgers left out: {_shown(found.left_out) or 'none'}"
+        )
+        for each in found.not_restored:
+            print(f"- {each}")
     return SOUND
 
 

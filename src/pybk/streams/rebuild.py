@@ -1,0 +1,228 @@
+"""Makes the record of a ledger list again, from the descriptions and the first entries of the list's ledgers.
+
+A writer appends to a ledger only once it is listed (rule T1), so a ledger with records was listed at some time. Of two
+ledgers that hold the same record, the one of the higher generation counts, because a cut dropped the other's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from pybk.errors import (
+    CorruptError,
+    DigestMismatchError,
+    IllegalOperationError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    UsageError,
+    VersionConflictError,
+)
+from pybk.manager import LedgerManager, backend_of
+from pybk.streams.blob import BlobReader
+from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
+from pybk.streams.ledger_list import Steps, WriteList, Written
+from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.ledger_steps import LedgerSteps, segment_end
+from pybk.streams.list_record import Checkpoint, ListRecord, Segment
+from pybk.streams.sweep import Described, described_ledgers
+
+NOT_RESTORED: Final = (
+    "records that were dropped at the beginning or the end are back if their ledgers are still there",
+    "followers and standbys begin anew, because nothing says which records were dropped at the end",
+    "the texts of checkpoints are empty",
+    "subscriptions, properties and the seal are gone",
+)
+"""What a list that was made again does not say any more."""
+
+
+class RebuiltList(NamedTuple):
+    """What ``rebuild`` found.
+
+    Attributes:
+        first_seq: The first record; the LSN in a write-ahead log.
+        last_seq: The last one.
+        ledgers: The ledgers that hold them.
+        left_out: Ledgers with records that are not in the log again; a sweep deletes them.
+        checkpoints: The last records that checkpoints cover.
+        not_restored: What could not be brought back, in words.
+    """
+
+    first_seq: int
+    last_seq: int
+    ledgers: tuple[int, ...]
+    left_out: tuple[int, ...]
+    checkpoints: tuple[int, ...]
+    not_restored: tuple[str, ...]
+
+
+def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int | None = None) -> RebuiltList:
+    """Make the record of a list again. A writer that is still alive is fenced.
+
+    Args:
+        manager: Has the ledgers.
+        name: The list's.
+        spec: Its kind and password.
+        first_seq: The first record to keep; those before are given up. None for the first that is there.
+
+    Raises:
+        IllegalOperationError: The record is sound.
+        NoSuchLogError: No ledger names the list.
+        CorruptError: Records are missing, or nothing says with which record the log continues.
+        UsageError: Ledgers of several lists have this name.
+        UnauthorizedError: The password is not that of the ledgers.
+    """
+    steps = LedgerSteps(manager, name, spec)
+    version = _version_of(manager, name, spec)
+    found = _ledgers_of(manager, name, spec)
+    ends: dict[int, Highest] = {}
+    segments = [segment for each in found if (segment := _segment_of(steps, each, ends)) is not None]
+    kept = _continuous(name, segments, first_seq)
+    if kept:
+        begin = max(first_seq or 0, kept[0].first_seq or 0)
+        end = (kept[-1].last_seq or 0) + 1
+    elif first_seq is None:
+        raise CorruptError(
+            f"log {name!r}: no ledger of it has records, so nothing says which number comes next: give it as the first "
+            "one to keep, higher than any before"
+        )
+    else:
+        begin = end = first_seq
+    generation = 1 + max(each.header.generation for each in found if each.header is not None)
+    checkpoints = _checkpoints_of(steps, found, kept, (generation - 1, begin - 1))
+    record = ListRecord(
+        name,
+        spec.kind,
+        found[0].uid,
+        begin,
+        begin,
+        end,
+        epoch=1 + max(each.epoch for each in found),
+        generation=generation,
+        next_segment=1 + max(each.header.number for each in found if each.header is not None),
+        cuts=((generation, begin - 1),),
+        segments=tuple(kept),
+        checkpoints=tuple(checkpoints),
+        highest=Highest(*map(max, *ends.values(), NOTHING_YET, NOTHING_YET)),
+    )
+    steps.perform(_listed(record, version))
+    listed = {each.ledger_id for each in kept}
+    return RebuiltList(
+        begin,
+        end - 1,
+        tuple(each.ledger_id for each in kept),
+        tuple(each.ledger_id for each in segments if each.ledger_id not in listed),
+        tuple(each.seq for each in checkpoints),
+        NOT_RESTORED,
+    )
+
+
+def _version_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> int | None:
+    """Return the version of a record that is damaged; None if there is none."""
+    found = backend_of(manager).read_record(f"{spec.kind.group}/{name}")
+    if found is None:
+        return None
+    with suppress(CorruptError):
+        ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        raise IllegalOperationError(f"log {name!r} has a sound record, so it is not made again; open the log")
+    return found.version
+
+
+def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Described]:
+    """Return the ledgers whose descriptions name the list, segments by number."""
+    by_list: defaultdict[bytes, list[Described]] = defaultdict(list)
+    for each in described_ledgers(manager, spec.kind):
+        if each.name == name:
+            by_list[each.uid].append(each)
+    lists = [ledgers for ledgers in by_list.values() if any(each.header is not None for each in ledgers)]
+    if not lists:
+        raise NoSuchLogError(f"no ledger belongs to log {name!r}; restore its ledgers")
+    if len(lists) > 1:
+        which = "; ".join(", ".join(str(each.metadata.ledger_id) for each in ledgers) for ledgers in lists)
+        raise UsageError(f"{len(lists)} logs had the name {name!r}, with ledgers {which}; delete those of all but one")
+    return sorted(lists[0], key=lambda each: 0 if each.header is None else each.header.number)
+
+
+def _segment_of(steps: LedgerSteps, found: Described, ends: dict[int, Highest]) -> Segment | None:
+    """Recover a ledger, and return its segment; None if it has no records or was deleted meanwhile."""
+    header = found.header
+    if header is None:
+        return None
+    metadata = found.metadata
+    segment = Segment(
+        header.number, metadata.ledger_id, header.epoch, header.generation, None, created_ns=metadata.creation_time_ns
+    )
+    try:
+        reader = steps.open_segment(segment, recover=True)
+    except NoSuchLedgerError:
+        return None
+    with reader:
+        where = f"log {steps.name!r}, ledger {metadata.ledger_id}"
+        end = segment_end(reader, segment, where=where)
+        if end.first_seq is None:
+            return None
+        if SegmentHeader.decode(next(reader.read(0, 0)).payload, where=f"{where} entry 0") != header:
+            raise CorruptError(f"{where}: its first entry does not say what its description says; restore its metadata")
+    ends[header.number] = end.highest
+    return replace(segment, first_seq=end.first_seq, last_seq=end.last_seq, nbytes=end.nbytes)
+
+
+def _continuous(name: str, segments: Iterable[Segment], first_seq: int | None) -> list[Segment]:
+    """Return the segments without what cuts dropped, from a record on.
+
+    Raises:
+        CorruptError: Records are missing between them.
+    """
+    kept: list[Segment] = []
+    for each in segments:
+        begin = each.first_seq or 0
+        while kept and (kept[-1].first_seq or 0) >= begin:
+            kept.pop()
+        if kept and (kept[-1].last_seq or 0) >= begin:
+            kept[-1] = replace(kept[-1], last_seq=begin - 1)
+        kept.append(each)
+    if first_seq is not None:
+        kept = [each for each in kept if (each.last_seq or 0) >= first_seq]
+    expected = first_seq
+    for each in kept:
+        begin = each.first_seq or 0
+        if expected is not None and begin > expected:
+            raise CorruptError(
+                f"log {name!r}: records {expected} to {begin - 1} are in no ledger; restore it, or give up what is "
+                f"before record {begin}: make that the first one to keep"
+            )
+        expected = (each.last_seq or 0) + 1
+    return kept
+
+
+def _checkpoints_of(
+    steps: LedgerSteps, found: Iterable[Described], kept: Iterable[Segment], before: tuple[int, int]
+) -> list[Checkpoint]:
+    """Return the checkpoints whose blobs are whole, whose following records are there, and of which no cut dropped any.
+
+    Args:
+        steps: The list's.
+        found: Its ledgers.
+        kept: Its segments.
+        before: The present generation, and the record before the first one.
+    """
+    checkpoints = []
+    for each in found:
+        if each.covers is None:
+            continue
+        seq, generation = each.covers
+        holders = [part.generation for part in kept if (part.first_seq or 0) <= seq <= (part.last_seq or -1)]
+        if not any(holder <= generation for holder in holders) and (generation, seq) != before:
+            continue
+        ledger_id = each.metadata.ledger_id
+        with suppress(CorruptError, DigestMismatchError, NoSuchLedgerError), BlobReader(steps.open_blob(ledger_id)):
+            checkpoints.append(Checkpoint(seq, generation, ledger_id, "", each.metadata.creation_time_ns))
+    return sorted(checkpoints, key=lambda each: (each.seq, each.ledger_id))
+
+
+def _listed(record: ListRecord, version: int | None) -> Steps[None]:
+    if not isinstance((yield WriteList(record, version)), Written):
+        raise VersionConflictError(f"the record of log {record.name!r} changed meanwhile; look at it, and try again")

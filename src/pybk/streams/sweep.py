@@ -1,0 +1,103 @@
+"""Deletes ledgers that processes created for lists and never listed, because they died in between."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pybk.errors import CorruptError
+from pybk.ledger import LedgerMetadata
+from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.authenticated_values import decode_json
+from pybk.streams import ledger_list
+from pybk.streams.format import SegmentHeader
+from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.ledger_steps import BLOB_KEY, SEGMENT_KEY, LedgerSteps, names_of
+from pybk.streams.list_record import ListKind
+
+logger = logging.getLogger(__name__)
+
+
+class Described(NamedTuple):
+    """A ledger of a list, as its description has it.
+
+    Attributes:
+        metadata: The ledger's.
+        uid: The list's.
+        name: The list's name when the ledger was created.
+        epoch: The epoch of its writer.
+        header: That of a segment; None for a blob.
+        covers: The last record that the checkpoint of a blob covers, and its generation; None for a segment.
+    """
+
+    metadata: LedgerMetadata
+    uid: bytes
+    name: str
+    epoch: int
+    header: SegmentHeader | None
+    covers: tuple[int, int] | None
+
+
+def described_ledgers(manager: LedgerManager, kind: ListKind) -> Iterator[Described]:
+    """Yield the ledgers of all lists of a kind, ascending; those whose description is damaged are logged."""
+    for metadata in backend_of(manager).ledgers():
+        if metadata.ledger_type == kind.value:
+            try:
+                found = _described(metadata)
+            except CorruptError as error:
+                logger.warning("%s", error)
+            else:
+                if found is not None:
+                    yield found
+
+
+def _described(metadata: LedgerMetadata) -> Described | None:
+    """Return what a ledger's description says; None if it is of no list."""
+    where = f"the custom metadata of ledger {metadata.ledger_id}"
+    segment, blob = (metadata.custom_metadata.get(key) for key in (SEGMENT_KEY, BLOB_KEY))
+    if segment is not None:
+        header = SegmentHeader.describes(segment, where=where)
+        return Described(metadata, header.uid, header.name, header.epoch, header, None)
+    if blob is None:
+        return None
+
+    def make(values: dict[str, Any]) -> Described:
+        covers = values["seq"], values["generation"]
+        return Described(metadata, bytes.fromhex(values["uid"]), values["name"], values["epoch"], None, covers)
+
+    return decode_json(blob, make, where=where)
+
+
+def sweep(manager: LedgerManager, spec: LedgerSpec, prefix: str = "") -> list[int]:
+    """Delete ledgers that no list of a kind names or ever will (rules T5 and T12).
+
+    Args:
+        manager: Has the ledgers.
+        spec: The kind of the lists, and their password; ledgers of others are left with a warning in the log of
+            ``logging``.
+        prefix: Only those of lists whose names begin with it.
+
+    Returns:
+        The ledgers that were deleted. Those of lists that do not exist are left, because a lost list can be restored.
+    """
+    segments: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    blobs: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
+    for each in described_ledgers(manager, spec.kind):
+        if each.header is None:
+            blobs[each.uid].append((each.metadata.ledger_id, each.epoch))
+        else:
+            segments[each.uid].append((each.metadata.ledger_id, each.header.number))
+    deleted: list[int] = []
+    for name in names_of(manager, spec.kind, prefix):
+        steps = LedgerSteps(manager, name, spec)
+        try:
+            found = steps.read()
+        except CorruptError as error:
+            logger.warning("%s", error)
+        else:
+            if found is not None:
+                uid = found.record.uid
+                deleted += steps.perform(ledger_list.sweep(uid, segments[uid], blobs[uid]))
+    return deleted
