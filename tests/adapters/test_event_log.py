@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -32,6 +33,7 @@ from pybk.streams.record_future import RecordFuture
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
+from tests.waiting import WAIT_S, wait_until
 
 UPSTREAM = "upstream"
 
@@ -234,6 +236,11 @@ def test_positions_without_events_do_not_pile_up(manager: LedgerManager) -> None
 
 STEPS = 25
 
+# Logs that the crash left are closed in threads, in which the machine is stopped, too.
+ON_A_STOPPED_MACHINE = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
 
 class Acknowledged:
     """What a workload was answered."""
@@ -305,21 +312,32 @@ class Flaky(WriteAheadLog):
 
     answers: Iterator[str] = iter(())
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.held, self.let_go = threading.Event(), threading.Event()
+
     def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
         answer = next(self.answers)
         if answer == "refused":
             raise StorageFullError("no space")
         done = super().append_many_async(payloads)
-        return done if answer == "done" else Unknown(done)  # type: ignore[return-value]
+        if answer == "done":
+            return done
+        if answer == "held":
+            self.held.set()
+            return Unknown(done, self.let_go)  # type: ignore[return-value]
+        return Unknown(done)  # type: ignore[return-value]
 
 
 class Unknown:
     """The future of an append that happens, and of which this is not known."""
 
-    def __init__(self, done: RecordFuture[range]) -> None:
-        self.done = done
+    def __init__(self, done: RecordFuture[range], let_go: threading.Event | None = None) -> None:
+        self.done, self.let_go = done, let_go
 
     def result(self) -> range:
+        if self.let_go is not None:
+            assert self.let_go.wait(WAIT_S)
         raise StorageFailedError("it may have happened")
 
 
@@ -340,6 +358,23 @@ def test_an_insert_that_failed_is_tried_again_and_done_once(manager: LedgerManag
     assert len(answered.done) == STEPS
 
 
+def test_an_event_of_unknown_outcome_counts_when_one_after_it_is_durable(manager: LedgerManager) -> None:
+    wal = Flaky.open(manager, "events", insecure=True)
+    wal.answers = iter(["held", "done", "done"])
+    recorder = PybkApplicationRecorder(EventLog(wal, None))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(recorder.insert_events, [event("x", 1)])
+        wait_until(wal.held.is_set)
+        assert recorder.insert_events([event("y", 1)]) == [2]
+        wal.let_go.set()
+        with pytest.raises(OperationalError):
+            first.result()
+    with pytest.raises(IntegrityError):
+        recorder.insert_events([event("x", 1)])
+    assert [each.originator_id for each in recorder.select_notifications(None, 10)] == ["x", "y"]
+    assert len(recorder.select_events("x")) == 1
+
+
 def test_an_originator_is_free_again_after_a_refusal(manager: LedgerManager) -> None:
     wal = Flaky.open(manager, "events", insecure=True)
     wal.answers = iter(["refused", "unknown", "done"])
@@ -356,7 +391,7 @@ def test_an_originator_is_free_again_after_a_refusal(manager: LedgerManager) -> 
     assert [each.originator_version for each in recorder.select_events("x")] == [1, 2]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@ON_A_STOPPED_MACHINE
 def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() -> None:
     whole = SimFileSystem(0)
     run(whole, Acknowledged())
@@ -369,7 +404,7 @@ def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() 
         check_after(fs.crash() if operation % 2 else fs.kill(), answered)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@ON_A_STOPPED_MACHINE
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_nothing_is_lost_or_done_twice_when_any_operation_fails(error: ErrorName) -> None:
     whole = SimFileSystem(0)

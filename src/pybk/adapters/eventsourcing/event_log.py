@@ -64,8 +64,8 @@ class EventLog:
         """Inserts that are staged and not durable yet."""
         self._paused = False
         """Whether inserts have to wait, because a thread waits for those in flight."""
-        self._stale = True
-        """Whether the index may lack events of the log after ``_durable``."""
+        self._stale_from: int | None = self._durable + 1
+        """The first event of the log that the index may lack; None if it lacks none."""
         self._listeners: set[threading.Event] = set()
         self.refresh()
 
@@ -99,9 +99,9 @@ class EventLog:
         """Wait until inserts are allowed and the index is up to date; the caller holds the lock."""
         while self._paused:
             self._changed.wait()
-        if self._stale:
+        if self._stale_from is not None:
             with self._at_rest():
-                self._refresh()
+                self._refresh(self._stale_from)
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -115,16 +115,16 @@ class EventLog:
             self._paused = False
             self._changed.notify_all()
 
-    def _refresh(self) -> None:
+    def _refresh(self, first: int) -> None:
         self._wal.sync()  # because an interrupted insert may be on its way
         last = self._wal.durable_lsn
-        for record in self._wal.replay(self._durable + 1, last):
+        for record in self._wal.replay(first, last):
             event = decode_event(record.data)
             self._index.add(event.originator, event.version, record.lsn)
             if event.tracking is not None:
                 self._index.track(event.tracking.application_name, event.tracking.notification_id)
         self._durable = last
-        self._stale = False
+        self._stale_from = None
 
     def _checkpoint_if_due(self) -> None:
         """Write the index if the log has grown enough; it is derived, so failing does no harm."""
@@ -134,6 +134,8 @@ class EventLog:
             if self._durable - self._covered < max(CHECKPOINT_EVENTS, self._covered // _CHECKPOINT_PART):
                 return
             with self._at_rest():
+                if self._stale_from is not None:
+                    return
                 covered = self._covered = self._durable
                 data = b"".join(self._index.pieces())
         try:
@@ -160,13 +162,14 @@ class EventLog:
         with self._changed:
             self._await_turn()
             self._check_new(events)
-            self._stale = True  # until all of it is in the index, because an interrupt may come in between
+            before = self._durable
+            self._stale_from = before + 1  # until all is in the index, because an interrupt may come in between
             future = self._wal.append_many_async(payloads)
             first = self._wal.last_lsn - len(events) + 1
             for lsn, event in enumerate(events, first):
                 self._index.add(originator_of(event.originator_id), event.originator_version, lsn)
             self._in_flight += 1
-            self._stale = False
+            self._stale_from = None
         lsns = range(0)
         try:
             lsns = future.result()
@@ -176,7 +179,7 @@ class EventLog:
                 if lsns:
                     self._take_durable(lsns[-1], tracking)
                 else:
-                    self._withdraw(events)
+                    self._withdraw(events, before)
                 self._changed.notify_all()
         self._checkpoint_if_due()
         return list(lsns)
@@ -193,11 +196,16 @@ class EventLog:
                 )
             new.add(event)
 
-    def _withdraw(self, events: Sequence[StoredEvent]) -> None:
-        """Remove events from the index whose insert failed; the log may have them, as ``_refresh`` finds out."""
+    def _withdraw(self, events: Sequence[StoredEvent], before: int) -> None:
+        """Remove events from the index whose insert failed; the log may have them, as ``_refresh`` finds out.
+
+        Args:
+            events: The events.
+            before: An event that is before them; of those that follow it, others may have become durable since.
+        """
         for event in events:
             self._index.remove(originator_of(event.originator_id), event.originator_version)
-        self._stale = True
+        self._stale_from = before + 1 if self._stale_from is None else min(self._stale_from, before + 1)
 
     def _take_durable(self, lsn: int, tracking: Tracking | None) -> None:
         """Have events be read up to one."""
