@@ -226,11 +226,14 @@ class LedgerSteps:
 
     def check_password(self) -> None:
         """Raise UnauthorizedError if the password is not that of the log's ledgers."""
-        for segment in reversed(self.existing().record.segments):
-            with suppress(NoSuchLedgerError):
-                if not self.manager.check_password(segment.ledger_id, self.spec.password):
-                    raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
-                return
+        looked: ListRecord | None = None
+        while (record := self.existing().record) != looked:  # again if its ledgers were deleted meanwhile
+            looked = record
+            for segment in reversed(record.segments):
+                with suppress(NoSuchLedgerError):
+                    if not self.manager.check_password(segment.ledger_id, self.spec.password):
+                        raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
+                    return
 
     def delete_list(self) -> None:
         """Delete the log for good.
