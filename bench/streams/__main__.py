@@ -9,9 +9,9 @@ from typing import Final
 
 from bench import report
 from bench.contest import Scale
-from bench.streams import events, wal
+from bench.streams import events, subscriptions, wal
 
-CONTESTS: Final = {contest.name: contest for contest in (*wal.CONTESTS, *events.CONTESTS)}
+CONTESTS: Final = {contest.name: contest for contest in (*wal.CONTESTS, *events.CONTESTS, *subscriptions.CONTESTS)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

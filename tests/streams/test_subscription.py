@@ -248,6 +248,16 @@ def test_tasks_and_threads_share_a_subscription(log: Log, writer: LogWriter) -> 
 
 
 @pytest.mark.usefixtures("writer")
+def test_a_look_finds_what_there_is_while_another_consumer_reads_the_log(log: Log) -> None:
+    async def run() -> list[int]:
+        async with log.subscribe_async("sub", start=0, mode="shared") as subscription:
+            found = await asyncio.gather(*(subscription.read_many_async(1, timeout=0) for _ in range(20)))
+        return [record.seq for records in found for record in records]
+
+    assert sorted(asyncio.run(run())) == list(range(20))
+
+
+@pytest.mark.usefixtures("writer")
 def test_a_cancelled_read_loses_nothing(log: Log) -> None:
     async def run() -> list[int]:
         found = []

@@ -257,13 +257,7 @@ def encode_seek(seq: int, properties: Mapping[str, int | str] | None = None) -> 
 
 def ranges_of(seqs: Iterable[int]) -> Ranges:
     """Return records as ranges, ascending and apart from each other."""
-    numbers = np.unique(np.fromiter(seqs, np.int64))
-    if not len(numbers):
-        return []
-    breaks = np.flatnonzero(np.diff(numbers) > 1)
-    starts = numbers[np.concatenate(([0], breaks + 1))]
-    ends = numbers[np.concatenate((breaks, [len(numbers) - 1]))] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
+    return merged((seq, seq + 1) for seq in set(seqs))
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:

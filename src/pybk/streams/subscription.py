@@ -31,6 +31,7 @@ from pybk.errors import (
     ClosedError,
     IllegalOperationError,
     LogSealedError,
+    PybkError,
     RewoundError,
     TooManyRequestsError,
     TruncatedError,
@@ -116,6 +117,30 @@ class SubscriptionStats(NamedTuple):
     truncated: int
 
 
+class _Batch(NamedTuple):
+    """Acknowledgements of one turn of an event loop, which become durable together.
+
+    Attributes:
+        ranges: What they acknowledge, in any order.
+        properties: What they set.
+        waiters: One for each of them.
+    """
+
+    ranges: Ranges
+    properties: dict[str, int | str]
+    waiters: list[asyncio.Future[None]]
+
+    def finish(self, error: BaseException | None) -> None:
+        """Wake those that wait."""
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
+
 class Subscription:
     """Consumes a log: records are handed out until they are acknowledged; made by ``Log.subscribe``.
 
@@ -162,6 +187,8 @@ class Subscription:
         self._reading = threading.Lock()
         self._wakers: set[Callable[[], None]] = set()
         self._wake_on_ack = False
+        self._batches: dict[asyncio.AbstractEventLoop, _Batch] = {}
+        """What each event loop acknowledges in its present turn."""
         self._counts = dict.fromkeys(("delivered", "redelivered", "dead", "truncated"), 0)
 
     # ---- closing -------------------------------------------------------------------------------------------------
@@ -339,7 +366,7 @@ class Subscription:
                     if found := self._take(wanted):
                         return found
                     with self._led() as leads:
-                        if leads and self._fetch():
+                        if (leads or _is_over(deadline)) and self._fetch():
                             continue
                         left = self._left(deadline)
                         if left == 0:
@@ -371,7 +398,7 @@ class Subscription:
                     if found := await self._take_async(wanted):
                         return found
                     with self._led() as leads:
-                        if leads and await asyncio.to_thread(self._fetch):
+                        if (leads or _is_over(deadline)) and await asyncio.to_thread(self._fetch):
                             continue
                         left = self._left(deadline)
                         if left == 0:
@@ -666,16 +693,57 @@ class Subscription:
     async def ack_coro(
         self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
     ) -> None:
-        """Acknowledge as ``ack`` does, without blocking the event loop."""
-        ranges, future = _ranges_of(records), None
+        """Acknowledge as ``ack`` does, without blocking the event loop.
+
+        Cost: What one turn of the event loop acknowledges becomes durable together, as one record of the cursor.
+        """
+        ranges = _ranges_of(records)
+        if not self._lock.acquire(blocking=False):
+            await asyncio.to_thread(self._check, ranges, properties)
+        else:
+            try:
+                self._check(ranges, properties)
+            finally:
+                self._lock.release()
+        await self._joined(ranges, properties)
+
+    def _joined(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> asyncio.Future[None]:
+        """Acknowledge records together with what else the event loop acknowledges before it comes to ``_flush``."""
+        loop = asyncio.get_running_loop()
+        batch = self._batches.get(loop)
+        if batch is None:
+            batch = self._batches[loop] = _Batch([], {}, [])
+            loop.call_soon(self._flush, loop)
+        batch.ranges.extend(ranges)
+        batch.properties.update(properties or {})
+        waiter = loop.create_future()
+        batch.waiters.append(waiter)
+        return waiter
+
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make one record of what a turn of the event loop has acknowledged; called in that loop."""
+        batch = self._batches.pop(loop)
+        ranges, future = merged(batch.ranges), None
         if self._lock.acquire(blocking=False):
             try:
-                future = self._acknowledge_at_once(ranges, properties)
+                future = self._acknowledge_at_once(ranges, batch.properties)
+            except PybkError as error:
+                batch.finish(error)
+                return
             finally:
                 self._lock.release()
         if future is None:
-            future = await asyncio.to_thread(partial(self._acknowledge, ranges, properties, kick=True))
-        await future
+            call = partial(self._acknowledge_blocking, ranges, batch.properties)
+            loop.run_in_executor(None, call).add_done_callback(lambda done: batch.finish(done.result()))
+        else:
+            future.add_done_callback(lambda done: batch.finish(done.exception()))
+
+    def _acknowledge_blocking(self, ranges: Ranges, properties: Mapping[str, int | str]) -> PybkError | None:
+        """Acknowledge, and wait until it is durable; returns the error."""
+        try:
+            return self._acknowledge(ranges, properties, kick=True).exception()
+        except PybkError as error:
+            return error
 
     def ack_through(self, record: Acked, *, properties: Mapping[str, int | str] | None = None) -> None:
         """Acknowledge all records up to one, and that one; errors as for ``ack``.
@@ -708,40 +776,35 @@ class Subscription:
         self, ranges: Ranges, properties: Mapping[str, int | str] | None, *, kick: bool
     ) -> RecordFuture[int]:
         with self._lock:
-            checked = self._checked(ranges, properties)
-            future = self._cursor.ack(ranges, checked, kick=kick)
+            self._check(ranges, properties)
+            future = self._cursor.ack(ranges, properties or {}, kick=kick)
             self._after_ack()
         return future
 
-    def _acknowledge_at_once(
-        self, ranges: Ranges, properties: Mapping[str, int | str] | None
-    ) -> RecordFuture[int] | None:
-        """Acknowledge; None, with nothing done, if that might have to wait. The caller holds the lock."""
-        if ranges[-1][1] > self._deliveries.read_seq:
-            return None
-        checked = self._checked(ranges, properties)
-        future = self._cursor.ack_at_once(ranges, checked)
+    def _acknowledge_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
+        """Acknowledge what was checked; None, with nothing done, if that might wait. The caller holds the lock."""
+        self._check_open()
+        future = self._cursor.ack_at_once(ranges, properties)
         if future is not None:
             self._after_ack()
         return future
 
-    def _checked(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> dict[str, int | str]:
-        """Return the properties to set, or raise because they or the records cannot be; the caller holds the lock."""
-        self._check_open()
-        end = ranges[-1][1]
-        if end > self._deliveries.read_seq:
-            last = self._steps.last_seq()
-            if end > last + 1:
-                raise UsageError(f"record {end - 1} of log {self._steps.name!r} does not exist; its last is {last}")
-            if self._cursor.state.range_count + len(ranges) > self._max_unacked + self._deliveries.outstanding:
-                raise TooManyRequestsError(
-                    f"subscription {self.name!r} has {self._cursor.state.range_count} ranges of acknowledged records; "
-                    "acknowledge those between them first, or subscribe with a higher max_unacked"
-                )
-        if not properties:
-            return {}
-        checked_properties(self._cursor.state.properties | checked_properties(properties))
-        return dict(properties)
+    def _check(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> None:
+        """Raise if records, or the properties to set, cannot be."""
+        with self._lock:
+            self._check_open()
+            end, state = ranges[-1][1], self._cursor.state
+            if end > self._deliveries.read_seq:
+                last = self._steps.last_seq()
+                if end > last + 1:
+                    raise UsageError(f"record {end - 1} of log {self._steps.name!r} does not exist; its last is {last}")
+                if state.range_count + len(ranges) > self._max_unacked + self._deliveries.outstanding:
+                    raise TooManyRequestsError(
+                        f"subscription {self.name!r} has {state.range_count} ranges of acknowledged records; "
+                        "acknowledge those between them first, or subscribe with a higher max_unacked"
+                    )
+            if properties:
+                checked_properties(state.properties | checked_properties(properties))
 
     def _after_ack(self) -> None:
         """Wake consumers that wait for an acknowledgement; the caller holds the lock."""
@@ -910,3 +973,8 @@ def _deadline(timeout: object) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
         raise UsageError(f"timeout is {timeout!r:.50}; it takes seconds from 0 up, or None to wait without a limit")
     return time.monotonic() + timeout
+
+
+def _is_over(deadline: float | None) -> bool:
+    """Return whether a wait is over; then a consumer looks for itself, also if another one leads."""
+    return deadline is not None and time.monotonic() >= deadline
