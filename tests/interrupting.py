@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Callable
+from dis import opmap
 from types import FrameType
 from typing import Any
 
@@ -56,7 +57,7 @@ class LineInterrupter:
         name = frame.f_code.co_filename
         if not any(part in name for part in self._files):
             return None
-        if event == "line" and not self.fired and not leaves_a_with(frame):
+        if event == "line" and not self.fired and not takes_no_interrupt(frame):
             self._left -= 1
             if self._left < 0:
                 self.fired = True
@@ -64,12 +65,15 @@ class LineInterrupter:
         return self
 
 
-def leaves_a_with(frame: FrameType) -> bool:
-    """Return whether the line event is that of a ``with`` being left, where the interpreter itself takes no interrupts.
+def takes_no_interrupt(frame: FrameType) -> bool:
+    """Return whether the line event is at a place where the interpreter itself takes no interrupts.
 
-    Between the last call of the body and ``__exit__`` there is no instruction that looks for signals; raised by a
-    trace function there, an exception would leave any lock of Python locked.
+    Those are a ``with`` that is being left, between the last call of the body and ``__exit__``, and an instruction that
+    does nothing, as at a ``try``, which the block around it need not guard. Raised by a trace function there, an
+    exception would leave any lock of Python locked.
     """
+    if frame.f_code.co_code[frame.f_lasti] == opmap["NOP"]:
+        return True
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
     if not line.startswith("with "):
         return False

@@ -208,6 +208,7 @@ def test_the_directory_of_a_tier_is_refused_and_the_error_names_the_store(tmp_pa
 
 INTERNAL_CONSTRUCTORS = {
     "AppendFuture",
+    "AtomicGroup",
     "BlobStore",
     "BlobUpload",
     "CheckpointWriter",

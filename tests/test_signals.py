@@ -22,7 +22,7 @@ from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
-from tests.interrupting import leaves_a_with
+from tests.interrupting import takes_no_interrupt
 from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
 from tests.storage.live_files import contents_below
@@ -47,7 +47,7 @@ class Handler:
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.endswith(self._files) or frame.f_code.co_name in _LOOKS:
             return None
-        if event == "line" and not self.fired and not leaves_a_with(frame):
+        if event == "line" and not self.fired and not takes_no_interrupt(frame):
             self._left -= 1
             if self._left < 0:
                 self.fired = True

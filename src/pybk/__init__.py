@@ -1,6 +1,7 @@
 """Apache BookKeeper's ledgers as a library: durable, authenticated, append-only logs inside your process."""
 
 from pybk.arguments import ClusterOptions, LedgerOptions, Tiers
+from pybk.atomic_group import AtomicGroup
 from pybk.backend import Replicated
 from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import Passwords, Secret
@@ -103,6 +104,7 @@ __all__ = [
     "Acked",
     "AppendFuture",
     "AppendTimeoutError",
+    "AtomicGroup",
     "BlobData",
     "BlobError",
     "BlobExistsError",

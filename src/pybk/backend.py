@@ -26,6 +26,8 @@ from pybk.metrics import Metrics
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Admission
+from pybk.storage.named_records import NamedChange
+from pybk.storage.transaction_group import LedgerEntries
 
 
 class BackendIdentity(NamedTuple):
@@ -337,6 +339,22 @@ class LedgerBackend(Protocol):
 
     def records(self, prefix: str) -> list[NamedRecord]:
         """Return the named records whose names begin with ``prefix``, which begins with ``group/``, by name."""
+
+    def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> Callable[[], int]:
+        """Append entries to several ledgers and change named records, all of it or nothing.
+
+        Args:
+            entries: The entries, each ledger once.
+            changes: The changes, each name once.
+
+        Returns:
+            A function that returns once all of it is durable: the new version of the records.
+
+        Raises:
+            DisplacedError: A ledger does not end with the entry that those of the group must follow.
+            PybkError: As ``Store.append_group``; nothing was staged.
+            IllegalOperationError: In a cluster, where nothing binds the ledgers of different bookies together.
+        """
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ _DROPPED_SECONDS: Final = 10.0
 _APPLICATIONS: Final = (
     "pybk.adapters",
     "pybk.admin",
+    "pybk.atomic_group",
     "pybk.opening",
     "pybk.repair",
     "pybk.spark",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pybk.backend import BackendIdentity, NamedRecord, Quorums, Replicated
 from pybk.digest import EntryDigest
@@ -17,9 +17,10 @@ from pybk.metadata.registration import BookieRegistration
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
-from pybk.storage.named_records import NamedRecords
+from pybk.storage.named_records import NamedChange, NamedRecords
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
+from pybk.storage.transaction_group import LedgerEntries
 
 
 class LocalWatch:
@@ -260,6 +261,11 @@ class StoreBackend:
         self.store.catch_up()
         found = self.store.named.all(prefix)
         return [NamedRecord(each.name, each.version, each.value) for each in found if each.value is not None]
+
+    def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> Callable[[], int]:
+        """Stage a group in the store's log."""
+        group = self._live().stage_group(entries, changes)
+        return lambda: group.finish().version
 
     # ---- entries -------------------------------------------------------------------------------------------------
 

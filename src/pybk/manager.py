@@ -32,6 +32,7 @@ from pybk.arguments import (
     system_type,
     user_type,
 )
+from pybk.atomic_group import AtomicGroup
 from pybk.backend import LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
@@ -933,6 +934,19 @@ class LedgerManager:
     async def bookies_async(self) -> tuple[BookieRegistration, ...]:
         """List the bookies in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.bookies)
+
+    def transaction(self) -> AtomicGroup:
+        """Return an atomic group: records of several logs, acknowledgements, blobs and properties, with one sync.
+
+        Leaving its ``with`` commits. Over ensembles it is refused, unless all of it is records of one log, because the
+        bookies of different ledgers could have a part of it and not the rest.
+
+        Raises:
+            IllegalOperationError: The manager is read-only.
+        """
+        backend = self._usable()
+        backend.check_writable()
+        return AtomicGroup(backend)
 
     # ---- the store -----------------------------------------------------------------------------------------------
 

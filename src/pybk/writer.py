@@ -33,6 +33,7 @@ from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFutur
 from pybk.group_commit import Completion
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.transaction_group import DisplacedError, LedgerEntries
 from pybk.whole_numbers import whole
 
 Payload = bytes | bytearray | memoryview
@@ -44,10 +45,6 @@ _CHUNK_BYTES: Final = 4 << 20
 
 Staged = tuple[AppendLog, Completion]
 """Entries that were staged: what an ``AppendFuture`` is made of, besides its result."""
-
-
-class _DisplacedError(Exception):
-    """Entries cannot be staged, because the ledger does not end where the caller thinks."""
 
 
 class LedgerWriter:
@@ -620,7 +617,7 @@ def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait:
 
         try:
             staged = writer._turns.in_turn(again, writer._overhead + len(payload), wait=wait)
-        except _DisplacedError:
+        except DisplacedError:
             return None
     if kick:
         writer._log.kick()
@@ -643,18 +640,35 @@ def stage_many(writer: LedgerWriter, payloads: list[bytes], after: int, *, kick:
             _, end = next(_pieces(lengths + writer._overhead))
             nbytes = int(lengths[:end].sum()) + writer._overhead * end
             future = writer._turns.in_turn(staged, nbytes, wait=True)
-    except _DisplacedError:
+    except DisplacedError:
         return None
     if kick:
         writer._log.kick()
     return origin_of(future)
 
 
+def group_entries(writer: LedgerWriter, payloads: list[bytes], after: int) -> LedgerEntries:
+    """Return what a group appends to a ledger.
+
+    Args:
+        writer: The ledger's.
+        payloads: The entries, at least one.
+        after: The entry that they must follow.
+
+    Raises:
+        PybkError: The ledger takes no more entries.
+    """
+    with writer._descriptor.lock:
+        if writer._closed or writer._descriptor.error is not None:
+            writer._refuse()
+    return LedgerEntries(writer._descriptor, writer._digest, payloads, after)
+
+
 def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
     """Raise unless an entry is the last one that was appended; the caller holds the ledger's lock."""
     descriptor.account_staged()
     if descriptor.last_pushed != last:
-        raise _DisplacedError
+        raise DisplacedError
 
 
 def ends_with(writer: LedgerWriter, entry_id: int) -> bool:

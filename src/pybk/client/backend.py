@@ -37,7 +37,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -89,6 +89,8 @@ if TYPE_CHECKING:
     from pybk.metadata.store import Watch
     from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor
+    from pybk.storage.named_records import NamedChange
+    from pybk.storage.transaction_group import LedgerEntries
     from pybk.transport.client_links import Links
 
 STRAGGLER_BYTES: Final = 16 << 20
@@ -633,6 +635,17 @@ class ClusterBackend:
     def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
         """Return None: no entry can be read without a request."""
         return None
+
+    def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> Callable[[], int]:
+        """Refuse it.
+
+        Raises:
+            IllegalOperationError: Always.
+        """
+        raise IllegalOperationError(
+            f"a group cannot be atomic over ensembles: the ledgers of {self.where} are on different bookies, of which "
+            "one may have a part of it and another not; append to one log in one transaction, or use an embedded store"
+        )
 
     def write_buffered(self, descriptor: LedgerDescriptor) -> None:
         """Have the bookies sync the entries of a deferred writer, and update the LAC."""

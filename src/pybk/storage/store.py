@@ -720,7 +720,19 @@ class Store(StoreReader):
         Cost: One synced write, shared with all concurrent appends. The group holds the locks of its ledgers while its
             entries get their ids and digests.
         """
-        return GroupAppend(self, entries, changes).run()
+        group = self.stage_group(entries, changes)
+        return group.finish()
+
+    def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange] = ()) -> GroupAppend:
+        """Stage a group as ``append_group`` appends one; it is durable when the result's ``finish`` returns.
+
+        Raises:
+            DisplacedError: A ledger does not end with the entry that those of the group must follow.
+            PybkError: As ``append_group``. Nothing was staged.
+        """
+        group = GroupAppend(self, entries, changes)
+        group.stage()
+        return group
 
     # ---- what the log calls ------------------------------------------------------------------------------------------
 

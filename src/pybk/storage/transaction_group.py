@@ -55,11 +55,13 @@ class LedgerEntries(NamedTuple):
         descriptor: The ledger.
         digest: Makes the digests of its entries.
         payloads: The entries, at least one.
+        after: The entry that they must follow; None for the last one, whichever that is.
     """
 
     descriptor: LedgerDescriptor
     digest: EntryDigest
     payloads: Sequence[bytes]
+    after: int | None = None
 
 
 class GroupAppended(NamedTuple):
@@ -72,6 +74,10 @@ class GroupAppended(NamedTuple):
 
     entry_ids: tuple[range, ...]
     version: int
+
+
+class DisplacedError(Exception):
+    """A ledger does not end with the entry that others must follow; nothing was staged."""
 
 
 class GroupStore(Protocol):
@@ -90,7 +96,7 @@ class GroupStore(Protocol):
 
 
 class GroupAppend:
-    """One group on its way into the log; see ``Store.append_group``.
+    """One group on its way into the log; see ``Store.append_group``. First ``stage`` it, then ``finish`` it.
 
     Raises:
         UsageError, IllegalOperationError: The group cannot be appended, whatever the state of its ledgers.
@@ -105,6 +111,7 @@ class GroupAppend:
         self._ordered = sorted(entries, key=lambda each: each.descriptor.ledger_id)
         self._changes = changes
         self._ids: dict[int, range] = {}
+        self._commit: Commit | None = None
         self._sizes = [
             array("q", (ENTRY_HEADER_BYTES + each.digest.size + len(payload) for payload in each.payloads))
             for each in self._ordered
@@ -112,11 +119,20 @@ class GroupAppend:
         self._entry_bytes = sum(map(sum, self._sizes))
         self._check()
 
-    def run(self) -> GroupAppended:
-        """Append the group, and return when it is durable."""
+    def stage(self) -> None:
+        """Give the entries their ids and put the group into the forming commit, once the log admits it.
+
+        Raises:
+            DisplacedError: A ledger ends elsewhere.
+            PybkError: As ``Store.append_group``; nothing was staged.
+        """
         commit = self._stage_at_once(None)
-        if commit is None:
-            commit = self._stage_in_turn()
+        self._commit = self._stage_in_turn() if commit is None else commit
+
+    def finish(self) -> GroupAppended:
+        """Return when the staged group is durable."""
+        commit = self._commit
+        assert commit is not None, "it is staged first"
         self._log.wait(commit)
         self._store.named.complete(self._changes, commit)
         if commit.error is not None:
@@ -213,6 +229,7 @@ class GroupAppend:
         prefixes = []
         for each, sizes in zip(self._ordered, self._sizes, strict=True):
             _check_open(each.descriptor)
+            _check_end(each)
             part, last_prefix = _sealed(each, sizes)
             self._ids[each.descriptor.ledger_id] = range(part.first_entry_id, part.first_entry_id + len(sizes))
             parts.append(part)
@@ -248,12 +265,19 @@ def _check_open(descriptor: LedgerDescriptor) -> None:
         raise LedgerClosedError(f"ledger {descriptor.ledger_id} is closed; create another ledger to append more")
 
 
+def _check_end(each: LedgerEntries) -> None:
+    """Raise unless a ledger ends with the entry that those of the group must follow; the caller holds its lock."""
+    each.descriptor.account_staged()
+    if each.after is not None and each.descriptor.last_pushed != each.after:
+        raise DisplacedError(f"ledger {each.descriptor.ledger_id} does not end with entry {each.after}")
+
+
 def _sealed(each: LedgerEntries, sizes: array[int]) -> tuple[GroupPart, bytes]:
     """Give a ledger's entries their ids and digests; return them, and what stands before the last one's payload.
 
     The caller holds the ledger's lock.
     """
-    descriptor, digest, payloads = each
+    descriptor, digest, payloads, _ = each
     descriptor.account_staged()
     first, before = descriptor.last_pushed + 1, descriptor.length_pushed
     prefixes = digest.prefixes(first, descriptor.last_add_confirmed, before, payloads)

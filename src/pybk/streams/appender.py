@@ -21,15 +21,24 @@ established by closing it, and the log continues in a new segment: ``repair`` of
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from pybk.errors import PybkError, StorageRefusedError
+from pybk.atomic_group import GroupPart
+from pybk.errors import (
+    LedgerClosedError,
+    LedgerFencedError,
+    LogFencedError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageRefusedError,
+)
+from pybk.storage.transaction_group import DisplacedError
 from pybk.streams.format import encode_record, encode_records, records_bytes
 from pybk.streams.ledger_list import Owned
 from pybk.streams.list_record import Segment
 from pybk.streams.record_future import RecordFuture, log_error
-from pybk.writer import LedgerWriter, Staged, ends_with, stage, stage_many
+from pybk.writer import LedgerWriter, Staged, ends_with, group_entries, stage, stage_many
 
 SET_BYTES: Final = 64 << 10
 """Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
@@ -241,6 +250,44 @@ class Appender:
             return None
         return None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry))
 
+    def hold(self, batch: Batch[T], stage: Callable[[GroupPart], R | None]) -> tuple[R, T] | None:
+        """Stage records as a part of a group, with the lock held.
+
+        Args:
+            batch: The records.
+            stage: Stages the group, given the entries; returns None if nothing was staged.
+
+        Returns:
+            What ``stage`` returns, and what the batch makes of it; None if ``needs_repair`` is set, or if ``stage``
+            returned None.
+
+        Raises:
+            LogFencedError: Another writer took the log over; nothing was staged.
+            DisplacedError: Some log ends elsewhere; ``needs_repair`` is set if it is this one. Nothing was staged.
+        """
+        with self._lock:
+            writer, segment = self._writer, self.segment
+            if self.needs_repair or writer is None or segment is None:
+                return None
+            seq, entry = self.next_seq, self._last_entry + 1
+            payloads = batch.encode(seq)
+            self.needs_repair = True  # until it is known what was staged, also if an interrupt comes between
+            try:
+                staged = stage(GroupPart(group_entries(writer, payloads, self._last_entry)))
+            except DisplacedError:
+                self.needs_repair = not ends_with(writer, self._last_entry)
+                raise
+            except PybkError as error:
+                self.needs_repair = False
+                raise _nothing_staged(error) from error
+            if staged is not None:
+                self.next_seq += batch.records
+                self.segment_bytes += sum(map(len, payloads))
+                self.segment_records += batch.records
+                self._last_entry += len(payloads)
+            self.needs_repair = False
+            return None if staged is None else (staged, batch.staged(seq, segment.number, entry))
+
     def _stage(self, payload: bytes, records: int, *, kick: bool, wait: bool = True) -> Staged | None:
         """Stage an entry with some records after those before; the caller holds the lock."""
         writer = self._writer
@@ -286,6 +333,13 @@ class Appender:
                 writer.force()
             except PybkError as error:
                 raise log_error(error) from error
+
+
+def _nothing_staged(error: PybkError) -> PybkError:
+    """Return an error of a group as that of a log; nothing was staged."""
+    if isinstance(error, LedgerClosedError | LedgerFencedError | NoSuchLedgerError):
+        return LogFencedError(f"another writer took the log over: {error}; nothing was appended", outcome_unknown=False)
+    return error
 
 
 def pieces_of(records: Sequence[R], sizes: Sequence[int]) -> list[Sequence[R]]:

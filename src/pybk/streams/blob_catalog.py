@@ -39,6 +39,7 @@ from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.reader import LedgerReader
+from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import LedgerSettings
 from pybk.writer import LedgerWriter
@@ -105,14 +106,23 @@ class BlobCatalog:
         with _IN_USE_LOCK:
             self._in_use = _IN_USE.setdefault(self._backend, _InUse())
 
+    @property
+    def backend(self) -> LedgerBackend:
+        """The store or cluster that it is in."""
+        return self._backend
+
     # ---- records -------------------------------------------------------------------------------------------------
 
     def _decode(self, name: str, value: bytes) -> BlobRecord:
         return BlobRecord.decode(value, where=f"the record of blob {name!r} in {self.store!r}")
 
+    def record_name(self, name: str) -> str:
+        """Return the name of the named record of a blob's name."""
+        return f"{self._group}/{name}"
+
     def read(self, name: str) -> BlobRecord:
         """Return the record of a name, empty if there is none."""
-        found = self._backend.read_record(f"{self._group}/{name}")
+        found = self._backend.read_record(self.record_name(name))
         return BlobRecord(name) if found is None else self._decode(name, found.value)
 
     def records(self, prefix: str = "") -> Iterator[BlobRecord]:
@@ -129,7 +139,7 @@ class BlobCatalog:
         Raises:
             MetadataUnreachableError: With ``outcome_unknown`` the change may have been made, or may be yet.
         """
-        key = f"{self._group}/{name}"
+        key = self.record_name(name)
         unknown = False
         while True:
             found = self._backend.read_record(key)
@@ -204,14 +214,22 @@ class BlobCatalog:
         Raises:
             BlobGivenUpError: The upload was given up.
         """
+        record = self.update(name, lambda record: _published(record, version, keep, check))
+        return self.published(name, record, version)
+
+    def proposed(
+        self, name: str, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]
+    ) -> tuple[NamedChange, BlobRecord]:
+        """Return the change of a named record that ``publish`` would make, for a group, and what it makes of it."""
+        key = self.record_name(name)
+        found = self._backend.read_record(key)
+        record = BlobRecord(name) if found is None else self._decode(name, found.value)
+        changed = _published(record, version, keep, check)
+        return NamedChange(key, None if found is None else found.version, changed.encode()), changed
+
+    def published(self, name: str, record: BlobRecord, version: BlobVersion) -> BlobVersion:
+        """Take note of that a version is published; returns it with its number."""
         token = version.reference.token
-
-        def publish(record: BlobRecord) -> BlobRecord:
-            if all(each.reference.token != token for each in record.versions):
-                check(record)
-            return record.published(version, keep)
-
-        record = self.update(name, publish)
         self._in_use.uploads.discard(token)
         self.clean(name)
         return next(each for each in record.versions if each.reference.token == token)
@@ -427,3 +445,12 @@ class BlobCatalog:
 
     def _is_read(self, ledger_id: int) -> bool:
         return ledger_id in self._in_use.readers.copy().values()
+
+
+def _published(
+    record: BlobRecord, version: BlobVersion, keep: int, check: Callable[[BlobRecord], object]
+) -> BlobRecord:
+    """Return a record in which a version is the newest, unless ``check`` raises for a record that has not got it."""
+    if all(each.reference.token != version.reference.token for each in record.versions):
+        check(record)
+    return record.published(version, keep)

@@ -7,13 +7,15 @@ import builtins
 import io
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import BinaryIO, Final, Self, cast
+from typing import BinaryIO, Final, Self, TypeVar, cast
 
+from pybk.atomic_group import GroupPart, member_of
+from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.digest import DigestType
@@ -22,6 +24,7 @@ from pybk.errors import (
     BlobGivenUpError,
     ClosedError,
     CorruptError,
+    IllegalOperationError,
     LedgerFencedError,
     NoSuchBlobError,
     NoSuchLedgerError,
@@ -49,6 +52,8 @@ UPLOAD_AGE_S: Final = 86400.0
 STORE_NAME_BYTES_MAX: Final = 40
 KEEP_MAX: Final = 100
 _BUFFER_BYTES: Final = 1 << 20
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,6 +482,7 @@ class BlobUpload(io.BufferedIOBase):
         self._keep = keep
         self._check = partial(_check_absent, overwrite=overwrite)
         self._ended = True
+        self._grouped = False
         self._info: BlobInfo | None = None
         self._check(catalog.read(name))
         writer, self._reference = catalog.begin(name)
@@ -530,13 +536,8 @@ class BlobUpload(io.BufferedIOBase):
         if self._ended:
             raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
         self._ended = True
-        blob = self._blob
         try:
-            with _given_up(self.name):
-                blob.finish()
-            made = BlobVersion(
-                1, self._reference, blob.tell(), blob.digest.hex(), blob.chunk_bytes, time.time_ns(), self._meta
-            )
+            made = self._complete()
             self._info = _info(self.name, self._catalog.publish(self.name, made, self._keep, self._check))
         except BaseException:
             self._give_up()
@@ -544,6 +545,15 @@ class BlobUpload(io.BufferedIOBase):
         finally:
             super().close()
         return self._info
+
+    def _complete(self) -> BlobVersion:
+        """Write what is left, and seal the ledger; returns what is to be published."""
+        blob = self._blob
+        with _given_up(self.name):
+            blob.finish()
+        return BlobVersion(
+            1, self._reference, blob.tell(), blob.digest.hex(), blob.chunk_bytes, time.time_ns(), self._meta
+        )
 
     async def commit_async(self) -> BlobInfo:
         """Commit in a thread, so that the event loop keeps running."""
@@ -580,7 +590,7 @@ class BlobUpload(io.BufferedIOBase):
         """Publish the blob, or give it up if an exception is on its way."""
         if kind is not None:
             self.abort()
-        elif self._info is None:
+        elif self._info is None and not self._grouped:
             self.commit()
 
     async def __aenter__(self) -> Self:
@@ -592,6 +602,81 @@ class BlobUpload(io.BufferedIOBase):
     ) -> None:
         """Publish the blob or give it up as ``__exit__`` does, in a thread."""
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+class _UploadMember:
+    """A blob that an atomic group publishes.
+
+    Args:
+        upload: Its upload, which ends with the group.
+    """
+
+    def __init__(self, upload: BlobUpload) -> None:
+        self._upload = upload
+        self._catalog = upload._catalog
+        self._made: BlobVersion | None = None
+        self._record: BlobRecord | None = None
+        self.results: list[BlobInfo] = []
+
+    @property
+    def key(self) -> str:
+        """The name of the blob's record."""
+        return self._catalog.record_name(self._upload.name)
+
+    @property
+    def backend(self) -> LedgerBackend:
+        """The store of the blob."""
+        return self._catalog.backend
+
+    def add(self) -> None:
+        """Complete the blob, so that it can be published."""
+        upload = self._upload
+        if upload._ended:
+            raise ClosedError(f"the upload of blob {upload.name!r} has ended; make another")
+        upload._ended = upload._grouped = True
+        try:
+            self._made = upload._complete()
+        except BaseException:
+            upload._give_up()
+            raise
+
+    def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
+        """Stage the change of the blob's record as a part of the group."""
+        assert self._made is not None, "it was added"
+        change, self._record = self._catalog.proposed(
+            self._upload.name, self._made, self._upload._keep, self._upload._check
+        )
+        return stage(GroupPart(change=change))
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def commit_alone(self) -> None:
+        """Refuse it.
+
+        Raises:
+            IllegalOperationError: Always.
+        """
+        raise IllegalOperationError("a group over ensembles has records of one log only; commit the blob by itself")
+
+    def committed(self) -> None:
+        """Take note of that the blob is published."""
+        assert self._made is not None, "it was staged"
+        assert self._record is not None, "it was staged"
+        published = self._catalog.published(self._upload.name, self._record, self._made)
+        self._upload._info = _info(self._upload.name, published)
+        self.results.append(self._upload._info)
+
+    def abandon(self) -> None:
+        """Give the upload up."""
+        self._upload._give_up()
+
+
+@member_of.register
+def _member_of_upload(upload: BlobUpload) -> _UploadMember:
+    if upload._ended:
+        raise ClosedError(f"the upload of blob {upload.name!r} has ended; make another")
+    return _UploadMember(upload)
 
 
 class _StoredBlob(BlobReader):

@@ -28,8 +28,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Self, cast
+from typing import Final, Self, TypeVar, cast
 
+from pybk.atomic_group import GroupPart
 from pybk.backend import AppendLog
 from pybk.errors import (
     CorruptError,
@@ -55,6 +56,8 @@ from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 CURSOR_SEGMENT_BYTES: Final = 4 << 20
 BOUND_SECONDS: Final = 5.0
@@ -206,7 +209,7 @@ class Cursor:
         record = encode_acks(ranges, properties)
         with self.lock:
             future = self._writer.append(record, None, kick=kick)
-            return self._acked(ranges, properties, future, len(record))
+            return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
 
     def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
         """Acknowledge as ``ack`` does; None, with nothing done, if that might have to wait. The caller has the lock."""
@@ -215,12 +218,40 @@ class Cursor:
             future = self._writer.append_at_once(PlainBatch((record,)))
         except TooManyRequestsError:
             return None
-        return None if future is None else self._acked(ranges, properties, future, len(record))
+        if future is None:
+            return None
+        return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
 
-    def _acked(
-        self, ranges: Ranges, properties: Mapping[str, int | str], future: RecordFuture[Any], nbytes: int
-    ) -> RecordFuture[int]:
-        """Change the state after a record of it was staged; the caller holds the lock."""
+    def hold(
+        self, ranges: Ranges, properties: Mapping[str, int | str], stage: Callable[[GroupPart], R | None]
+    ) -> tuple[R, int] | None:
+        """Acknowledge as a part of a group; the caller has the lock.
+
+        Args:
+            ranges: As for ``ack``.
+            properties: As for ``ack``.
+            stage: As for ``Appender.hold``.
+
+        Returns:
+            What ``stage`` returns, and the number of records that were not acknowledged before; None, with nothing
+            done, as ``Appender.hold``.
+        """
+        record = encode_acks(ranges, properties)
+        found = self._writer.appender.hold(PlainBatch((record,)), stage)
+        if found is None:
+            return None
+        return found[0], self._acked(ranges, properties, len(record))
+
+    def prepare(self) -> None:
+        """Repair the list, if an append to it was refused or interrupted."""
+        self._writer.repair()
+
+    def _acked(self, ranges: Ranges, properties: Mapping[str, int | str], nbytes: int) -> int:
+        """Change the state after a record of it was staged; the caller holds the lock.
+
+        Returns:
+            The number of records that were not acknowledged before.
+        """
         added = sum(self.state.ack(first, end) for first, end in ranges)
         self.state.properties |= properties
         self._changes_bytes += nbytes
@@ -230,7 +261,7 @@ class Cursor:
         if not self._timed and self.state.first_unacked > self._bound.seq:
             self._timed = True
             background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
-        return RecordFuture(*origin_of(future), added)
+        return added
 
     def seek(self, seq: int) -> int:
         """Count all records before ``seq`` as acknowledged, and none from it on.
@@ -371,8 +402,21 @@ class MemoryCursor:
 
     def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int]:
         """Acknowledge as ``ack`` does; the caller has the lock."""
+        return RecordFuture(_NO_LOG, ACKNOWLEDGED, self._acked(ranges, properties))
+
+    def _acked(self, ranges: Ranges, properties: Mapping[str, int | str]) -> int:
         self.state.properties |= properties
-        return RecordFuture(_NO_LOG, ACKNOWLEDGED, sum(self.state.ack(first, end) for first, end in ranges))
+        return sum(self.state.ack(first, end) for first, end in ranges)
+
+    def hold(
+        self, ranges: Ranges, properties: Mapping[str, int | str], stage: Callable[[GroupPart], R | None]
+    ) -> tuple[R, int] | None:
+        """Acknowledge as a part of a group, in memory alone; the caller has the lock."""
+        staged = stage(GroupPart())
+        return None if staged is None else (staged, self._acked(ranges, properties))
+
+    def prepare(self) -> None:
+        """Do nothing."""
 
     def seek(self, seq: int) -> int:
         """Move as ``Cursor.seek`` does."""

@@ -97,7 +97,7 @@ class LedgerSteps:
         self.spec = spec
         self._owner = owner
         self._uid = b""
-        self._record_name = f"{spec.kind.group}/{name}"
+        self.record_name = f"{spec.kind.group}/{name}"
         self._backend = backend_of(manager)
         self.places: Final = EntryPlaces()
 
@@ -117,7 +117,7 @@ class LedgerSteps:
 
     def read(self) -> Found | None:
         """Return the record as it is now."""
-        found = self._backend.read_record(self._record_name)
+        found = self._backend.read_record(self.record_name)
         if found is None:
             return None
         record = ListRecord.decode(found.value, where=f"the record of log {self.name!r}")
@@ -157,7 +157,7 @@ class LedgerSteps:
 
     def watch(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after changes of the record, from some thread; it must not block."""
-        return self._backend.watch_record(self._record_name, callback)
+        return self._backend.watch_record(self.record_name, callback)
 
     def _step(self, step: Step) -> Any:
         match step:
@@ -185,7 +185,7 @@ class LedgerSteps:
 
     def _write(self, value: bytes | None, version: int | None) -> Any:
         try:
-            return Written(self._backend.write_record(self._record_name, value, version))
+            return Written(self._backend.write_record(self.record_name, value, version))
         except VersionConflictError as error:
             return UNKNOWN if error.outcome_unknown else CONFLICT
         except MetadataUnreachableError as error:

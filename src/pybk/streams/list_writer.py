@@ -169,7 +169,7 @@ class ListWriter:
             self._fenced = error
             raise
         if self._policy.is_full(appender) or appender.segment is not self._timed:
-            self._watch_segment()
+            self.watch_segment()
         return future
 
     def append_at_once(self, batch: Batch[T]) -> RecordFuture[T] | None:
@@ -179,7 +179,7 @@ class ListWriter:
         except LogFencedError as error:
             self._fenced = error
             raise
-        self._watch_segment()
+        self.watch_segment()
         return future
 
     async def append_coro(self, batch: Batch[T]) -> T:
@@ -200,10 +200,10 @@ class ListWriter:
         except LogFencedError as error:
             self._fenced = error
             raise
-        self._watch_segment()
+        self.watch_segment()
         return future
 
-    def _watch_segment(self) -> None:
+    def watch_segment(self) -> None:
         """Roll if the segment is long enough, and have its age looked at if it is new."""
         segment = self.appender.segment
         if segment is None:

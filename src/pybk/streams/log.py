@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 from weakref import WeakSet
 
 from pybk.arguments import flag_of
+from pybk.atomic_group import member_of
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.digest import DigestType
@@ -24,6 +25,7 @@ from pybk.metadata.store import Watch
 from pybk.opening import Opening
 from pybk.streams import ledger_list
 from pybk.streams.cursor import delete_cursor
+from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
@@ -571,3 +573,9 @@ def _checked_changes(changes: object) -> dict[str, str | None]:
     ):
         return dict(changes)
     raise UsageError(f"changes is {changes!r:.50}; it takes a mapping of names to strings, or to None")
+
+
+@member_of.register
+def _member_of_log(log: Log) -> PropertiesMember:
+    log._check_open()
+    return PropertiesMember(log._steps, _checked_changes)

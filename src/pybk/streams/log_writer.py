@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pybk.arguments import whole_from
+from pybk.atomic_group import member_of
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.streams.appender import pieces_of
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
+from pybk.streams.group_members import LogMember
 from pybk.streams.list_writer import ListWriter
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
@@ -277,6 +280,17 @@ class LogWriter:
     ) -> None:
         """Close the writer as ``__exit__`` does, in a thread."""
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+@member_of.register
+def _member_of_writer(writer: LogWriter) -> LogMember[Item]:
+    def item(data: bytes, **options: Any) -> Item:
+        try:
+            return writer._item(NewRecord(data, **options))
+        except TypeError as error:
+            raise UsageError(f"options of a record are txid, key, headers and time_ns: {error}") from None
+
+    return LogMember(writer._writer, item, partial(_Many, writer._order))
 
 
 class _Order:

@@ -25,8 +25,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeVar
 
+from pybk.atomic_group import GroupPart, member_of
+from pybk.backend import LedgerBackend
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -38,9 +40,9 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.loop_calls import call_in
-from pybk.manager import LedgerManager
+from pybk.manager import LedgerManager, backend_of
 from pybk.streams.attributes import HEADERS_MAX, Headers
-from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
+from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription, cursor_list_name
 from pybk.streams.cursor_state import Ranges, checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
 from pybk.streams.ledger_steps import LedgerSteps
@@ -55,6 +57,8 @@ from pybk.wake_up import WakeUp
 from pybk.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
 
 MAX_UNACKED: Final = 10_000
 RETRY_SECONDS: Final = 1.0
@@ -932,6 +936,73 @@ def open_subscription(
         cursor = MemoryCursor(steps, name, seq_of(steps, start))
     deliveries = Deliveries(cursor.state, ack_timeout_s=ack_timeout, max_unacked=limit)
     return Subscription(steps, cursor, SubscriptionMode(mode), deliveries, dead_letters, limit)
+
+
+class _AckMember:
+    """The acknowledgements of one subscription in an atomic group.
+
+    Args:
+        subscription: Its subscription.
+    """
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._ranges: Ranges = []
+        self._properties: dict[str, int | str] = {}
+        self.results: list[int] = []
+
+    @property
+    def key(self) -> str:
+        """The name of the cursor's list."""
+        return f"cursors/{cursor_list_name(self._subscription._steps.name, self._subscription.name)}"
+
+    @property
+    def backend(self) -> LedgerBackend:
+        """The store of the log."""
+        return backend_of(self._subscription._steps.manager)
+
+    def add(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
+        """Add records that are acknowledged."""
+        ranges, checked = _ranges_of(records), checked_properties(properties or {})
+        self._ranges = merged([*self._ranges, *ranges])
+        self._properties.update(checked)
+
+    def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
+        """Stage the acknowledgements as a part of the group."""
+        subscription = self._subscription
+        with subscription._lock:
+            subscription._check(self._ranges, self._properties)
+            found = subscription._cursor.hold(self._ranges, self._properties, stage)
+            if found is None:
+                return None
+            staged, added = found
+            subscription._after_ack()
+        self.results = [added]
+        return staged
+
+    def prepare(self) -> None:
+        """Repair the cursor's list, if an acknowledgement was refused or interrupted."""
+        self._subscription._cursor.prepare()
+
+    def commit_alone(self) -> None:
+        """Refuse it.
+
+        Raises:
+            IllegalOperationError: Always.
+        """
+        raise IllegalOperationError("a group over ensembles has records of one log only; acknowledge without a group")
+
+    def committed(self) -> None:
+        """Do nothing."""
+
+    def abandon(self) -> None:
+        """Do nothing: nothing was acknowledged."""
+
+
+@member_of.register
+def _member_of_subscription(subscription: Subscription) -> _AckMember:
+    subscription._check_open()
+    return _AckMember(subscription)
 
 
 def _ranges_of(records: Acked | Iterable[Acked]) -> Ranges:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
 
 from pybk.arguments import flag_of, whole_from
+from pybk.atomic_group import member_of
 from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -40,6 +41,7 @@ from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
+from pybk.streams.group_members import LogMember
 from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
@@ -1096,6 +1098,16 @@ def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> L
             if time.monotonic() >= deadline:
                 raise
             time.sleep(LOOK_SECONDS)
+
+
+@member_of.register
+def _member_of_wal(wal: WriteAheadLog) -> LogMember[bytes]:
+    def checked(data: bytes, **options: object) -> bytes:
+        if options:
+            raise UsageError(f"a record of a write-ahead log has no {', '.join(options)} in a group; leave it out")
+        return wal._checked(data, None)
+
+    return LogMember(wal._writing(), checked, PlainBatch)
 
 
 class Transaction:

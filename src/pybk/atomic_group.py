@@ -1,0 +1,282 @@
+"""``AtomicGroup``: one atomic change of several things in a store, made durable by one sync.
+
+What takes part, a *member*, is a log, a subscription, a blob that is published, or the properties of a log. A commit
+holds the locks of all members, in the order of their keys, so that two groups never wait for each other; under them
+each member says which entries it appends, or which named record it changes. The store stages all of it as one group
+(``pybk.storage.transaction_group``), the members take note of that, and the locks are released. Only then does the
+commit wait for durability, so that groups and appends of other threads share syncs.
+
+If a member cannot take part now, because its log has to be repaired first, or because its record was changed by another
+one, nothing is staged, and the commit begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+
+from pybk.backend import LedgerBackend
+from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
+from pybk.storage.named_records import NamedChange
+from pybk.storage.transaction_group import DisplacedError, LedgerEntries
+
+R = TypeVar("R")
+
+
+class GroupPart(NamedTuple):
+    """What one member adds to a group.
+
+    Attributes:
+        entries: The entries that it appends to a ledger; None for none.
+        change: The named record that it changes; None for none.
+    """
+
+    entries: LedgerEntries | None = None
+    change: NamedChange | None = None
+
+
+class GroupMember(Protocol):
+    """A log or another thing, as one group changes it."""
+
+    @property
+    def key(self) -> str:
+        """Its name among all members; members are locked in the order of their keys."""
+
+    @property
+    def backend(self) -> LedgerBackend:
+        """The store that it is in."""
+
+    def add(self, *arguments: Any, **options: Any) -> None:
+        """Add something that the group does to it; raises UsageError for what cannot be."""
+
+    def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
+        """Call ``stage`` with its locks held, and take note of what was staged unless that returned None.
+
+        Returns:
+            What ``stage`` returns; None, with nothing staged, if ``prepare`` has to be called first.
+
+        Raises:
+            PybkError: It takes no changes; nothing was staged.
+        """
+
+    def prepare(self) -> None:
+        """Do what has to be done before it can take part; called without locks."""
+
+    def commit_alone(self) -> None:
+        """Do what was added without a group; durable on return.
+
+        Raises:
+            IllegalOperationError: That needs a group.
+        """
+
+    def committed(self) -> None:
+        """Take note of that the group is durable."""
+
+    def abandon(self) -> None:
+        """Let go of what was added, because the group was not committed; called once, and must not raise."""
+
+    @property
+    def results(self) -> Sequence[Any]:
+        """What became of each thing that was added, once the group is durable."""
+
+
+@singledispatch
+def member_of(target: object) -> GroupMember:
+    """Return what takes part in one group for a target; the modules of targets register how.
+
+    Raises:
+        UsageError: Nothing like it can take part.
+        PybkError: It is closed.
+    """
+    raise UsageError(
+        f"{target!r:.100} cannot take part in a group; what can are write-ahead logs that are open for writing, "
+        "writers and properties of logs, subscriptions, and blobs that are being written"
+    )
+
+
+class AtomicGroup:
+    """One atomic change of several logs, subscriptions, blobs and properties; made by ``LedgerManager.transaction``.
+
+    Use it so::
+
+        with manager.transaction() as group:
+            group.append(out_log, data)
+            group.ack(subscription, record)
+
+    Leaving the ``with`` commits, unless an exception is on its way: all of it, with one sync, or nothing, also after a
+    crash. Nothing is visible before. While the process lives, another thread may see one log's records a moment before
+    those of another.
+
+    Threads: one.
+    """
+
+    def __init__(self, backend: LedgerBackend) -> None:
+        """Use ``LedgerManager.transaction`` instead."""
+        self._backend: Final = backend
+        self._members: dict[int, GroupMember] = {}
+        self._targets: list[object] = []
+        self._ended = False
+
+    # ---- what it does --------------------------------------------------------------------------------------------
+
+    def append(self, log: object, data: bytes, **options: Any) -> None:
+        """Add a record to a log.
+
+        Args:
+            log: A ``WriteAheadLog`` that is open for writing, or a ``LogWriter``.
+            data: As for its ``append``.
+            **options: As for ``LogWriter.append``: txid, key, headers, time_ns. None for a ``WriteAheadLog``.
+
+        Raises:
+            UsageError: One of them cannot be, or the log is in another store.
+        """
+        self._add(log, data, **options)
+
+    def ack(self, subscription: object, records: Any, **options: Any) -> None:
+        """Acknowledge records of a subscription; arguments and errors as for ``Subscription.ack``."""
+        self._add(subscription, records, **options)
+
+    def publish(self, upload: object) -> None:
+        """Publish a blob that was written with ``BlobStore.create_blob``, instead of committing it.
+
+        Cost: Closes its ledger at once, with a synced write.
+        """
+        self._add(upload)
+
+    def set_properties(self, log: object, changes: Any) -> None:
+        """Change properties of a log; arguments and errors as for ``Log.set_properties``."""
+        self._add(log, changes)
+
+    def results(self, target: object) -> Sequence[Any]:
+        """Return what became of what was added to a target, in order, once the group is committed.
+
+        Returns:
+            LSNs for a ``WriteAheadLog``, positions for a ``LogWriter``; what its own call returns for all else.
+        """
+        return self._members[id(target)].results if id(target) in self._members else ()
+
+    def _add(self, target: object, *arguments: Any, **options: Any) -> None:
+        if self._ended:
+            raise ClosedError("the group was committed or given up; begin another")
+        member = self._members.get(id(target)) or self._new_member(target)
+        member.add(*arguments, **options)
+        if id(target) not in self._members:
+            self._targets.append(target)  # so that its id is not given to another object
+            self._members[id(target)] = member
+
+    def _new_member(self, target: object) -> GroupMember:
+        member = member_of(target)
+        if member.backend is not self._backend:
+            raise UsageError(f"{target!r:.100} is in another store than {self._backend.where}; a group is of one")
+        return member
+
+    # ---- commit --------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Make all of it durable, or nothing. Leaving the ``with`` calls it.
+
+        Raises:
+            LogFencedError, LogSealedError, ClosedError: A log takes no more records; nothing was changed.
+            IllegalOperationError: Over ensembles, a group is more than records of one log; nothing was changed.
+            UsageError: The group is larger than 16 MiB, or has more than 256 logs; nothing was changed.
+            StorageFullError: There is no space; nothing was changed.
+            StorageFailedError: Either all of it was made durable or nothing; opening the store again says which.
+
+        Durability: All of it is on disk on return.
+        Cost: One synced write, shared with concurrent appends.
+        """
+        if self._ended:
+            raise ClosedError("the group was committed or given up; begin another")
+        self._ended = True
+        members = sorted(self._members.values(), key=lambda member: member.key)
+        if not members:
+            return
+        if self._backend.is_cluster:
+            self._commit_alone(members)
+        else:
+            self._staged(members)()
+        for member in members:
+            member.committed()
+
+    async def commit_async(self) -> None:
+        """Commit in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.commit)
+
+    def abort(self) -> None:
+        """Give the group up; nothing of it happens."""
+        if not self._ended:
+            self._ended = True
+            _abandon(list(self._members.values()))
+
+    def _commit_alone(self, members: Sequence[GroupMember]) -> None:
+        try:
+            if len(members) > 1:
+                raise IllegalOperationError(
+                    f"a group cannot be atomic over ensembles: {', '.join(each.key for each in members)} are in "
+                    f"different ledgers of {self._backend.where}, whose bookies could have a part of it and not the "
+                    "rest; append to one log only, or use an embedded store"
+                )
+            members[0].commit_alone()
+        except PybkError as error:
+            if not error.outcome_unknown:
+                _abandon(members)
+            raise
+
+    def _staged(self, members: Sequence[GroupMember]) -> Callable[[], int]:
+        """Stage the group; returns what waits for it. From then on its outcome is decided by the store."""
+        try:
+            while True:
+                try:
+                    wait = self._hold(members, [])
+                except (VersionConflictError, DisplacedError):
+                    continue  # a record was changed by another, or a log ends elsewhere
+                if wait is not None:
+                    return wait
+                for member in members:
+                    member.prepare()
+        except PybkError:
+            _abandon(members)
+            raise
+
+    def _hold(self, members: Sequence[GroupMember], parts: list[GroupPart]) -> Callable[[], int] | None:
+        """Stage the group with the locks of the members that follow held, too; returns what waits for it."""
+        if len(parts) < len(members):
+            return members[len(parts)].hold(lambda part: self._hold(members, [*parts, part]))
+        entries = [part.entries for part in parts if part.entries is not None]
+        changes = [part.change for part in parts if part.change is not None]
+        if not entries and not changes:
+            return lambda: 0
+        return self._backend.stage_group(entries, changes)
+
+    # ---- with ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Return the group itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Commit the group, or give it up if an exception is on its way."""
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()
+
+    async def __aenter__(self) -> Self:
+        """Return the group itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Commit or give up the group as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+
+def _abandon(members: Sequence[GroupMember]) -> None:
+    for member in members:
+        member.abandon()

@@ -1,0 +1,127 @@
+"""How logs, and their properties, take part in an atomic group (``pybk.atomic_group``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from pybk.atomic_group import GroupPart
+from pybk.backend import LedgerBackend
+from pybk.errors import IllegalOperationError
+from pybk.manager import backend_of
+from pybk.storage.named_records import NamedChange
+from pybk.streams.appender import Batch
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_writer import ListWriter
+
+I = TypeVar("I")  # noqa: E741  # an item
+R = TypeVar("R")
+
+
+class LogMember(Generic[I]):
+    """The records that a group appends to one log.
+
+    Args:
+        writer: The log's.
+        check: Makes a record of the arguments of ``AtomicGroup.append``.
+        batch: Makes a batch of records, whose result has one element for each.
+    """
+
+    def __init__(
+        self, writer: ListWriter, check: Callable[..., I], batch: Callable[[list[I]], Batch[Sequence[Any]]]
+    ) -> None:
+        self._writer = writer
+        self._check = check
+        self._batch = batch
+        self._items: list[I] = []
+        self.results: Sequence[Any] = ()
+
+    @property
+    def key(self) -> str:
+        """Kind and name of the log."""
+        return self._writer.steps.record_name
+
+    @property
+    def backend(self) -> LedgerBackend:
+        """The store of the log."""
+        return backend_of(self._writer.steps.manager)
+
+    def add(self, *arguments: Any, **options: Any) -> None:
+        """Add a record."""
+        self._items.append(self._check(*arguments, **options))
+
+    def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
+        """Stage the records as a part of the group."""
+        found = self._writer.appender.hold(self._batch(self._items), stage)
+        if found is None:
+            return None
+        staged, self.results = found
+        return staged
+
+    def prepare(self) -> None:
+        """Repair the log, if an append was refused or interrupted."""
+        self._writer.repair()
+
+    def commit_alone(self) -> None:
+        """Append the records as one transaction of the log."""
+        self.results = self._writer.append_batch(self._batch(self._items), kick=False).result()
+
+    def committed(self) -> None:
+        """Roll the log, if that is due now."""
+        self._writer.watch_segment()
+
+    def abandon(self) -> None:
+        """Do nothing: no record was appended."""
+
+
+class PropertiesMember:
+    """The changes that a group makes to the properties of one log.
+
+    Args:
+        steps: The log's.
+        check: Checks the arguments of ``AtomicGroup.set_properties``.
+    """
+
+    results: Sequence[Any] = ()
+
+    def __init__(self, steps: LedgerSteps, check: Callable[..., Mapping[str, str | None]]) -> None:
+        self._steps = steps
+        self._check = check
+        self._changes: dict[str, str | None] = {}
+
+    @property
+    def key(self) -> str:
+        """Kind and name of the log; after the log itself."""
+        return f"{self._steps.record_name}#properties"
+
+    @property
+    def backend(self) -> LedgerBackend:
+        """The store of the log."""
+        return backend_of(self._steps.manager)
+
+    def add(self, *arguments: Any, **options: Any) -> None:
+        """Add changes; later ones replace earlier ones."""
+        self._changes.update(self._check(*arguments, **options))
+
+    def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
+        """Stage the changes as a part of the group."""
+        found = self._steps.existing()
+        changed = found.record.with_properties(self._changes)
+        return stage(GroupPart(change=NamedChange(self._steps.record_name, found.version, changed.encode())))
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def commit_alone(self) -> None:
+        """Refuse it.
+
+        Raises:
+            IllegalOperationError: Always.
+        """
+        raise IllegalOperationError("a group over ensembles has records of one log only; call Log.set_properties")
+
+    def committed(self) -> None:
+        """Do nothing."""
+
+    def abandon(self) -> None:
+        """Do nothing."""
