@@ -38,6 +38,7 @@ class Scale:
         moved_ledgers: Ledgers moved to another tier.
         idle_ledgers: Ledgers in the store that is watched at rest.
         idle_seconds: How long it is watched.
+        blob_bytes: Bytes of a blob.
     """
 
     rounds: int
@@ -49,6 +50,7 @@ class Scale:
     moved_ledgers: int = 10_000
     idle_ledgers: int = 100_000
     idle_seconds: float = 60.0
+    blob_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

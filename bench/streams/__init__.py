@@ -1,1 +1,1 @@
-"""Figures of logs on ledgers, compared with ledgers themselves and with sqlite3."""
+"""Figures of logs and blobs on ledgers, compared with ledgers themselves, with sqlite3 and with the bare disk."""

@@ -9,15 +9,16 @@ from typing import Final
 
 from bench import report
 from bench.contest import Scale
-from bench.streams import events, subscriptions, wal
+from bench.streams import blobs, events, subscriptions, wal
 
-CONTESTS: Final = {contest.name: contest for contest in (*wal.CONTESTS, *events.CONTESTS, *subscriptions.CONTESTS)}
+MODULES: Final = (wal, events, subscriptions, blobs)
+CONTESTS: Final = {contest.name: contest for module in MODULES for contest in module.CONTESTS}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Hold the contests and print their figures; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.streams", description="Records have 1 KiB; appends are durable."
+        prog="python -m bench.streams", description="Records have 1 KiB, blobs 1 GiB; appends are durable."
     )
     report.add_options(parser, CONTESTS)
     parsed, chosen = report.parse(parser, CONTESTS, arguments)
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ledgers=0,
         reopen_bytes=0,
         memory_bytes=0,
+        blob_bytes=8 << 20 if quick else 1 << 30,
     )
     report.run(chosen, scale, parsed, "")
     return 0

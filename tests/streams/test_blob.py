@@ -56,3 +56,39 @@ def test_another_ledger_is_not_a_blob(tmp_path: Path) -> None:
             other.append(b"x" * 16)
         with pytest.raises(CorruptError, match="not a blob"):
             BlobReader(manager.open_ledger(other.ledger_id, password=b"p"))
+
+
+@pytest.mark.parametrize("step", [1000, 70_000, 3 << 20])
+def test_what_is_read_ahead_is_what_is_read(tmp_path: Path, step: int) -> None:
+    random = Random(step)
+    chunk = 64 << 10
+    data = random.randbytes(20 << 20)
+    with LedgerManager.open(tmp_path) as manager:
+        writer = BlobWriter(manager.create_ledger(password=b"p"), chunk)
+        writer.write(data)
+        writer.finish()
+        with BlobReader(manager.open_ledger(writer.ledger_id, password=b"p")) as blob:
+            buffer = bytearray(step)
+            for _ in range(4):
+                position = blob.seek(random.randrange(len(data)))
+                for _ in range(200):
+                    count = blob.readinto(buffer)
+                    assert buffer[:count] == data[position : position + count]
+                    position += count
+            blob.seek(0)
+            assert blob.readall() == data
+        with BlobReader(manager.open_ledger(writer.ledger_id, password=b"p")) as blob:
+            assert blob.readall()[:10] == data[:10]
+
+
+def test_a_reader_that_reads_ahead_may_be_closed_at_any_time(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        writer = BlobWriter(manager.create_ledger(password=b"p"), 64 << 10)
+        writer.write(bytes(20 << 20))
+        writer.finish()
+        for count in range(5):
+            blob = BlobReader(manager.open_ledger(writer.ledger_id, password=b"p"))
+            for _ in range(count):
+                blob.readinto(bytearray(64 << 10))
+            blob.close()
+            blob.close()

@@ -446,3 +446,20 @@ def test_forked_child_that_lives_on_does_not_keep_the_lock(tmp_path: Path) -> No
         holder.kill()
         holder.wait()
         OsFileSystem().lock(path).release()
+
+
+@pytest.mark.parametrize("size", [4096, 4 << 20])
+def test_a_map_of_any_size_is_populated_and_a_cut_is_refused(tmp_path: Path, size: int) -> None:
+    fs, path = OsFileSystem(), str(tmp_path / "a")
+    if not fs.populates:
+        pytest.skip("this kernel cannot populate a map")
+    data = os.urandom(size)
+    (tmp_path / "a").write_bytes(data)
+    view = fs.view(path)
+    fs.populate(view, 1, size + 100)
+    fs.populate(view, size + 8192, size + (1 << 20))
+    assert bytes(view) == data
+    os.truncate(path, 0)
+    with pytest.raises(OSError, match="cannot be read") as caught:
+        fs.populate(view, 0, size)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, path)

@@ -474,6 +474,21 @@ def _find_fallocate() -> Callable[[int, int, int, int], int] | None:
 _FALLOCATE: Final = _find_fallocate()
 
 
+def _find_madvise() -> Callable[[int, int, int], int] | None:
+    """Return madvise of the C library; None if there is none."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return cast("Callable[[int, int, int], int]", function)
+
+
+_MADVISE: Final = _find_madvise()
+_LONG_BYTES: Final = 256 << 10
+"""From this size on a range is populated without the lock of the interpreter, which takes a microsecond more."""
+
+
 def _can_populate() -> bool:
     """Return whether the kernel knows MADV_POPULATE_READ."""
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
@@ -554,7 +569,9 @@ class OsFileSystem:
         mapped: Any = view.obj
         start &= _PAGE_MASK
         try:
-            if type(mapped) is np.memmap:
+            if type(mapped) is np.memmap and _MADVISE is not None and stop - start >= _LONG_BYTES:
+                self._populate_long(mapped, _MADVISE, start, min(stop, len(view)))
+            elif type(mapped) is np.memmap:
                 base: Any = mapped.base
                 base.madvise(_POPULATE_READ, start, stop - start)
             elif isinstance(mapped, _ReadMap):
@@ -569,6 +586,13 @@ class OsFileSystem:
             # Running out of memory does not mean that the file is damaged.
             number = error.errno if is_passing(error) else errno.EIO
             raise OSError(number, what, path) from error
+
+    @staticmethod
+    def _populate_long(mapped: Any, madvise: Callable[[int, int, int], int], start: int, stop: int) -> None:
+        """Populate a range of a map while other threads run: ``mmap.madvise`` keeps the lock of the interpreter."""
+        if start < stop and madvise(mapped.ctypes.data + start, stop - start, _POPULATE_READ):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def populator(self, view: memoryview) -> Populator:
         """See :meth:`FileSystem.populator`."""
