@@ -218,6 +218,7 @@ INTERNAL_CONSTRUCTORS = {
     "Log",
     "LogReader",
     "LogWriter",
+    "Namespace",
     "Opening",
     "Subscription",
     "Transaction",

@@ -84,6 +84,7 @@ from pybk.streams.log import Log, LogSegment
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
+from pybk.streams.namespace import Namespace
 from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
@@ -169,6 +170,7 @@ __all__ = [
     "MetadataVersionError",
     "MetricKey",
     "MetricsSnapshot",
+    "Namespace",
     "NewRecord",
     "NoSuchBlobError",
     "NoSuchEntryError",

@@ -317,6 +317,21 @@ class LedgerBackend(Protocol):
             StorageError: In a store; as for an append.
         """
 
+    def rename_record(self, name: str, target: str, value: bytes, version: int) -> None:
+        """Give a named record another name and value as one change, durably: never are both there, or neither.
+
+        Args:
+            name: Its name.
+            target: Its new name, of the same group.
+            value: Its new value.
+            version: The version that it has.
+
+        Raises:
+            VersionConflictError: It has another version, or there is one of the new name; nothing was changed. With
+                ``outcome_unknown`` as ``write_record``.
+            MetadataUnreachableError, StorageError: As ``write_record``.
+        """
+
     def watch_record(self, name: str, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after changes of a named record, from some thread; it must not block.
 
@@ -336,6 +351,15 @@ class LedgerBackend(Protocol):
 
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock as its holder gave it; None if the lock is free."""
+
+    def watch_group(self, group: str, callback: Callable[[str | None], None]) -> Watch:
+        """Call ``callback`` after named records of a group were created or removed, as ``watch_record`` does.
+
+        Its argument is the name of a record that may have been, or None if it may have been any of the group.
+        """
+
+    def record_names(self, prefix: str) -> list[str]:
+        """Return the names of the records that ``records`` returns, without reading their values if that is cheaper."""
 
     def records(self, prefix: str) -> list[NamedRecord]:
         """Return the named records whose names begin with ``prefix``, which begins with ``group/``, by name."""

@@ -37,6 +37,20 @@ class LocalWatch:
         self._named.unwatch(self._name, self._callback)
 
 
+class LocalGroupWatch:
+    """A watch of the named records of a group of a store. Threads: any."""
+
+    def __init__(self, named: NamedRecords, group: str, callback: Callable[[str | None], None]) -> None:
+        self._named = named
+        self._group = group
+        self._callback = callback
+        named.watch_group(group, callback)
+
+    def cancel(self) -> None:
+        """Stop calling the callback. Idempotent."""
+        self._named.unwatch_group(self._group, self._callback)
+
+
 class LocalLock:
     """A lock among the users of a store. Threads: any."""
 
@@ -234,6 +248,10 @@ class StoreBackend:
         store = self._live()
         return store.named.compare_and_set(name, version, value, level=store.feature_level)
 
+    def rename_record(self, name: str, target: str, value: bytes, version: int) -> None:
+        """Rename a record with one synced write."""
+        self._live().append_group((), (NamedChange(name, version, None), NamedChange(target, None, value)))
+
     def watch_record(self, name: str, callback: Callable[[], None]) -> LocalWatch:
         """Watch a record of the store's catalog."""
         self.store.check_usable()
@@ -254,6 +272,17 @@ class StoreBackend:
         """Return the owner of a lock in this process."""
         held = self._locks.get(name)
         return None if held is None else held.owner
+
+    def watch_group(self, group: str, callback: Callable[[str | None], None]) -> LocalGroupWatch:
+        """Watch records of the store's catalog."""
+        self.store.check_usable()
+        watch = LocalGroupWatch(self.store.named, group, callback)
+        self.store.keep_looking()
+        return watch
+
+    def record_names(self, prefix: str) -> list[str]:
+        """Return names of records of the store's catalog."""
+        return [each.name for each in self.records(prefix)]
 
     def records(self, prefix: str) -> list[NamedRecord]:
         """Return records of the store's catalog."""

@@ -200,6 +200,19 @@ class SimMetadataStore:
 
         self._change("delete", key, change)
 
+    def rename(self, key: str, target: str, value: bytes, version: int) -> None:
+        """See ``MetadataStore.rename``."""
+        checked_value(target, value)
+
+        def change() -> int:
+            self._expect(key, version)
+            if target in self.server.nodes:
+                raise MetadataExistsError(f"{target} exists")
+            self.server.changed(key, None)
+            return self.server.changed(target, value)
+
+        self._change("rename", key, change)
+
     def watch(self, key: str, callback: Callable[[], None]) -> SimWatch:
         """See ``MetadataStore.watch``."""
         return self._watch(checked_key(key), callback)

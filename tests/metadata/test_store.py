@@ -47,6 +47,32 @@ def test_only_the_present_version_is_replaced_or_removed(world: World) -> None:
     assert store.get("key", latest=True) == (b"two", second)
 
 
+def test_a_key_is_renamed_as_one_change(world: World) -> None:
+    store, other = world.open(), world.open()
+    first = store.create("logs/old", b"one")
+    taken = store.create("logs/taken", b"taken")
+    with pytest.raises(MetadataVersionError):
+        other.rename("logs/old", "logs/new", b"two", first + 1)
+    with pytest.raises(MetadataVersionError):
+        other.rename("logs/absent", "logs/new", b"two", first)
+    with pytest.raises(MetadataExistsError):
+        other.rename("logs/old", "logs/taken", b"two", first)
+    assert store.get_many(["logs/old", "logs/taken"]) == [(b"one", first), (b"taken", taken)]
+    assert store.get("logs/new", latest=True) is None
+    other.rename("logs/old", "logs/new", b"two", first)
+    assert store.get("logs/old", latest=True) is None
+    found = store.get("logs/new", latest=True)
+    assert found is not None
+    assert found.value == b"two"
+    assert store.children("logs") == ["new", "taken"]
+    second = store.create("logs/old", b"three")
+    assert second != first
+    store.put("logs/new", b"four", found.version)
+    with pytest.raises(MetadataVersionError):
+        other.rename("logs/old", "logs/again", b"five", first)
+    store.delete("logs/old", second)
+
+
 def test_a_version_is_never_that_of_a_key_made_again(world: World) -> None:
     store, other = world.open(), world.open()
     first = store.create("key", b"one", leased=True)

@@ -16,6 +16,7 @@ from pybk.errors import (
     LedgerExistsError,
     MetadataError,
     MetadataUnreachableError,
+    MetadataVersionError,
 )
 from pybk.metadata.locks import Election
 from pybk.metadata.store import MetadataStore
@@ -255,6 +256,43 @@ def test_requests_that_were_not_sent_are_known_to_have_failed() -> None:
         store.close()
     finally:
         server.close()
+
+
+def test_a_rename_does_not_move_a_key_that_was_made_again(zookeeper_server: ZooKeeperServer) -> None:
+    url = zookeeper_server.url()
+    store, other = open_metadata(url, timeout_s=WAIT_S), open_metadata(url, timeout_s=WAIT_S)
+    assert isinstance(store, ZooKeeperMetadataStore)
+    version = store.create("logs/old", b"first")
+    transaction = store.client.transaction
+    made_again: list[int] = []
+
+    def late() -> object:
+        """Begin the transaction after another process removed the key and made it again, with the same data version."""
+        other.delete("logs/old", version)
+        made_again.append(other.create("logs/old", b"second"))
+        return transaction()
+
+    store.client.transaction = late
+    with pytest.raises(MetadataVersionError):
+        store.rename("logs/old", "logs/new", b"first", version)
+    assert other.get("logs/old", latest=True) == (b"second", made_again[0])
+    assert other.get("logs/new", latest=True) is None
+    store.client.transaction = transaction
+    store.rename("logs/old", "logs/new", b"second", made_again[0])
+    assert other.get("logs/old", latest=True) is None
+    store.close()
+    other.close()
+
+
+def test_a_rename_whose_answer_is_lost_is_found_out(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:
+    store, local_reader = through
+    version = store.create("logs/old", b"value")
+    proxy.lose_replies = True
+    later(1.0, lambda: setattr(proxy, "lose_replies", False))
+    with pytest.raises(MetadataUnreachableError) as lost:
+        store.rename("logs/old", "logs/new", b"value", version)
+    assert lost.value.outcome_unknown
+    assert wait_for(lambda: [local_reader.get(f"logs/{name}") is None for name in ("old", "new")].count(True) == 1)
 
 
 def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:

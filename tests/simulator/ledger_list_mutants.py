@@ -115,6 +115,43 @@ LEDGER_LIST_MUTANTS = (
         (Piece(LIST + "move_cursor", "max(cursor.seq, record.first_seq)", "cursor.seq"),),
     ),
     Mutant(
+        "T13a",
+        "a rename is one change",
+        (
+            Piece(
+                "tests.simulator.ledger_lists:World.apply",
+                "isinstance(step, RemoveList | MoveList)",
+                "isinstance(step, RemoveList)",
+            ),
+        ),
+    ),
+    Mutant(
+        "T13b",
+        "a rename fences the writer",
+        (Piece(LIST + "rename", "ends = yield from _recovered(found.record)", "ends = {}"),),
+    ),
+    Mutant(
+        "T13c",
+        "an owner operates on the list of its uid",
+        (
+            Piece(
+                "tests.simulator.ledger_lists:World.read_list",
+                "process.uid not in (None, found.record.uid)",
+                "False",
+            ),
+        ),
+    ),
+    Mutant(
+        "T13d",
+        "a rename whose answer was lost counts if the log has the name",
+        (Piece(LIST + "rename", "other.record.uid == uid", "True"),),
+    ),
+    Mutant(
+        "T13e",
+        "a sweep leaves the ledgers of a renamed log alone",
+        (Piece(LIST + "sweep", "return []", "return (yield from _deleted(each for each, _ in ledgers))"),),
+    ),
+    Mutant(
         "T10",
         "records after a cut have a higher generation",
         (Piece(RECORD + "generation_after", "self.generation + 1", "self.generation"),),
@@ -156,6 +193,11 @@ KILLED_AT = {
     "T10b": 16,
     "T12": 6,
     "T11": 10,
+    "T13a": 5,
+    "T13b": 959,
+    "T13c": 215,
+    "T13d": 5,
+    "T13e": 5,
 }
 """The first seed that notices each mutant."""
 

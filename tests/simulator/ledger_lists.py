@@ -4,6 +4,9 @@ The steps of ``pybk.streams.ledger_list`` are performed here on models of the li
 acknowledges entries in order; once it is fenced it keeps those that it acknowledged, and as many after them as chance
 has it. The record is changed by compare-and-set; an answer may be lost, and a change may take effect later.
 
+In some seeds the log is renamed, by processes that ask no writer, while other logs come and go under the names that it
+has left.
+
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
 
@@ -16,7 +19,15 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, PybkError, RewoundError, UsageError
+from pybk.errors import (
+    LogExistsError,
+    LogFencedError,
+    LogSealedError,
+    NoSuchLogError,
+    PybkError,
+    RewoundError,
+    UsageError,
+)
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import (
     CONFLICT,
@@ -25,7 +36,9 @@ from pybk.streams.ledger_list import (
     CreateLedger,
     DeleteLedger,
     Found,
+    MoveList,
     ReadList,
+    ReadOther,
     RecoverLedger,
     RemoveList,
     Step,
@@ -38,10 +51,14 @@ from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, SegmentEn
 from tests.simulator.subscribers import Subscriber, Subscribers
 
 NAME: Final = "log"
+NAMES: Final = (NAME, "other", "third")
 UID: Final = bytes(16)
 START_SEQ: Final = 1
 EVENTS: Final = 1000
 WRITERS: Final = 3
+
+
+Change = WriteList | RemoveList | MoveList
 
 
 class LogRecord(NamedTuple):
@@ -63,8 +80,10 @@ class LostAnswerError(PybkError):
 class ModelLedger:
     """A ledger: entries, how many of them are acknowledged, and whether it takes more."""
 
-    def __init__(self, created: CreateLedger) -> None:
+    def __init__(self, created: CreateLedger, uid: bytes) -> None:
         self.created = created
+        self.uid = uid
+        """That of the list that it was created for."""
         self.entries: list[LogRecord] = []
         self.acknowledged = 0
         self.closed = False
@@ -88,6 +107,14 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.log = NAME
+        """The name of the log that it operates on."""
+        self.uid: bytes | None = None
+        """The list that it owns; others of that name do not count."""
+        self.target, self.moved = "", 0
+        """The name that it gives the log, and how many names that had had before."""
+        self.seen = UID
+        """That of the list that it read last."""
         self.owned: ListRecord | None = None
         self.current = -1
         """The ledger that it appends to."""
@@ -131,9 +158,11 @@ class World:
         self.faults = self.random.choice((0.0, 0.02, 0.1, 0.3))
         self.crashes = self.random.choice((0.0, 0.003, 0.02))
         self.rivalry = self.random.choice((0.003, 0.03, 0.3))
-        self.found: Found | None = None
+        self.lists: dict[str, Found] = {}
+        """All records, by name."""
         self.versions = 0
-        self.late: list[WriteList] = []
+        self.late: list[tuple[str, Change]] = []
+        """Changes that may take effect yet, with the name that they change."""
         self.ledgers: dict[int, ModelLedger] = {}
         self.next_ledger = 100
         self.given: dict[tuple[int, int], object] = {}
@@ -152,6 +181,23 @@ class World:
         self.finishing = False
         self.subscribers = Subscribers(NAME, self.random) if seed % 3 == 1 else None
         """None in most seeds, because a log with subscriptions is not cut."""
+        self.renamers = [Process("renamer 0"), Process("renamer 1")] if seed % 6 == 5 else []
+        self.moved: list[str] = []
+        """The names that the log got, in order."""
+        self.others = 0
+        """How many other logs there were."""
+
+    @property
+    def found(self) -> Found | None:
+        """The record of the log, under whichever name."""
+        found = [each for each in self.lists.values() if each.record.uid == UID]
+        assert len(found) <= 1, "two records are of one log"
+        return found[0] if found else None
+
+    @property
+    def log_name(self) -> str:
+        """The name of the log."""
+        return NAME if self.found is None else self.found.record.name
 
     # ---- running -------------------------------------------------------------------------------------------------
 
@@ -171,7 +217,7 @@ class World:
         for process in self.processes:
             self.crash(process)
         try:
-            self.perform(ledger_list.take_over(NAME, lambda: 0))
+            self.perform(ledger_list.take_over(self.log_name, lambda: 0))
         except LogSealedError:
             assert self.found is not None
             assert self.found.record.sealed
@@ -180,7 +226,7 @@ class World:
         for _ in range(2):
             if not self.found.record.sealed:
                 epoch, generation = self.found.record.epoch, self.found.record.generation
-                self.perform(ledger_list.truncate(NAME, epoch, generation, 0))
+                self.perform(ledger_list.truncate(self.log_name, epoch, generation, 0))
             self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
         record = self.found.record
         read = {entry.seq: entry for entry in self.read(record)}
@@ -188,15 +234,15 @@ class World:
         for seq, entry in self.log.items():
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
-        assert set(self.ledgers) | set(self.blobs) == record.ledgers, "a ledger leaked"
+        assert self.own_ledgers() | set(self.blobs) == record.ledgers, "a ledger leaked"
         assert record.sealed or not record.pending_deletes
-        self.perform(ledger_list.drop(NAME))
+        self.perform(ledger_list.drop(self.log_name))
         self.check_dropped()
 
     def check_dropped(self) -> None:
         """Check that nothing is left of the log."""
         assert self.found is None
-        assert not self.ledgers, "a dropped log leaves ledgers"
+        assert not self.own_ledgers(), "a dropped log leaves ledgers"
         assert not self.blobs, "a dropped log leaves blobs"
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
@@ -206,9 +252,10 @@ class World:
                 if entry.seq >= record.first_seq and (segment.last_seq is None or entry.seq <= segment.last_seq):
                     yield entry
 
-    def perform(self, steps: Steps[Any]) -> Any:
+    def perform(self, steps: Steps[Any], log: str | None = None) -> Any:
         """Perform an operation without interruption, outside of any process."""
         outside = Process("outside")
+        outside.log = self.log_name if log is None else log
         try:
             step = next(steps)
             while True:
@@ -219,11 +266,16 @@ class World:
     def event(self) -> None:
         """Let one thing happen."""
         if self.late and self.random.random() < 0.2:
-            self.apply(self.late.pop(self.random.randrange(len(self.late))))
+            self.apply(*self.late.pop(self.random.randrange(len(self.late))))
+            return
+        if self.renamers and self.random.random() < 0.2:
+            self.rename(self.random.choice(self.renamers))
             return
         if self.random.random() < 0.02:
             with suppress(LostAnswerError):
-                self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
+                # A sweeper knows a name that the log had once.
+                name = self.random.choice(NAMES) if self.renamers else NAME
+                self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())), name)
             return
         if self.subscribers is not None and self.random.random() < 0.3:
             self.subscribe(self.subscribers)
@@ -253,6 +305,34 @@ class World:
             self.trace.append(f"subscribers: {what} is done")
             self.done[what] = self.done.get(what, 0) + 1
 
+    def rename(self, process: Process) -> None:
+        """Let one thing happen to names: a step of a rename, or of the life of another log."""
+        if process.steps is not None:
+            self.advance(process)
+        elif self.random.random() < 0.3:
+            process.log = self.log_name
+            target = self.random.choice(NAMES)
+            if target != process.log:
+                process.target, process.moved = target, len(self.moved)
+                self.operate(process, "rename", ledger_list.rename(process.log, target, lambda: 7))
+        elif self.random.random() < 0.1:
+            name = self.random.choice(NAMES)
+            if name != self.log_name:
+                with suppress(LostAnswerError, LogSealedError, NoSuchLogError):
+                    self.live(name)
+
+    def live(self, name: str) -> None:
+        """Let another log be made and written to, or be dropped, under a name that the log does not have."""
+        if name in self.lists:
+            self.perform(ledger_list.drop(name), name)
+            self.trace.append(f"another log {name} is dropped")
+            return
+        self.others += 1
+        uid = self.others.to_bytes(16, "big")
+        self.perform(ledger_list.create(name, ListKind.WAL, uid, START_SEQ), name)
+        self.perform(ledger_list.take_over(name, lambda: 0), name)
+        self.trace.append(f"another log {name} is made")
+
     def begin(self, process: Process) -> None:
         """Begin an operation."""
         now = lambda: 7  # noqa: E731
@@ -260,24 +340,25 @@ class World:
         if owned is None and self.random.random() > self.rivalry:
             return
         if owned is None:
-            self.operate(process, "take over", ledger_list.take_over(NAME, now))
+            process.log = self.log_name
+            self.operate(process, "take over", ledger_list.take_over(process.log, now))
             return
         what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), (10, 6, 3, 8, 2, 0.1))[0]
         if what == "roll":
-            self.operate(process, what, ledger_list.roll(NAME, owned.epoch, process.number, now))
+            self.operate(process, what, ledger_list.roll(process.log, owned.epoch, process.number, now))
         elif what == "truncate" and self.log:
             # Beyond what is acknowledged nothing may be dropped; the next record is the last that can be asked for.
             seq = self.random.choice(sorted(self.log)) + self.random.randint(0, 1)
-            self.operate(process, what, ledger_list.truncate(NAME, owned.epoch, owned.generation, seq))
+            self.operate(process, what, ledger_list.truncate(process.log, owned.epoch, owned.generation, seq))
         elif what == "cut" and self.found is not None:
             low, high = self.found.record.first_seq - 1, process.next_seq - 1
             if low <= high:
                 seq = self.random.randint(low, high)
                 self.cutting[process.name] = seq
-                self.operate(process, what, ledger_list.cut(NAME, owned.epoch, seq, now))
+                self.operate(process, what, ledger_list.cut(process.log, owned.epoch, seq, now))
         elif what == "checkpoint" and process.uploaded is not None:
             epoch, made = process.uploaded
-            listed = ledger_list.checkpoint(NAME, epoch, made, 2, truncate=self.random.random() < 0.8)
+            listed = ledger_list.checkpoint(process.log, epoch, made, 2, truncate=self.random.random() < 0.8)
             self.operate(process, what, listed)
             process.uploaded = None
         elif what == "checkpoint" and self.log:
@@ -285,9 +366,9 @@ class World:
             self.blobs[self.next_ledger] = owned.epoch
             seq = self.random.choice(sorted(self.log))
             process.uploaded = owned.epoch, Checkpoint(seq, owned.generation, self.next_ledger, "", 0)
-            self.operate(process, "upload", ledger_list.begin_upload(NAME, owned.epoch, self.next_ledger))
+            self.operate(process, "upload", ledger_list.begin_upload(process.log, owned.epoch, self.next_ledger))
         elif what in ("close", "seal"):
-            self.operate(process, what, ledger_list.close(NAME, owned.epoch, now, seal=what == "seal"))
+            self.operate(process, what, ledger_list.close(process.log, owned.epoch, now, seal=what == "seal"))
 
     def operate(self, process: Process, what: str, steps: Steps[Any]) -> None:
         """Have a process perform an operation, step by step from now on."""
@@ -308,12 +389,12 @@ class World:
             return
         except LostAnswerError:
             self.trace.append(f"{process.name}: {process.what} fails")
-            if process.what not in ("roll", "truncate", "checkpoint", "upload"):
+            if process.what not in ("roll", "truncate", "checkpoint", "upload", "rename"):
                 self.crash(process)
             process.steps, process.what = None, ""
             self.done["failed"] = self.done.get("failed", 0) + 1
             return
-        except (LogFencedError, LogSealedError, NoSuchLogError) as error:
+        except (LogFencedError, LogSealedError, NoSuchLogError, LogExistsError) as error:
             self.trace.append(f"{process.name}: {process.what} ends with {error}")
             self.crash(process)
             return
@@ -333,8 +414,11 @@ class World:
         self.done[what] = self.done.get(what, 0) + 1
         self.trace.append(f"{process.name}: {what} is done")
         process.steps, process.what = None, ""
-        if what in ("take over", "cut"):
+        if what == "take over" and result.record.uid != UID:
+            self.crash(process)  # another log had the name by then
+        elif what in ("take over", "cut"):
             record, segment = result
+            process.uid = UID
             assert segment.ledger_id in record.ledgers
             process.owned = record
             process.current, process.number = segment.ledger_id, segment.number
@@ -343,6 +427,8 @@ class World:
             if what == "take over":
                 assert record.epoch not in self.owners, f"epoch {record.epoch} has two owners"
                 self.owners[record.epoch] = process.name
+        elif what == "rename":
+            assert process.target in self.moved[process.moved :] or process.seen != UID, "the log was not renamed"
         elif what in ("close", "seal"):
             process.owned = None
             process.pending.clear()
@@ -352,6 +438,9 @@ class World:
     def crash(self, process: Process) -> None:
         """End a process and start another in its place."""
         self.trace.append(f"{process.name} crashes")
+        if process in self.renamers:
+            process.steps = None
+            return
         self.cutting.pop(process.name, None)
         self.processes[self.processes.index(process)] = Process(process.name + "'")
 
@@ -402,16 +491,18 @@ class World:
 
     def step(self, process: Process, step: Step) -> Any:
         """Perform a step, and return its result."""
-        if self.random.random() < self.faults / 4 and not isinstance(step, ReadList | WriteList | RemoveList):
+        if self.random.random() < self.faults / 4 and not isinstance(step, ReadList | ReadOther | Change):
             raise LostAnswerError("before it was done")
         match step:
             case ReadList():
-                return self.found
-            case WriteList() | RemoveList():
-                return self.write(step)
+                return self.read_list(process)
+            case ReadOther(name):
+                return self.lists.get(name)
+            case WriteList() | RemoveList() | MoveList():
+                return self.write(process.log, step)
             case CreateLedger():
                 self.next_ledger += 1
-                self.ledgers[self.next_ledger] = ModelLedger(step)
+                self.ledgers[self.next_ledger] = ModelLedger(step, process.seen)
                 return self.next_ledger
             case RecoverLedger(segment):
                 ledger = self.existing(segment.ledger_id)
@@ -431,10 +522,22 @@ class World:
             case DeleteLedger(ledger_id):
                 if self.random.random() < self.faults:
                     return False
-                assert self.found is None or ledger_id not in self.found.record.ledgers, "a listed ledger is deleted"
+                assert ledger_id not in self.listed(), "a listed ledger is deleted"
                 self.ledgers.pop(ledger_id, None)
                 self.blobs.pop(ledger_id, None)
                 return True
+
+    def read_list(self, process: Process) -> Found | None:
+        """Return the record that a process operates on (rule T13)."""
+        found = self.lists.get(process.log)
+        if found is None or process.uid not in (None, found.record.uid):
+            return None
+        process.seen = found.record.uid
+        return found
+
+    def listed(self) -> set[int]:
+        """Return the ledgers that any list names."""
+        return {ledger_id for each in self.lists.values() for ledger_id in each.record.ledgers}
 
     def drain(self, process: Process) -> None:
         """Have everything acknowledged that was appended to the current ledger (rule T3)."""
@@ -447,38 +550,47 @@ class World:
     def existing(self, ledger_id: int) -> ModelLedger:
         """Return a ledger that has to be there, unless the list does not name it any more."""
         if ledger_id not in self.ledgers:
-            assert self.found is None or ledger_id not in self.found.record.ledgers, "a listed ledger is gone"
+            assert ledger_id not in self.listed(), "a listed ledger is gone"
             raise LogFencedError("the ledger was deleted")
         return self.ledgers[ledger_id]
 
-    def write(self, step: WriteList | RemoveList) -> Any:
+    def write(self, name: str, step: Change) -> Any:
         """Perform a compare-and-set, maybe later or without an answer."""
         chance = self.random.random()
-        if isinstance(step, WriteList) and chance < self.faults / 3:
-            self.late.append(step)
+        if isinstance(step, WriteList | MoveList) and chance < self.faults / 3:
+            self.late.append((name, step))
             return UNKNOWN
         if chance < self.faults * 2 / 3:
             return UNKNOWN
-        result = self.apply(step)
+        result = self.apply(name, step)
         return UNKNOWN if chance < self.faults else result
 
-    def apply(self, step: WriteList | RemoveList) -> Any:
+    def apply(self, name: str, step: Change) -> Any:
         """Perform a compare-and-set."""
-        if step.version != (None if self.found is None else self.found.version):
+        found = self.lists.get(name)
+        if step.version != (None if found is None else found.version):
+            return CONFLICT
+        if isinstance(step, MoveList) and step.record.name in self.lists:
             return CONFLICT
         self.versions += 1
+        if isinstance(step, MoveList) and step.record.uid == UID:
+            self.moved.append(step.record.name)
+        if isinstance(step, RemoveList | MoveList):
+            del self.lists[name]
         if isinstance(step, RemoveList):
-            self.found = None
             return Written(self.versions)
         # Every write goes through bytes, as the real one.
         record = ListRecord.decode(step.record.encode(), where="the record")
-        if self.found is not None:
-            self.changed(self.found.record, record)
-        self.found = Found(record, self.versions)
+        if found is not None:
+            self.changed(found.record, record)
+        self.lists[record.name] = Found(record, self.versions)
         return Written(self.versions)
 
     def changed(self, old: ListRecord, new: ListRecord) -> None:
         """Check that a record follows another."""
+        assert new.uid == old.uid, "the record of a log is written over that of another"
+        if new.uid != UID:
+            return
         assert new.epoch >= old.epoch
         assert new.next_segment >= old.next_segment
         assert new.first_seq >= old.first_seq, "truncation moves backwards"
@@ -493,7 +605,11 @@ class World:
 
     def candidates(self) -> list[tuple[int, int]]:
         """Return ledgers and their segment numbers, as their descriptions have them."""
-        return [(ledger_id, ledger.created.number) for ledger_id, ledger in self.ledgers.items()]
+        return [(ledger_id, self.ledgers[ledger_id].created.number) for ledger_id in sorted(self.own_ledgers())]
+
+    def own_ledgers(self) -> set[int]:
+        """Return the ledgers that were created for the log."""
+        return {ledger_id for ledger_id, ledger in self.ledgers.items() if ledger.uid == UID}
 
     def check(self) -> None:
         """Check what always holds."""
@@ -511,6 +627,9 @@ class World:
         assert sum(segment.is_open for segment in record.segments) <= 2
         if self.subscribers is not None:
             self.subscribers.check(record)
+        for other in self.lists.values():
+            uids = {self.ledgers[each.ledger_id].uid for each in other.record.segments}
+            assert uids <= {other.record.uid}, "a ledger of another log is listed"
         held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
         for seq, entry in self.log.items():
             assert seq < record.first_seq or entry in held, f"acknowledged record {entry} is in no listed ledger"

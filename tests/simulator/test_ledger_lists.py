@@ -23,6 +23,7 @@ def test_no_invariant_is_broken() -> None:
     assert min(done[what] for what in ("checkpoint", "cut", "close", "delete")) > 20
     assert done["failed"] > 100
     assert done["seal"] > 0
+    assert done["rename"] > 100
     assert min(done[what] for what in ("subscribe", "claim", "ack", "raise", "seek", "fenced")) > 100
 
 

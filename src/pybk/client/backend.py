@@ -62,6 +62,7 @@ from pybk.errors import (
     IllegalOperationError,
     LedgerRecoveryError,
     MetadataError,
+    MetadataExistsError,
     MetadataVersionError,
     NoSuchLedgerError,
     PybkError,
@@ -538,6 +539,17 @@ class ClusterBackend:
             ) from error
         return version
 
+    def rename_record(self, name: str, target: str, value: bytes, version: int) -> None:
+        """Rename a pointer of the cluster's metadata."""
+        (group, _, rest), (_, _, target_rest) = name.partition("/"), target.partition("/")
+        try:
+            self._metadata.rename_pointer(group, rest, target_rest, value, version)
+        except (MetadataExistsError, MetadataVersionError) as error:
+            raise VersionConflictError(
+                f"the named record {name!r} has another version than {version}, or {target!r} exists; read them again",
+                outcome_unknown=error.outcome_unknown,
+            ) from error
+
     def watch_record(self, name: str, callback: Callable[[], None]) -> Watch:
         """Watch a pointer of the cluster's metadata."""
         group, _, rest = name.partition("/")
@@ -554,6 +566,16 @@ class ClusterBackend:
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock of the cluster."""
         return self._metadata.lock_owner(name)
+
+    def watch_group(self, group: str, callback: Callable[[str | None], None]) -> Watch:
+        """Watch the pointers of a group, of which the metadata store does not say which one it was."""
+        return self._metadata.watch_pointers(group, partial(callback, None))
+
+    def record_names(self, prefix: str) -> list[str]:
+        """Return names of pointers of one group."""
+        group, _, rest = prefix.partition("/")
+        names = self._metadata.pointer_names(group)
+        return sorted(f"{group}/{name}" for name in names if name.startswith(rest))
 
     def records(self, prefix: str) -> list[NamedRecord]:
         """Return pointers of one group."""

@@ -181,6 +181,17 @@ class AuthenticatedValues:
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.put(key, value, version), _wrote(token))
 
+    def _rename(self, kind: ValueKind, key: str, target: str, payload: bytes, version: int) -> None:
+        """Remove a key and create another one as one change, once even if answers are lost."""
+        token = new_token()
+        value = encode_authenticated(kind, target, token, payload, self._mac_key, self.feature_level)
+
+        def change() -> int:
+            self._store.rename(key, target, value, version)
+            return 0
+
+        settle(self._store, target, change, _wrote(token))
+
     def _delete(self, key: str, version: int) -> None:
         """Remove a key; if an answer was lost and the key is gone, it counts as removed."""
 

@@ -305,6 +305,20 @@ class LmdbMetadataStore:
 
         self.change(change)
 
+    def rename(self, key: str, target: str, value: bytes, version: int) -> None:
+        """See ``MetadataStore.rename``."""
+        name, target_name, value = node_name(key), node_name(target), checked_value(target, value)
+
+        def change(transaction: WriteTransaction, number: int) -> None:
+            found = self._expected(transaction, key, name, version)
+            taken = rows.get_value(transaction, target_name)
+            if taken is not None:
+                raise MetadataExistsError(f"metadata key {target!r} exists, with version {taken.version}")
+            rows.delete_value(transaction, name, found.session)
+            rows.put_value(transaction, target_name, StoredValue(number, number, 0, value))
+
+        self.change(change)
+
     # ---- sessions and watches ------------------------------------------------------------------------------------
 
     def session(self) -> int:

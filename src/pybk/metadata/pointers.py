@@ -65,9 +65,7 @@ class Pointers(AuthenticatedValues):
                 change may have taken effect before.
         """
         key = pointer_key(group, name)
-        if type(value) is not bytes or len(value) > POINTER_BYTES_MAX:
-            size = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
-            raise UsageError(f"pointer {group}/{name}: value of {size}; it takes at most {POINTER_BYTES_MAX} bytes")
+        value = _checked_value(key, value)
         if version is not None:
             return self._put(ValueKind.POINTER, key, value, version)
         try:
@@ -85,6 +83,32 @@ class Pointers(AuthenticatedValues):
             MetadataVersionError: It has another version, or does not exist.
         """
         self._delete(pointer_key(group, name), version)
+
+    def rename_pointer(self, group: str, name: str, target: str, value: bytes, version: int) -> None:
+        """Give a pointer another name and value as one change, durably.
+
+        Args:
+            group: As for ``read_pointer``.
+            name: Its name.
+            target: Its new name in the same group.
+            value: Its new value, at most ``POINTER_BYTES_MAX`` bytes.
+            version: The version of the value that is replaced.
+
+        Raises:
+            MetadataVersionError: It has another version, or does not exist. With ``outcome_unknown`` this change may
+                have taken effect before.
+            MetadataExistsError: There is one of the new name; ``outcome_unknown`` as before.
+        """
+        key, target_key = pointer_key(group, name), pointer_key(group, target)
+        self._rename(ValueKind.POINTER, key, target_key, _checked_value(target_key, value), version)
+
+    def pointer_names(self, group: str) -> list[str]:
+        """Return the names of the pointers of a group, in no particular order, as ``list_pointers`` does."""
+        return [unquote(child) for child in self._store.children(f"{POINTERS_KEY}/{name_in_key(group)}")]
+
+    def watch_pointers(self, group: str, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after pointers of a group were created or removed, as ``MetadataStore.watch`` does."""
+        return self._store.watch(f"{POINTERS_KEY}/{name_in_key(group)}", callback)
 
     def list_pointers(self, group: str) -> list[tuple[str, Pointer]]:
         """Return the pointers of a group with their names, in no particular order.
@@ -106,6 +130,13 @@ class Pointers(AuthenticatedValues):
     def watch_pointer(self, group: str, name: str, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after changes of a pointer, as ``MetadataStore.watch`` does."""
         return self._store.watch(pointer_key(group, name), callback)
+
+
+def _checked_value(key: str, value: bytes) -> bytes:
+    if type(value) is not bytes or len(value) > POINTER_BYTES_MAX:
+        size = f"{len(value)} bytes" if type(value) is bytes else type(value).__name__
+        raise UsageError(f"{key}: value of {size}; it takes at most {POINTER_BYTES_MAX} bytes")
+    return value
 
 
 def pointer_key(group: str, name: str) -> str:

@@ -120,6 +120,21 @@ class MetadataStore(Protocol):
         """
         ...
 
+    def rename(self, key: str, target: str, value: bytes, version: int) -> None:
+        """Remove a key and create another one as one change, durably: never are both there, or neither.
+
+        Args:
+            key: The key that is removed.
+            target: The key that is created, directly below the same key.
+            value: Its value, 1 to ``VALUE_BYTES_MAX`` bytes.
+            version: The version of the value that is removed.
+
+        Raises:
+            MetadataVersionError: The key has another version, or no value.
+            MetadataExistsError: ``target`` has a value.
+        """
+        ...
+
     def watch(self, key: str, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after each change of the key's value or of the set of keys directly below it.
 

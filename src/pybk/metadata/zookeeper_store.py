@@ -9,6 +9,11 @@ that a key that was removed and created again never has the same version twice. 
 alone. Therefore, before a key is removed, or a leased key is replaced, this module reads the key and compares its
 creation.
 
+Renames. A transaction removes a key and creates another. Because it compares data versions alone, the key must not be
+removed and created again between the comparison of its creation and the transaction. So a *guard* is created first, an
+ephemeral child of the key: ZooKeeper removes no znode that has children. Then the key is read, and the transaction,
+which removes the guard, fails if it is gone. A ``delete`` that finds a guard removes it, and the rename starts again.
+
 Connection. kazoo's own thread connects, reconnects and reports each change of state to ``_state_changed``:
 
     CONNECTED --connection lost--> SUSPENDED --reconnected in time--> CONNECTED, same session
@@ -34,9 +39,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from kazoo.client import KazooClient
@@ -46,8 +53,11 @@ from kazoo.exceptions import (
     KazooException,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     OperationTimeoutError,
     RequestTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
     SessionExpiredError,
     SessionMovedError,
     ZookeeperError,
@@ -85,6 +95,9 @@ _LOST: Final = (
 
 _PIPELINE: Final = 500
 """Reads that ``get_many`` sends before it waits for their answers."""
+
+_GUARD: Final = "~rename-"
+"""What the names of guards begin with; see this module."""
 
 _VERSION_BITS: Final = 32
 _READ_PAUSE_S: Final = 0.05
@@ -243,9 +256,57 @@ class ZooKeeperMetadataStore:
         self._check_creation(key, version)
 
         def write(deadline: float) -> None:
-            self._outcome(self.client.delete_async(path, _data_version(version)), deadline)
+            while True:
+                try:
+                    self._outcome(self.client.delete_async(path, _data_version(version)), deadline)
+                except NotEmptyError:
+                    self._remove_guards(path, deadline)
+                else:
+                    return
 
         self._write(f"delete {key!r}", write, key, version)
+
+    def rename(self, key: str, target: str, value: bytes, version: int) -> None:
+        """See ``MetadataStore.rename``; two round trips."""
+        path, target_path, value = self._path(key), self._path(target), checked_value(target, value)
+        guard = f"{path}/{_GUARD}{secrets.token_hex(8)}"
+
+        def write(deadline: float) -> None:
+            guarded = self.client.create_async(guard, ephemeral=True)
+            found = self.client.get_async(path)
+            self._outcome(guarded, deadline)
+            try:
+                node = self.node(found, deadline)
+                if node is None or node.version != version:
+                    raise BadVersionError
+                self._commit_rename(guard, path, target_path, value, version, deadline)
+            except BaseException:
+                self.client.delete_async(guard)  # it would be gone with the session, and any ``delete`` removes it
+                raise
+
+        self._write(f"rename {key!r} to {target!r}", write, key, version)
+
+    def _commit_rename(
+        self, guard: str, path: str, target_path: str, value: bytes, version: int, deadline: float
+    ) -> None:
+        transaction = self.client.transaction()
+        transaction.delete(guard)
+        transaction.delete(path, _data_version(version))
+        transaction.create(target_path, value)
+        results = self._outcome(transaction.commit_async(), deadline)
+        # Each operation of a transaction that failed has an error, and one of them the reason.
+        for error in (each for each in results if isinstance(each, Exception)):
+            if isinstance(error, NodeExistsError):
+                raise MetadataExistsError(f"metadata key {target_path!r} exists") from error
+            if not isinstance(error, RolledBackError | RuntimeInconsistency):
+                raise error
+
+    def _remove_guards(self, path: str, deadline: float) -> None:
+        """Remove the guards of renames, which fail then and start again."""
+        for child in self._outcome(self.client.get_children_async(path), deadline):
+            if child.startswith(_GUARD):
+                with suppress(NoNodeError):
+                    self._outcome(self.client.delete_async(f"{path}/{child}"), deadline)
 
     # ---- sessions and watches ------------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ class NamedRecords:
         self.pending: dict[str, Commit] = {}
         """The commit that changes a record, by name, until it is done."""
         self._watchers: dict[str, list[Callable[[], None]]] = {}
+        self._group_watchers: dict[str, list[Callable[[str | None], None]]] = {}
         self.log: Log | None = None
 
     def watch(self, name: str, callback: Callable[[], None]) -> None:
@@ -77,10 +78,27 @@ class NamedRecords:
             if not callbacks:
                 self._watchers.pop(name, None)
 
+    def watch_group(self, group: str, callback: Callable[[str | None], None]) -> None:
+        """Call ``callback`` after records of a group, ``group/name``, may have been created or removed, as ``watch``.
+
+        Its argument is the name of the record; None for any of the group.
+        """
+        with self._lock:
+            self._group_watchers.setdefault(group, []).append(callback)
+
+    def unwatch_group(self, group: str, callback: Callable[[str | None], None]) -> None:
+        """Undo ``watch_group``."""
+        with self._lock:
+            callbacks = self._group_watchers.get(group, [])
+            if callback in callbacks:
+                callbacks.remove(callback)
+            if not callbacks:
+                self._group_watchers.pop(group, None)
+
     @property
     def watched(self) -> bool:
         """Whether any record is watched."""
-        return bool(self._watchers)
+        return bool(self._watchers) or bool(self._group_watchers)
 
     def get(self, name: str) -> NamedRow | None:
         """Return a record as of its last durable change, None if it does not exist."""
@@ -232,8 +250,12 @@ class NamedRecords:
         with self._lock:
             self._tail[row.name] = row
             callbacks = list(self._watchers.get(row.name, ()))
+            group = row.name.partition("/")[0] if self._group_watchers else ""
+            group_callbacks = list(self._group_watchers.get(group, ()))
         for callback in callbacks:
             callback()
+        for group_callback in group_callbacks:
+            group_callback(row.name)
 
     def tail(self) -> list[NamedRow]:
         """Return the records that changed since the last checkpoint; called while the log stands still."""
@@ -252,8 +274,11 @@ class NamedRecords:
         with self._lock:
             self._tail.clear()
             callbacks = [callback for each in self._watchers.values() for callback in each]
+            group_callbacks = [callback for each in self._group_watchers.values() for callback in each]
         for callback in callbacks:
             callback()
+        for group_callback in group_callbacks:
+            group_callback(None)
 
     def after_fork(self) -> None:
         """Replace the lock in a forked child, because a thread that does not exist there may have held it."""

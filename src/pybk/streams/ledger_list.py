@@ -29,6 +29,8 @@ Rules, which the steps' order keeps:
 - **T12** A blob's description names the epoch of its writer, and the record names a blob first while it has that epoch.
   So a blob of an earlier epoch that the record does not name never will be named, and may be deleted. Ledgers of a list
   whose record is gone are kept: the record may be restored, or made again from them.
+- **T13** A log gets another name by one change of both names, after its writer was fenced. Its uid stays the same. An
+  owner operates on the list of its uid alone, whatever list has the name then.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
-from pybk.errors import LogFencedError, LogSealedError, NoSuchLogError, UsageError
+from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
 from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, SegmentEnd, new_list
 
 T = TypeVar("T")
@@ -88,6 +90,22 @@ CONFLICT: Final = Conflict()
 UNKNOWN: Final = Unknown()
 
 
+class ReadOther(NamedTuple):
+    """Read the record of another name, as of now. Result: as for ``ReadList``."""
+
+    name: str
+
+
+class MoveList(NamedTuple):
+    """Remove the record if it has a version, and create ``record`` under the name in it, as one change.
+
+    Result: as for ``WriteList``; ``CONFLICT`` also if there is a record of that name.
+    """
+
+    record: ListRecord
+    version: int
+
+
 class CreateLedger(NamedTuple):
     """Create the ledger of a segment, with a header entry, both durable. Result: its id.
 
@@ -128,7 +146,18 @@ class DeleteLedger(NamedTuple):
     ledger_id: int
 
 
-Step = ReadList | WriteList | RemoveList | CreateLedger | RecoverLedger | SwitchTo | CloseLedger | DeleteLedger
+Step = (
+    ReadList
+    | ReadOther
+    | WriteList
+    | RemoveList
+    | MoveList
+    | CreateLedger
+    | RecoverLedger
+    | SwitchTo
+    | CloseLedger
+    | DeleteLedger
+)
 Steps = Generator[Step, Any, T]
 Clock = Callable[[], int]
 
@@ -363,11 +392,13 @@ def remove_cursor(name: str, cursor: str, uid: str) -> Steps[None]:
 
 def drop(name: str) -> Steps[None]:
     """Delete a log: fence its writer, empty and seal its record, delete its ledgers, remove the record (rule T6)."""
+    uid = b""
     while True:
         found: Found | None = yield ReadList()
-        if found is None:
-            return
+        if found is None or uid not in (b"", found.record.uid):
+            return  # also if another log has the name by now
         record = found.record
+        uid = record.uid
         if record.open_segments:
             ends = yield from _recovered(record)
             yield WriteList(record.closed(ends, 0).emptied(), found.version)
@@ -381,11 +412,39 @@ def drop(name: str) -> Steps[None]:
             yield RemoveList(found.version)
 
 
+def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
+    """Fence the writer of a log, and give the log another name (rule T13).
+
+    Raises:
+        NoSuchLogError: It does not exist, or was deleted or renamed meanwhile.
+        LogExistsError: There is a log of the new name.
+        IllegalOperationError: It has subscriptions.
+    """
+    uid = b""
+    while True:
+        found: Found | None = yield ReadList()
+        other: Found | None = yield ReadOther(target)
+        if other is not None and other.record.uid == uid:
+            return  # by an attempt whose answer was lost
+        if found is None or uid not in (b"", found.record.uid):
+            raise NoSuchLogError(f"log {name!r} does not exist: never created, or deleted or renamed")
+        if other is not None:
+            raise LogExistsError(f"log {target!r} exists; delete it, or choose another name for {name!r}")
+        uid = found.record.uid
+        found.record.check_rename()
+        ends = yield from _recovered(found.record)
+        renamed = found.record.closed(ends, now_ns()).renamed(target)
+        if isinstance((yield MoveList(renamed, found.version)), Written):
+            return
+
+
 def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[int, int]] = ()) -> Steps[list[int]]:
     """Delete ledgers of a list that are not listed and never will be (rules T5 and T12); returns them.
 
+    None is deleted if the list does not have this name any more, because it may have another one (rule T13).
+
     Args:
-        uid: The list's; nothing is deleted if the record is gone, or that of another list.
+        uid: The list's.
         ledgers: Id and segment number of ledgers whose descriptions name the list.
         blobs: Id and epoch of blobs whose descriptions name the list.
     """
@@ -417,7 +476,7 @@ def update(name: str, change: Callable[[ListRecord], ListRecord]) -> Steps[ListR
 def _read(name: str) -> Steps[Found]:
     found: Found | None = yield ReadList()
     if found is None:
-        raise NoSuchLogError(f"log {name!r} does not exist: never created, or deleted")
+        raise NoSuchLogError(f"log {name!r} does not exist: never created, or deleted or renamed")
     return found
 
 

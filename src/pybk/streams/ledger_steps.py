@@ -30,15 +30,19 @@ from pybk.streams.ledger_list import (
     CONFLICT,
     UNKNOWN,
     CloseLedger,
+    Conflict,
     CreateLedger,
     DeleteLedger,
     Found,
+    MoveList,
     ReadList,
+    ReadOther,
     RecoverLedger,
     RemoveList,
     Step,
     Steps,
     SwitchTo,
+    Unknown,
     WriteList,
     Written,
 )
@@ -59,8 +63,7 @@ T = TypeVar("T")
 
 def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[str]:
     """Return the names of the lists of a kind in a store or cluster that begin with ``prefix``, ascending."""
-    records = backend_of(manager).records(f"{kind.group}/{prefix}")
-    return [each.name.partition("/")[2] for each in records]
+    return [each.partition("/")[2] for each in backend_of(manager).record_names(f"{kind.group}/{prefix}")]
 
 
 class SegmentOwner(Protocol):
@@ -95,6 +98,8 @@ class LedgerSteps:
         self.manager = manager
         self.name = name
         self.spec = spec
+        self.uid: bytes | None = None
+        """The list to operate on: one of another uid under this name does not count (rule T13). None for any."""
         self._owner = owner
         self._uid = b""
         self.record_name = f"{spec.kind.group}/{name}"
@@ -117,12 +122,25 @@ class LedgerSteps:
 
     def read(self) -> Found | None:
         """Return the record as it is now."""
-        found = self._backend.read_record(self.record_name)
+        found = self._read(self.name)
+        if found is None or self.uid not in (None, found.record.uid):
+            return None
+        self._uid = found.record.uid
+        return found
+
+    def _read(self, name: str) -> Found | None:
+        found = self._backend.read_record(f"{self.spec.kind.group}/{name}")
         if found is None:
             return None
-        record = ListRecord.decode(found.value, where=f"the record of log {self.name!r}")
-        self._uid = record.uid
-        return Found(record, found.version)
+        return Found(ListRecord.decode(found.value, where=f"the record of log {name!r}"), found.version)
+
+    def pin(self) -> None:
+        """Operate on the list that has the name now, and on no other that gets the name later (rule T13).
+
+        Raises:
+            NoSuchLogError: There is no such log.
+        """
+        self.uid = self.existing().record.uid
 
     def existing(self) -> Found:
         """Return the record as it is now.
@@ -132,7 +150,7 @@ class LedgerSteps:
         """
         found = self.read()
         if found is None:
-            raise NoSuchLogError(f"log {self.name!r} does not exist: never created, or deleted")
+            raise NoSuchLogError(f"log {self.name!r} does not exist: never created, or deleted or renamed")
         return found
 
     @property
@@ -163,10 +181,14 @@ class LedgerSteps:
         match step:
             case ReadList():
                 return self.read()
+            case ReadOther(name):
+                return self._read(name)
             case WriteList(record, version):
                 return self._write(record.encode(), version)
             case RemoveList(version):
                 return self._write(None, version)
+            case MoveList(record, version):
+                return self._move(record, version)
             case CreateLedger():
                 return self._create(step)
             case RecoverLedger(segment):
@@ -184,14 +206,16 @@ class LedgerSteps:
         return self._owner
 
     def _write(self, value: bytes | None, version: int | None) -> Any:
-        try:
-            return Written(self._backend.write_record(self.record_name, value, version))
-        except VersionConflictError as error:
-            return UNKNOWN if error.outcome_unknown else CONFLICT
-        except MetadataUnreachableError as error:
-            if not error.outcome_unknown:
-                raise
-            return UNKNOWN
+        return _outcome(lambda: self._backend.write_record(self.record_name, value, version))
+
+    def _move(self, record: ListRecord, version: int) -> Any:
+        target = f"{self.spec.kind.group}/{record.name}"
+
+        def move() -> int:
+            self._backend.rename_record(self.record_name, target, record.encode(), version)
+            return version
+
+        return _outcome(move)
 
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
@@ -279,6 +303,18 @@ class LedgerSteps:
             logger.warning("log %r: ledger %d is not needed, and could not be deleted: %s", self.name, ledger_id, error)
             return False
         return True
+
+
+def _outcome(change: Callable[[], int]) -> Written | Conflict | Unknown:
+    """Make a compare-and-set, and return what a step does of it."""
+    try:
+        return Written(change())
+    except VersionConflictError as error:
+        return UNKNOWN if error.outcome_unknown else CONFLICT
+    except MetadataUnreachableError as error:
+        if not error.outcome_unknown:
+            raise
+        return UNKNOWN
 
 
 def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> SegmentEnd:

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from pybk.errors import (
     CorruptError,
+    IllegalOperationError,
     LogFencedError,
     RewoundError,
     StorageRefusedError,
@@ -448,6 +449,18 @@ class ListRecord:
         blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
         bare = replace(self, checkpoints=(), uploads=(), cursors=(), pending_deletes=(*self.pending_deletes, *blobs))
         return bare.truncated(self.end_seq).ended()
+
+    def check_rename(self) -> None:
+        """Raise IllegalOperationError if the log cannot get another name."""
+        if self.cursors:
+            raise IllegalOperationError(
+                f"log {self.name!r} has {len(self.cursors)} subscriptions, such as {self.cursors[0].name!r}, whose "
+                "cursors are kept under its name; delete them first, and subscribe under the new name"
+            )
+
+    def renamed(self, name: str) -> ListRecord:
+        """Return the record of the log under another name; all segments have to be closed."""
+        return replace(self, name=name)
 
     def with_properties(self, changes: Mapping[str, str | None]) -> ListRecord:
         """Return the record with other properties; None removes one.

@@ -134,8 +134,22 @@ class ListWriter:
         except BaseException:
             self._release()
             raise
+        self.steps.uid = owned.record.uid
         self.appender.take(owned)
         return owned
+
+    def rename(self, target: str) -> None:
+        """Give the log, which has no live writer, another name.
+
+        Raises:
+            LogLockedError: A live writer has it.
+            PybkError: As ``ledger_list.rename``.
+        """
+        self._take_lock(0.0, steal=False)
+        try:
+            self.steps.perform(ledger_list.rename(self._name, target, time.time_ns))
+        finally:
+            self._release()
 
     def _take_lock(self, wait_s: float, *, steal: bool) -> None:
         deadline = time.monotonic() + wait_s

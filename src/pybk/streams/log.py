@@ -38,7 +38,8 @@ from pybk.streams.position import Position
 from pybk.streams.retention import Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
 
-_FIRST_SEQ: Final = 0
+FIRST_SEQ: Final = 0
+"""The sequence number of the first record of a log."""
 
 
 class LogSegment(NamedTuple):
@@ -147,7 +148,8 @@ class Log:
             log = cls(manager, name, spec, owns=manager is not where)
             if create and mode == "w":
                 uid = secrets.token_bytes(UID_BYTES)
-                log._steps.perform(ledger_list.create(name, ListKind.LOG, uid, _FIRST_SEQ))
+                log._steps.perform(ledger_list.create(name, ListKind.LOG, uid, FIRST_SEQ))
+            log._steps.pin()
             log._steps.check_password()
             undo.pop_all()
         return log
@@ -261,6 +263,7 @@ class Log:
         policy = RollPolicy.checked(segment_bytes, segment_age_s, segment_records)
         wait_s = seconds_of(wait, "wait")
         found = ListWriter(self._manager, self.name, self._spec, policy)
+        found.steps.uid = self._steps.uid
         owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
         writer = LogWriter(found, owned.record.highest, ordered_txids=flag_of(ordered_txids, "ordered_txids"))
         self._writers.add(writer)

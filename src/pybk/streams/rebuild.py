@@ -26,7 +26,7 @@ from pybk.streams.blob import BlobReader
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
 from pybk.streams.ledger_list import Steps, WriteList, Written
 from pybk.streams.ledger_spec import LedgerSpec
-from pybk.streams.ledger_steps import LedgerSteps, segment_end
+from pybk.streams.ledger_steps import LedgerSteps, names_of, segment_end
 from pybk.streams.list_record import Checkpoint, ListRecord, Segment
 from pybk.streams.sweep import Described, described_ledgers
 
@@ -135,15 +135,29 @@ def _ledgers_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> list[Des
     """Return the ledgers whose descriptions name the list, segments by number."""
     by_list: defaultdict[bytes, list[Described]] = defaultdict(list)
     for each in described_ledgers(manager, spec.kind):
-        if each.name == name:
-            by_list[each.uid].append(each)
-    lists = [ledgers for ledgers in by_list.values() if any(each.header is not None for each in ledgers)]
+        by_list[each.uid].append(each)
+    # A log that was renamed has ledgers with either name (rule T13).
+    lists = [
+        ledgers
+        for ledgers in by_list.values()
+        if any(each.name == name for each in ledgers) and any(each.header is not None for each in ledgers)
+    ]
     if not lists:
         raise NoSuchLogError(f"no ledger belongs to log {name!r}; restore its ledgers")
     if len(lists) > 1:
         which = "; ".join(", ".join(str(each.metadata.ledger_id) for each in ledgers) for ledgers in lists)
         raise UsageError(f"{len(lists)} logs had the name {name!r}, with ledgers {which}; delete those of all but one")
+    _check_unlisted(manager, spec, lists[0][0].uid, name)
     return sorted(lists[0], key=lambda each: 0 if each.header is None else each.header.number)
+
+
+def _check_unlisted(manager: LedgerManager, spec: LedgerSpec, uid: bytes, name: str) -> None:
+    """Raise IllegalOperationError if the log was renamed, so that a record under another name lists its ledgers."""
+    for other in names_of(manager, spec.kind):
+        with suppress(CorruptError):
+            found = LedgerSteps(manager, other, spec).read()
+            if found is not None and found.record.uid == uid:
+                raise IllegalOperationError(f"log {name!r} has the name {other!r} now; open that")
 
 
 def _segment_of(steps: LedgerSteps, found: Described, ends: dict[int, Highest]) -> Segment | None:

@@ -1,0 +1,300 @@
+"""``Namespace``: the named logs of a store or a cluster, to be created, listed, renamed, deleted and watched."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+from pybk.arguments import flag_of
+from pybk.config import StoreConfig
+from pybk.credentials import Secret
+from pybk.digest import DigestType
+from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, UsageError
+from pybk.flags import StorageHint
+from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.store import Watch
+from pybk.opening import Opening
+from pybk.streams import ledger_list
+from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_steps import LedgerSteps, names_of
+from pybk.streams.list_record import UID_BYTES, ListKind
+from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.log import FIRST_SEQ, Log
+from pybk.streams.name_watch import NameWatch
+from pybk.streams.names import checked_name
+
+
+class Namespace:
+    """The named logs of a store or a cluster, of one password.
+
+    ::
+
+        with Namespace.open("data/app", password=password) as logs:
+            with logs.create("orders/eu") as log, log.writer() as writer:
+                writer.append(b"one")
+            logs.rename("orders/eu", "orders/europe")
+            print(logs.names("orders/"))
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager, spec: LedgerSpec, mode: str, *, owns: bool) -> None:
+        """Use ``Namespace.open`` instead."""
+        self._manager = manager
+        self._spec = spec
+        self._mode = mode
+        self._owns_manager = owns
+        self._closed = False
+        self._logs: WeakSet[Log] = WeakSet()
+
+    # ---- opening and closing -------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        where: str | os.PathLike[str] | LedgerManager,
+        *,
+        mode: str = "w",
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        digest_type: DigestType | None = None,
+        storage_hints: Iterable[StorageHint] = (),
+        quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+        config: StoreConfig | None = None,
+    ) -> Self:
+        """Open the namespace of a store or a cluster.
+
+        Args:
+            where: The directory of a store, which is made if needed and is this namespace's own; or a manager, which
+                other users share, of a store or a cluster.
+            mode: ``"w"`` to read and change logs. ``"r"`` to read them in a directory that another process writes to.
+            password: The password of their ledgers, as bytes or as a ``Secret`` that names a file or an environment
+                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+            insecure: Do without a password: records are guarded against damage, not against forgery.
+            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
+            storage_hints: Where their ledgers should live.
+            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
+            config: Settings of the store, if ``where`` is a directory.
+
+        Raises:
+            StoreLockedError: Another process has the directory open for writing.
+            UsageError: There is no password, or another argument cannot be.
+        """
+        spec = spec_of(ListKind.LOG, password, insecure, digest_type, storage_hints, quorums)
+        if mode not in ("r", "w"):
+            raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
+        if isinstance(where, LedgerManager):
+            return cls(where, spec, mode, owns=False)
+        return cls(LedgerManager.open(where, read_only=mode == "r", config=config), spec, mode, owns=True)
+
+    @classmethod
+    def open_async(cls, where: str | os.PathLike[str] | LedgerManager, **options: Any) -> Opening[Self]:
+        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening("Namespace.open_async()", partial(cls.open, where, **options))
+
+    def close(self) -> None:
+        """Close the logs that were opened by this, and its manager if it is its own; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as ending:
+            if self._owns_manager:
+                ending.callback(self._manager.close)
+            for log in list(self._logs):
+                ending.callback(log.close)
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the namespace itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; an error that is on its way is not replaced by one of closing."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Return the namespace itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def __repr__(self) -> str:
+        """Say where the logs are."""
+        return f"<Namespace of {self._manager.location}{', closed' if self._closed else ''}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the namespace of {self._manager.location} is closed here; open it again")
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self._mode == "r":
+            raise IllegalOperationError(
+                f'the namespace of {self._manager.location} is open for reading; open it with mode="w" to change it'
+            )
+
+    def _steps(self, name: str) -> LedgerSteps:
+        return LedgerSteps(self._manager, checked_name(name), self._spec)
+
+    # ---- logs ----------------------------------------------------------------------------------------------------
+
+    def create(self, name: str) -> Log:
+        """Create a log, and open it.
+
+        Args:
+            name: Its name; see ``docs/streams.md`` for the rules of names.
+
+        Raises:
+            LogExistsError: There is a log of that name.
+            IllegalOperationError: The namespace is open for reading.
+            UsageError: The name cannot be one.
+
+        Durability: The log is there on return.
+        Cost: One synced write, shared by threads that create logs meanwhile, however many logs there are.
+        """
+        self._check_writable()
+        uid = secrets.token_bytes(UID_BYTES)
+        steps = self._steps(name)
+        if steps.perform(ledger_list.create(name, ListKind.LOG, uid, FIRST_SEQ)).uid != uid:
+            raise LogExistsError(f"log {name!r} exists in {self._manager.location}; open it, or choose another name")
+        return self.log(name, create=False)
+
+    def create_async(self, name: str) -> Opening[Log]:
+        """Create a log as ``create`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(f"Namespace.create_async({name!r:.100})", partial(self.create, name))
+
+    def log(self, name: str, *, create: bool = True) -> Log:
+        """Open a log.
+
+        Args:
+            name: Its name.
+            create: Make it if it does not exist and the namespace is open for writing.
+
+        Raises:
+            NoSuchLogError: It does not exist, and is not to be made.
+            UnauthorizedError: The password is not the log's.
+        """
+        self._check_open()
+        log = Log.open(
+            self._manager,
+            name,
+            mode=self._mode,
+            create=flag_of(create, "create"),
+            password=self._spec.password,
+            insecure=self._spec.insecure,
+            digest_type=self._spec.digest_type,
+            storage_hints=self._spec.storage_hints,
+            quorums=self._spec.quorums,
+        )
+        self._logs.add(log)
+        return log
+
+    def log_async(self, name: str, *, create: bool = True) -> Opening[Log]:
+        """Open a log as ``log`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(f"Namespace.log_async({name!r:.100})", partial(self.log, name, create=create))
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a log of a name."""
+        self._check_open()
+        return self._steps(name).read() is not None
+
+    async def exists_async(self, name: str) -> bool:
+        """Return whether there is a log of a name, in a thread."""
+        return await asyncio.to_thread(self.exists, name)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of the logs that begin with ``prefix``, ascending.
+
+        Cost: In a store one pass over the logs' records; in a cluster one round trip.
+        """
+        self._check_open()
+        return names_of(self._manager, ListKind.LOG, prefix)
+
+    async def names_async(self, prefix: str = "") -> list[str]:
+        """Return names as ``names`` does, in a thread."""
+        return await asyncio.to_thread(self.names, prefix)
+
+    def delete(self, name: str) -> None:
+        """Delete a log for good: its writer is fenced, its records and subscriptions are gone.
+
+        Raises:
+            NoSuchLogError: It does not exist.
+            UnauthorizedError: The password is not the log's; nothing was deleted.
+            PybkError: Something could not be deleted; call it again.
+        """
+        self._check_writable()
+        Log.delete(self._manager, name, password=self._spec.password, insecure=self._spec.insecure)
+
+    async def delete_async(self, name: str) -> None:
+        """Delete a log in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.delete, name)
+
+    def rename(self, name: str, target: str) -> None:
+        """Give a log without a live writer another name, as one change: at any time it has exactly one of the two.
+
+        What is open under the old name raises NoSuchLogError from then on; a dead writer is fenced.
+
+        Args:
+            name: Its name.
+            target: Its new name.
+
+        Raises:
+            NoSuchLogError: It does not exist.
+            LogExistsError: There is a log of the new name.
+            LogLockedError: It has a live writer.
+            IllegalOperationError: It has durable subscriptions, whose cursors are kept under its name.
+            UnauthorizedError: The password is not the log's; nothing was changed.
+
+        Durability: On return it has the new name for good.
+        Cost: One synced write; in ZooKeeper two round trips.
+        """
+        self._check_writable()
+        target = checked_name(target)
+        self._steps(name).check_password()
+        ListWriter(self._manager, name, self._spec, RollPolicy()).rename(target)
+
+    async def rename_async(self, name: str, target: str) -> None:
+        """Rename a log in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.rename, name, target)
+
+    def watch(self, callback: Callable[[list[str], list[str]], None]) -> Watch:
+        """Call ``callback(added, removed)`` with the names of logs that were created and deleted, until cancelled.
+
+        A rename removes one name and adds another. Changes that cancel out between two looks are not reported. The
+        callback is called from a background thread, one call at a time.
+
+        Args:
+            callback: Takes two lists of names, at least one of them not empty.
+
+        Returns:
+            What ends the calls: ``cancel()``.
+
+        Cost: In a store, also a read-only one, one look-up for each change of a log's record. In a cluster each change
+            lists the names of all logs, once for all changes that were made meanwhile.
+        """
+        self._check_open()
+        return NameWatch(backend_of(self._manager), ListKind.LOG, callback)
+
+    async def watch_async(self, callback: Callable[[list[str], list[str]], None]) -> Watch:
+        """Watch as ``watch`` does, made in a thread."""
+        return await asyncio.to_thread(self.watch, callback)

@@ -1,0 +1,311 @@
+"""The namespace of named logs: created, listed, renamed, deleted and watched, in a store and in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pybk import (
+    ClosedError,
+    IllegalOperationError,
+    LedgerManager,
+    LogExistsError,
+    LogLockedError,
+    LogSealedError,
+    Namespace,
+    NoSuchLogError,
+    PybkError,
+    UnauthorizedError,
+    UsageError,
+)
+from tests.cluster.inside import inside
+from tests.waiting import wait_until
+
+PASSWORD = b"log"
+
+
+@pytest.fixture(params=["store", "cluster"])
+def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
+    if request.param == "store":
+        with LedgerManager.open(tmp_path / "store") as manager:
+            yield manager
+    else:
+        with inside(tmp_path) as cluster, cluster.connect() as manager:
+            yield manager
+
+
+@pytest.fixture
+def logs(manager: LedgerManager) -> Iterator[Namespace]:
+    with Namespace.open(manager, password=PASSWORD) as logs:
+        yield logs
+
+
+def filled(logs: Namespace, name: str, *data: bytes) -> None:
+    with logs.log(name) as log, log.writer() as writer:
+        for each in data:
+            writer.append(each)
+
+
+def data_of(logs: Namespace, name: str) -> list[bytes]:
+    with logs.log(name, create=False) as log:
+        return [record.data for record in log.reader()]
+
+
+class Seen:
+    """What a watch reported."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.calls: list[tuple[list[str], list[str]]] = []
+
+    def __call__(self, added: list[str], removed: list[str]) -> None:
+        self.calls.append((added, removed))
+        assert self.names.isdisjoint(added), "a name is added twice"
+        assert self.names.issuperset(removed), "a name is removed that was not there"
+        self.names = (self.names | set(added)) - set(removed)
+
+
+# ---- create, open, list, delete --------------------------------------------------------------------------------------
+
+
+def test_logs_are_created_once_listed_by_prefix_and_deleted(logs: Namespace) -> None:
+    assert logs.names() == []
+    with logs.create("orders/eu") as log:
+        assert len(log) == 0
+    with pytest.raises(LogExistsError, match="orders/eu"):
+        logs.create("orders/eu")
+    filled(logs, "orders/us", b"one")
+    filled(logs, "other", b"two")
+    assert logs.names() == ["orders/eu", "orders/us", "other"]
+    assert logs.names("orders/") == ["orders/eu", "orders/us"]
+    assert (logs.exists("other"), logs.exists("absent")) == (True, False)
+    with pytest.raises(NoSuchLogError):
+        logs.log("absent", create=False)
+    logs.delete("other")
+    with pytest.raises(NoSuchLogError):
+        logs.delete("other")
+    assert logs.names() == ["orders/eu", "orders/us"]
+    assert data_of(logs, "orders/us") == [b"one"]
+
+
+def test_threads_that_create_one_log_make_one(logs: Namespace) -> None:
+    made: list[str] = []
+
+    def create() -> None:
+        try:
+            logs.create("log").close()
+        except LogExistsError:
+            return
+        made.append("made")
+
+    threads = [threading.Thread(target=create) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == ["made"]
+
+
+def test_a_directory_is_its_own_and_a_reader_changes_nothing(tmp_path: Path) -> None:
+    with Namespace.open(tmp_path / "store", password=PASSWORD) as logs:
+        filled(logs, "log", b"one")
+        with Namespace.open(tmp_path / "store", mode="r", password=PASSWORD) as reading:
+            assert data_of(reading, "log") == [b"one"]
+            for change in (
+                lambda: reading.create("x"),
+                lambda: reading.delete("log"),
+                lambda: reading.rename("log", "x"),
+            ):
+                with pytest.raises(IllegalOperationError, match="reading"):
+                    change()
+        log = logs.log("log")
+        writer = log.writer()
+        writer.append(b"two")
+    with pytest.raises(ClosedError):
+        logs.names()
+    with pytest.raises(ClosedError):
+        log.first()
+    with Namespace.open(tmp_path / "store", password=PASSWORD) as logs:
+        assert data_of(logs, "log") == [b"one", b"two"]
+
+
+def test_a_log_that_is_made_again_is_another(logs: Namespace) -> None:
+    old = logs.create("log")
+    with old.writer() as writer:
+        writer.append(b"old")
+    reader = old.reader()
+    logs.delete("log")
+    filled(logs, "log", b"new", b"newer")
+    for use in (old.first, old.writer, lambda: reader.read(timeout=0)):
+        with pytest.raises(NoSuchLogError):
+            use()
+    assert data_of(logs, "log") == [b"new", b"newer"]
+
+
+# ---- rename ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_renamed_log_has_its_records_and_continues(logs: Namespace) -> None:
+    filled(logs, "old", b"one")
+    open_log = logs.log("old")
+    logs.rename("old", "new/name")
+    assert logs.names() == ["new/name"]
+    with pytest.raises(NoSuchLogError, match="renamed"):
+        open_log.first()
+    filled(logs, "new/name", b"two")
+    assert data_of(logs, "new/name") == [b"one", b"two"]
+    filled(logs, "old", b"another")
+    assert data_of(logs, "old") == [b"another"]
+    with pytest.raises(LogExistsError, match="new/name"):
+        logs.rename("old", "new/name")
+    assert (data_of(logs, "old"), data_of(logs, "new/name")) == ([b"another"], [b"one", b"two"])
+    logs.delete("old")
+    assert data_of(logs, "new/name") == [b"one", b"two"]
+
+
+def test_a_rename_that_cannot_be_is_refused(logs: Namespace) -> None:
+    with pytest.raises(NoSuchLogError):
+        logs.rename("absent", "new")
+    filled(logs, "log", b"one")
+    with pytest.raises(UsageError):
+        logs.rename("log", "a//b")
+    with pytest.raises(LogExistsError):
+        logs.rename("log", "log")
+    with logs.log("log") as log, log.writer() as writer:
+        with pytest.raises(LogLockedError, match="live writer"):
+            logs.rename("log", "new")
+        writer.append(b"two")
+    with logs.log("log") as log:
+        log.subscribe("sub").close()
+        with pytest.raises(IllegalOperationError, match="'sub'"):
+            logs.rename("log", "new")
+        log.delete_subscription("sub")
+    logs.rename("log", "new")
+    assert data_of(logs, "new") == [b"one", b"two"]
+
+
+def test_a_sealed_log_is_renamed_and_stays_sealed(logs: Namespace) -> None:
+    filled(logs, "log", b"one")
+    with logs.log("log") as log:
+        log.seal()
+    logs.rename("log", "new")
+    with logs.log("new") as log:
+        assert log.is_sealed
+        with pytest.raises(LogSealedError):
+            log.writer()
+
+
+def test_a_rename_with_another_password_is_refused(logs: Namespace, manager: LedgerManager) -> None:
+    filled(logs, "log", b"one")
+    with Namespace.open(manager, password=b"wrong") as others, pytest.raises(UnauthorizedError):
+        others.rename("log", "new")
+    assert logs.names() == ["log"]
+
+
+def test_a_writer_that_was_robbed_and_renamed_away_does_no_harm(logs: Namespace) -> None:
+    log = logs.create("log")
+    robbed = log.writer()
+    robbed.append(b"one")
+    log.writer(steal=True).close()
+    logs.rename("log", "new")
+    filled(logs, "log", b"another")  # of the same epoch as the writer that was robbed
+    for change in (lambda: robbed.append(b"lost"), robbed.roll, robbed.close):
+        with pytest.raises(PybkError):
+            change()
+    assert (data_of(logs, "new"), data_of(logs, "log")) == ([b"one"], [b"another"])
+
+
+def test_renames_that_compete_move_a_log_once(logs: Namespace) -> None:
+    filled(logs, "log", b"one")
+    moved: list[str] = []
+
+    def rename(target: str) -> None:
+        try:
+            logs.rename("log", target)
+        except (NoSuchLogError, LogLockedError):
+            return
+        moved.append(target)
+
+    threads = [threading.Thread(target=rename, args=(f"new {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert logs.names() == moved
+    assert data_of(logs, moved[0]) == [b"one"]
+
+
+# ---- watch -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_watch_reports_what_comes_and_goes(logs: Namespace) -> None:
+    logs.create("before").close()
+    seen = Seen()
+    seen.names = set(logs.names())
+    watch = logs.watch(seen)
+    filled(logs, "one", b"data")
+    wait_until(lambda: seen.names == {"before", "one"})
+    logs.rename("one", "two")
+    wait_until(lambda: seen.names == {"before", "two"})
+    logs.delete("before")
+    wait_until(lambda: seen.names == {"two"})
+    watch.cancel()
+    calls = len(seen.calls)
+    logs.create("three").close()
+    with logs.log("three") as log, log.writer() as writer:
+        writer.append(b"later")
+    assert len(seen.calls) == calls
+
+
+def test_a_callback_that_fails_is_called_again(logs: Namespace) -> None:
+    seen = Seen()
+
+    def fail(added: list[str], removed: list[str]) -> None:
+        seen(added, removed)
+        raise RuntimeError("the callback fails")
+
+    watch = logs.watch(fail)
+    logs.create("one").close()
+    wait_until(lambda: seen.names == {"one"})
+    logs.create("two").close()
+    wait_until(lambda: seen.names == {"one", "two"})
+    watch.cancel()
+
+
+def test_a_read_only_store_reports_them_too(tmp_path: Path) -> None:
+    with (
+        Namespace.open(tmp_path / "store", password=PASSWORD) as logs,
+        Namespace.open(tmp_path / "store", mode="r", password=PASSWORD) as reading,
+    ):
+        seen = Seen()
+        watch = reading.watch(seen)
+        for number in range(20):
+            logs.create(f"log {number}").close()
+        wait_until(lambda: len(seen.names) == 20)
+        logs.delete("log 7")
+        wait_until(lambda: len(seen.names) == 19)
+        watch.cancel()
+
+
+def test_everything_has_a_form_for_event_loops(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Namespace.open_async(tmp_path / "store", password=PASSWORD) as logs:
+            seen = Seen()
+            watch = await logs.watch_async(seen)
+            async with logs.create_async("one"):
+                pass
+            async with logs.log_async("two") as log, log.writer_async() as writer:
+                await writer.append_coro(b"data")
+            assert await logs.names_async() == ["one", "two"]
+            await logs.rename_async("two", "three")
+            assert await logs.exists_async("three")
+            await logs.delete_async("one")
+            assert await logs.names_async() == ["three"]
+            await asyncio.to_thread(wait_until, lambda: seen.names == {"three"})
+            watch.cancel()
+
+    asyncio.run(run())
