@@ -88,6 +88,7 @@ from pybk.streams.namespace import Namespace
 from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
+from pybk.streams.remote_consumer import ConsumerServer, RemoteConsumer
 from pybk.streams.retention import Retention
 from pybk.streams.snapshot_store import (
     SkippedSnapshot,
@@ -119,6 +120,7 @@ __all__ = [
     "CheckpointWriter",
     "ClosedError",
     "ClusterOptions",
+    "ConsumerServer",
     "CookieError",
     "CorruptError",
     "DeadLetters",
@@ -191,6 +193,7 @@ __all__ = [
     "RecordFuture",
     "Records",
     "RecoveryInfo",
+    "RemoteConsumer",
     "Replicated",
     "Retention",
     "RewoundError",

@@ -275,6 +275,26 @@ def test_a_cancelled_read_loses_nothing(log: Log) -> None:
     assert asyncio.run(run()) == list(range(20))
 
 
+@pytest.mark.usefixtures("writer")
+def test_a_cancelled_read_loses_nothing_that_is_handed_out_again(log: Log) -> None:
+    async def run() -> list[int]:
+        found: list[int] = []
+        async with log.subscribe_async("sub", start=0, mode="shared") as subscription:
+            subscription.nack(await subscription.read_many_async(20))
+            for turns in range(12):
+                task = asyncio.create_task(subscription.read_many_async(1, timeout=SOON))
+                for _ in range(turns // 2):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    found += seqs_of(await task)
+            while len(found) < 20:
+                found += seqs_of(await subscription.read_many_async(3, timeout=SOON))
+        return found
+
+    assert sorted(asyncio.run(run())) == list(range(20))
+
+
 # ---- handed out again ------------------------------------------------------------------------------------------------
 
 

@@ -370,7 +370,7 @@ class Log:
             UsageError: An argument cannot be.
 
         Durability: On return a durable one exists, and the log keeps its records from ``start`` on.
-        Cost: Seven synced writes; reads what was acknowledged since the last whole state, at most 4 MiB.
+        Cost: Some eight synced writes; reads what was acknowledged since the last whole state, at most 4 MiB.
         """
         self._check_open()
         subscription = open_subscription(

@@ -316,9 +316,15 @@ class Subscription:
 
     def redeliveries(self, record: Acked) -> int:
         """Return how often a record was handed out again since the subscription was opened."""
-        ((first, _),) = _ranges_of(record)
+        ((first, _),) = ranges_of_acked(record)
         with self._lock:
             return self._deliveries.redeliveries(first)
+
+    def is_outstanding(self, record: Acked) -> bool:
+        """Return whether a record was handed out, to any consumer, and is not acknowledged."""
+        ((first, _),) = ranges_of_acked(record)
+        with self._lock:
+            return self._deliveries.is_outstanding(first)
 
     def stats(self) -> SubscriptionStats:
         """Return figures."""
@@ -511,7 +517,20 @@ class Subscription:
             due = self._deliveries.next_due()
             if due is None or due > time.monotonic():
                 return self._take_fresh(most)
-        return await asyncio.to_thread(self._take, most)
+        taking = asyncio.get_running_loop().run_in_executor(None, self._take, most)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, taken: asyncio.Future[list[LogRecord]]) -> None:
+        """Have records handed out again that were handed out to a task which was cancelled meanwhile."""
+        if not taken.cancelled() and taken.exception() is None and not self.closed:
+            with self._lock:
+                for record in taken.result():
+                    self._deliveries.nack(record.seq, record.seq + 1, time.monotonic())
+            self._wake_all()
 
     def _take_fresh(self, most: int) -> list[LogRecord]:
         """Hand out records that were read; the caller holds the lock."""
@@ -682,7 +701,7 @@ class Subscription:
         Durability: On return it is on disk; in a cluster, on the disks of an ack quorum.
         Cost: One synced write, shared with all that the store appends meanwhile, whatever the number of records.
         """
-        self._acknowledge(_ranges_of(records), properties, kick=False).result()
+        self._acknowledge(ranges_of_acked(records), properties, kick=False).result()
 
     def ack_async(
         self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
@@ -692,7 +711,7 @@ class Subscription:
         Returns:
             A future of the number of records that were not acknowledged before: ``result()``, or ``await`` it.
         """
-        return self._acknowledge(_ranges_of(records), properties, kick=True)
+        return self._acknowledge(ranges_of_acked(records), properties, kick=True)
 
     async def ack_coro(
         self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
@@ -701,7 +720,7 @@ class Subscription:
 
         Cost: What one turn of the event loop acknowledges becomes durable together, as one record of the cursor.
         """
-        ranges = _ranges_of(records)
+        ranges = ranges_of_acked(records)
         if not self._lock.acquire(blocking=False):
             await asyncio.to_thread(self._check, ranges, properties)
         else:
@@ -773,7 +792,7 @@ class Subscription:
             raise IllegalOperationError(
                 f"subscription {self.name!r} is shared, so other consumers may have earlier records; acknowledge each"
             )
-        ranges = _ranges_of(record)
+        ranges = ranges_of_acked(record)
         return [(0, ranges[-1][1])]
 
     def _acknowledge(
@@ -831,7 +850,7 @@ class Subscription:
         due, count = time.monotonic() + delay, 0
         with self._lock:
             self._check_open()
-            for first, end in _ranges_of(records):
+            for first, end in ranges_of_acked(records):
                 count += self._deliveries.nack(first, end, due)
         self._wake_all()
         return count
@@ -963,7 +982,7 @@ class _AckMember:
 
     def add(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
         """Add records that are acknowledged."""
-        ranges, checked = _ranges_of(records), checked_properties(properties or {})
+        ranges, checked = ranges_of_acked(records), checked_properties(properties or {})
         self._ranges = merged([*self._ranges, *ranges])
         self._properties.update(checked)
 
@@ -1005,7 +1024,7 @@ def _member_of_subscription(subscription: Subscription) -> _AckMember:
     return _AckMember(subscription)
 
 
-def _ranges_of(records: Acked | Iterable[Acked]) -> Ranges:
+def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:
     """Return records as ranges of sequence numbers, ascending and apart from each other, at least one."""
     if isinstance(records, LogRecord):
         seq = records.position.seq
@@ -1023,7 +1042,7 @@ def _ranges_of(records: Acked | Iterable[Acked]) -> Ranges:
         if seqs and len(seqs) == len(given):
             return ranges_of(seqs)
         if given:
-            return merged(pair for each in given for pair in _ranges_of(each))
+            return merged(pair for each in given for pair in ranges_of_acked(each))
     raise UsageError(
         f"{records!r:.100} names no records; it takes a record, a position, a sequence number, a range of them, or an "
         "iterable of these, at least one"

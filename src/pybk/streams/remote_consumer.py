@@ -1,0 +1,453 @@
+"""Consumers of a shared subscription in other processes of the same machine.
+
+A subscription has one owner, which keeps its cursor. The owner serves consumers in other processes over a Unix domain
+socket, which only its user can connect to. A connection is one consumer: requests and responses take turns on it. When
+it ends, and it does with its process however that dies, the owner hands out to others what the consumer had not
+acknowledged. That is why this is a socket of the operating system and not a message queue: its kernel reports the end
+of a process at once, without heartbeats.
+
+**Frames.** A request or a response is the length of its header and that of its data, 4 bytes each, little-endian; the
+header, which is JSON; and the data: that of the records, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from pybk import errors
+from pybk.errors import ClosedError, CorruptError, IllegalOperationError, LogSealedError, PybkError, UsageError
+from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
+from pybk.opening import Opening
+from pybk.streams.log_record import LogRecord
+from pybk.streams.position import Position
+from pybk.streams.subscription import Acked, Subscription, SubscriptionMode, ranges_of_acked
+
+_LENGTHS: Final = struct.Struct("<II")
+_HEADER_BYTES_MAX: Final = 64 << 20
+_PATH_BYTES_MAX: Final = 100
+MOST_RECORDS: Final = 1000
+"""Records in one response."""
+
+HELD_MAX: Final = 10_000
+"""Records that a consumer holds beyond which those are forgotten that others have acknowledged."""
+
+_LOOK_SECONDS: Final = 0.05
+
+
+def _frame(header: Mapping[str, Any], data: bytes = b"") -> bytes:
+    encoded = encode_json(dict(header))
+    return b"".join((_LENGTHS.pack(len(encoded), len(data)), encoded, data))
+
+
+def _lengths(prefix: bytes) -> tuple[int, int]:
+    header_bytes, data_bytes = _LENGTHS.unpack(prefix)
+    if header_bytes > _HEADER_BYTES_MAX:
+        raise CorruptError(f"a frame has a header of {header_bytes} bytes; it takes at most {_HEADER_BYTES_MAX}")
+    return header_bytes, data_bytes
+
+
+def _header_of(data: bytes) -> dict[str, Any]:
+    return decode_json(data, dict, where="a frame of a consumer")
+
+
+def _described(record: LogRecord) -> list[Any]:
+    """Return everything of a record but its data."""
+    key = None if record.key is None else to_base64(record.key)
+    headers = [[name, to_base64(value)] for name, value in record.headers]
+    return [list(record.position), len(record.data), record.time_ns, record.txid, key, headers]
+
+
+def _records_of(described: Iterable[list[Any]], data: bytes) -> list[LogRecord]:
+    """Return the records of a response."""
+    found, at = [], 0
+    for position, size, time_ns, txid, key, headers in described:
+        pairs = tuple((name, from_base64(value)) for name, value in headers)
+        found.append(
+            LogRecord(
+                Position(*position),
+                data[at : at + size],
+                time_ns,
+                txid,
+                None if key is None else from_base64(key),
+                pairs,
+            )
+        )
+        at += size
+    return found
+
+
+class ConsumerServer:
+    """Serves a shared subscription to consumers in other processes, by a thread of its own.
+
+    Use it so, in the process that has the subscription::
+
+        with log.subscribe("billing", mode="shared") as subscription, ConsumerServer(subscription, "data/billing.sock"):
+            ...
+
+    Consumers of this process may read the subscription meanwhile.
+
+    Args:
+        subscription: It is not closed with the server.
+        path: Where the socket is made, readable and writable by this user alone; at most 100 bytes. A socket that is
+            there is replaced.
+
+    Raises:
+        IllegalOperationError: The subscription is exclusive.
+        UsageError: The path is too long, or something is there that is no socket.
+
+    Threads: any.
+    """
+
+    def __init__(self, subscription: Subscription, path: str | os.PathLike[str]) -> None:
+        if subscription.mode is not SubscriptionMode.SHARED:
+            raise IllegalOperationError(f"{subscription!r} is exclusive; subscribe with mode='shared'")
+        self.path: Final = os.fspath(path)
+        self._subscription = subscription
+        self._listener = _listening(self.path)
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._connections: set[asyncio.Task[None]] = set()
+        ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="pybk-consumers", daemon=True)
+        self._thread.start()
+        ready.result()
+
+    def close(self) -> None:
+        """End all connections; what their consumers had not acknowledged is handed out to others."""
+        if not self._closed and self._loop is not None and self._stop is not None:
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            with suppress(FileNotFoundError):
+                Path(self.path).unlink()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the server itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the server itself."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close it in a thread."""
+        await self.close_async()
+
+    def _run(self, ready: Future[None]) -> None:
+        asyncio.run(self._serve(ready))
+
+    async def _serve(self, ready: Future[None]) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_unix_server(self._connected, sock=self._listener)
+        ready.set_result(None)
+        await self._stop.wait()
+        server.close()
+        for each in list(self._connections):
+            each.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one consumer until its connection ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        held: set[int] = set()
+        try:
+            while True:
+                header, _ = await _received(reader)
+                writer.write(await self._answered(header, reader, held))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, CorruptError, asyncio.CancelledError):
+            pass  # the consumer is gone, sent something else, or the server ends
+        finally:
+            self._connections.discard(task)
+            writer.close()
+            if held:
+                with suppress(ClosedError):
+                    self._subscription.nack(held)
+
+    async def _answered(self, header: Mapping[str, Any], reader: asyncio.StreamReader, held: set[int]) -> bytes:
+        """Return the response to a request; ConnectionError if the consumer leaves meanwhile."""
+        try:
+            match header.get("call"):
+                case "read":
+                    records = await self._read(reader, int(header["most"]), header["timeout"])
+                    held.update(record.seq for record in records)
+                    return _frame(
+                        {"records": [_described(each) for each in records]}, b"".join(r.data for r in records)
+                    )
+                case "ack":
+                    ranges = [range(first, end) for first, end in header["ranges"]]
+                    await self._subscription.ack_coro(ranges, properties=header["properties"])
+                    held.difference_update(_within(held, ranges))
+                    return _frame({})
+                case "nack":
+                    ranges = [range(first, end) for first, end in header["ranges"]]
+                    count = self._subscription.nack(ranges, delay=header["delay"])
+                    held.difference_update(_within(held, ranges))
+                    return _frame({"count": count})
+                case "redeliveries":
+                    return _frame({"count": self._subscription.redeliveries(header["seq"])})
+        except PybkError as error:
+            return _frame(
+                {"error": type(error).__name__, "message": str(error), "outcome_unknown": error.outcome_unknown}
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptError(f"a request of a consumer cannot be read: {error!r}") from error
+        raise CorruptError(f"a consumer asks for {header.get('call')!r:.50}, which this pybk does not know")
+
+    async def _read(self, reader: asyncio.StreamReader, most: int, timeout: float | None) -> list[LogRecord]:
+        """Read for a consumer; ConnectionError, with nothing handed out, if it leaves while it waits."""
+        reading = asyncio.ensure_future(self._subscription.read_many_async(min(most, MOST_RECORDS), timeout))
+        leaving = asyncio.ensure_future(reader.read(1))  # nothing is sent before the response, so this is the end
+        try:
+            await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            raise ConnectionError("the consumer left")
+        finally:
+            leaving.cancel()
+            await asyncio.wait((leaving,))  # only one at a time may read
+            if not reading.done():
+                reading.cancel()
+                with suppress(asyncio.CancelledError, PybkError):
+                    self._subscription.nack(await reading)  # it may have ended before it was cancelled
+
+
+def _within(held: set[int], ranges: list[range]) -> list[int]:
+    """Return what is held of ranges, which may be much longer."""
+    return [seq for seq in held if any(seq in each for each in ranges)]
+
+
+async def _received(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
+    header_bytes, data_bytes = _lengths(await reader.readexactly(_LENGTHS.size))
+    return _header_of(await reader.readexactly(header_bytes)), await reader.readexactly(data_bytes)
+
+
+def _listening(path: str) -> socket.socket:
+    """Return a socket at a path that only this user can connect to."""
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise UsageError(f"the path {path!r} of a socket takes at most {_PATH_BYTES_MAX} bytes; choose a shorter one")
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise UsageError(f"{path!r} is no socket; choose another path, or remove it")
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o600)  # before it listens, so that no other user ever connects
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class RemoteConsumer:
+    """A consumer of a shared subscription that another process of this machine serves; see ``ConsumerServer``.
+
+    Use it so::
+
+        with RemoteConsumer.connect("data/billing.sock") as consumer:
+            for record in consumer:
+                bill(record.data)
+                consumer.ack(record)
+
+    What it was handed and has not acknowledged is handed out to others when it is closed, or its process ends.
+
+    Threads: one call at a time, others wait; ``close`` from any.
+    """
+
+    def __init__(self, path: str, connection: socket.socket) -> None:
+        """Use ``RemoteConsumer.connect`` instead."""
+        self.path: Final = path
+        self._socket = connection
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def connect(cls, path: str | os.PathLike[str], *, wait: float = 0.0) -> Self:
+        """Connect to the server of a subscription.
+
+        Args:
+            path: Its socket.
+            wait: Seconds to wait for it to be there.
+
+        Raises:
+            ClosedError: No server is there.
+        """
+        name, deadline = os.fspath(path), time.monotonic() + wait
+        while True:
+            connection = socket.socket(socket.AF_UNIX)
+            try:
+                connection.connect(name)
+            except OSError as error:
+                connection.close()
+                if time.monotonic() >= deadline:
+                    raise ClosedError(f"no subscription is served at {name!r}: {error.strerror}") from error
+                time.sleep(_LOOK_SECONDS)
+            else:
+                return cls(name, connection)
+
+    @classmethod
+    def connect_async(cls, path: str | os.PathLike[str], *, wait: float = 0.0) -> Opening[Self]:
+        """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening("RemoteConsumer.connect_async()", partial(cls.connect, path, wait=wait))
+
+    def close(self) -> None:
+        """End the connection; a call that waits raises ClosedError."""
+        self._closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the consumer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the consumer itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Name the socket."""
+        return f"<RemoteConsumer at {self.path!r}{', closed' if self._closed else ''}>"
+
+    # ---- calls ---------------------------------------------------------------------------------------------------
+
+    def read(self, timeout: float | None = None) -> LogRecord | None:
+        """Return the next record, as ``Subscription.read`` does."""
+        for record in self.read_many(1, timeout):
+            return record
+        return None
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Return records as ``Subscription.read_many`` does, but at most 1000.
+
+        Raises:
+            ClosedError: The server has ended, or this was closed.
+            PybkError: As ``Subscription.read_many``.
+        """
+        header, data = self._called({"call": "read", "most": most, "timeout": timeout})
+        return _records_of(header["records"], data)
+
+    def ack(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
+        """Acknowledge records as ``Subscription.ack`` does: durable on return.
+
+        Raises:
+            ClosedError: The server has ended, or this was closed. ``outcome_unknown`` is set.
+            PybkError: As ``Subscription.ack``.
+        """
+        changes = None if properties is None else dict(properties)
+        self._called({"call": "ack", "ranges": ranges_of_acked(records), "properties": changes})
+
+    def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
+        """Have records handed out again as ``Subscription.nack`` does."""
+        header, _ = self._called({"call": "nack", "ranges": ranges_of_acked(records), "delay": delay})
+        return int(header["count"])
+
+    def redeliveries(self, record: Acked) -> int:
+        """Return how often a record was handed out again since its owner opened the subscription."""
+        header, _ = self._called({"call": "redeliveries", "seq": ranges_of_acked(record)[0][0]})
+        return int(header["count"])
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        """Yield records as ``read`` returns them, until the log is sealed and all its records are acknowledged."""
+        with suppress(LogSealedError):
+            while (record := self.read()) is not None:
+                yield record
+
+    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
+        """Read in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.read, timeout)
+
+    async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
+        """Read in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.read_many, most, timeout)
+
+    async def ack_async(
+        self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
+    ) -> None:
+        """Acknowledge in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(partial(self.ack, records, properties=properties))
+
+    async def nack_async(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
+        """Have records handed out again, in a thread."""
+        return await asyncio.to_thread(partial(self.nack, records, delay=delay))
+
+    async def __aiter__(self) -> AsyncIterator[LogRecord]:
+        """Yield records as ``__iter__`` does, without blocking the event loop."""
+        with suppress(LogSealedError):
+            while (record := await self.read_async()) is not None:
+                yield record
+
+    def _called(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Send a request, and return the response; raises the error that it names."""
+        try:
+            with self._lock:
+                self._socket.sendall(_frame(request))
+                header_bytes, data_bytes = _lengths(self._exactly(_LENGTHS.size))
+                header = _header_of(self._exactly(header_bytes))
+                data = self._exactly(data_bytes)
+        except OSError as error:
+            self.close()
+            raise ClosedError(
+                f"the subscription served at {self.path!r} was closed: {error}; connect again", outcome_unknown=True
+            ) from error
+        except BaseException:
+            self.close()  # the response would be taken for that of the next request
+            raise
+        if "error" in header:
+            kind = getattr(errors, header["error"], None)
+            if not (isinstance(kind, type) and issubclass(kind, PybkError)):
+                kind = PybkError
+            raise kind(header["message"], outcome_unknown=header["outcome_unknown"])
+        return header, data
+
+    def _exactly(self, nbytes: int) -> bytes:
+        """Return so many bytes of the response."""
+        found = bytearray()
+        while len(found) < nbytes:
+            piece = self._socket.recv(min(nbytes - len(found), 1 << 20))
+            if not piece:
+                raise ConnectionError("the connection has ended")
+            found += piece
+        return bytes(found)

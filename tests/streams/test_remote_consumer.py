@@ -1,0 +1,236 @@
+"""Consumers in other processes: served over a socket, and what they held is handed out to others when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pybk import (
+    ClosedError,
+    ConsumerServer,
+    IllegalOperationError,
+    Log,
+    LogEnd,
+    LogWriter,
+    NewRecord,
+    RemoteConsumer,
+    Subscription,
+    TooManyRequestsError,
+    UsageError,
+)
+from pybk.streams import remote_consumer
+from tests.paths import ROOT
+from tests.waiting import wait_until
+
+SOON = 60.0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with Log.open(tmp_path / "store", "log", insecure=True) as log:
+        yield log
+
+
+@pytest.fixture
+def writer(log: Log) -> LogWriter:
+    writer = log.writer()
+    writer.append_many([b"%d" % seq for seq in range(20)])
+    return writer
+
+
+@pytest.fixture
+def subscription(log: Log, writer: LogWriter) -> Iterator[Subscription]:
+    assert writer.last_seq == 19
+    with log.subscribe("sub", start=LogEnd.EARLIEST, mode="shared", max_unacked=15) as subscription:
+        yield subscription
+
+
+@pytest.fixture
+def path(tmp_path: Path, subscription: Subscription) -> Iterator[str]:
+    path = str(tmp_path / "sub.sock")
+    with ConsumerServer(subscription, path):
+        yield path
+
+
+def test_a_remote_consumer_does_what_a_local_one_does(path: str, subscription: Subscription) -> None:
+    with RemoteConsumer.connect(path) as consumer:
+        record = consumer.read(timeout=SOON)
+        assert record is not None
+        assert (record.seq, record.data) == (0, b"0")
+        consumer.ack(record)
+        assert subscription.first_unacked == 1
+        records = consumer.read_many(5)
+        assert [each.seq for each in records] == [1, 2, 3, 4, 5]
+        consumer.ack(records[1:], properties={"offset": 7})
+        assert subscription.properties == {"offset": 7}
+        assert consumer.nack(records[0]) == 1
+        assert consumer.read() == records[0]
+        assert consumer.redeliveries(1) == 1
+        assert subscription.is_outstanding(1)
+        assert not subscription.is_outstanding(2)
+        assert len(consumer.read_many(100)) == 14
+        with pytest.raises(TooManyRequestsError, match="15 records are outstanding"):
+            consumer.read(timeout=0)
+        with pytest.raises(UsageError, match="does not exist"):
+            consumer.ack(20)
+        with pytest.raises(UsageError):
+            consumer.read_many(0)
+        assert subscription.unacked_ranges() == [range(1, 2), range(6, 20)]
+
+
+def test_records_come_whole(path: str, subscription: Subscription, writer: LogWriter) -> None:
+    subscription.clear()
+    given = NewRecord(os.urandom(100_000), txid=5, key=b"\xff", headers=[("h", b"\0"), ("h", b"")], time_ns=9)
+    writer.append_many([given, b""])
+    with RemoteConsumer.connect(path) as consumer:
+        found = consumer.read_many(2, SOON)
+    assert found[0][1:] == (given.data, 9, 5, b"\xff", (("h", b"\0"), ("h", b"")))
+    assert found[1].data == b""
+    assert found[1].key is None
+
+
+def test_what_a_consumer_held_is_handed_out_when_it_leaves(path: str, subscription: Subscription) -> None:
+    leaving, staying = RemoteConsumer.connect(path), RemoteConsumer.connect(path)
+    held = leaving.read_many(15)
+    leaving.ack(held[:5])
+    rest = staying.read_many(9)
+    staying.ack(rest)
+    waiting = threading.Thread(target=lambda: staying.ack(staying.read_many(20)))
+    waiting.start()
+    leaving.close()
+    waiting.join(SOON)
+    wait_until(lambda: drained(staying) is not None and subscription.backlog == 0)
+    staying.close()
+
+
+def drained(consumer: RemoteConsumer) -> int:
+    """Acknowledge everything that there is."""
+    count = 0
+    while records := consumer.read_many(100, timeout=0):
+        consumer.ack(records)
+        count += len(records)
+    return count
+
+
+def test_a_consumer_that_leaves_while_it_waits_takes_nothing_along(
+    path: str, subscription: Subscription, writer: LogWriter
+) -> None:
+    subscription.clear()
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(path)
+            connection.sendall(remote_frame(b'{"call":"read","most":1,"timeout":null}'))
+    writer.append_many([b"x"] * 30)
+    with RemoteConsumer.connect(path) as consumer:
+        assert subscription.stats().outstanding <= 15
+        found: list[int] = []
+        while len(found) < 30:
+            records = consumer.read_many(7, SOON)
+            consumer.ack(records)
+            found += [record.seq for record in records]
+    assert set(found) == set(range(20, 50))
+
+
+def remote_frame(header: bytes) -> bytes:
+    return len(header).to_bytes(4, "little") + bytes(4) + header
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"GET / HTTP/1.0\r\n\r\n", remote_frame(b"[]"), remote_frame(b"{}"), remote_frame(b'{"call":"ack"}')],
+)
+def test_other_requests_end_the_connection(path: str, request_bytes: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(request_bytes)
+        connection.settimeout(SOON)
+        assert connection.recv(10) == b""
+    with RemoteConsumer.connect(path) as consumer:
+        assert consumer.read() is not None
+
+
+def test_the_socket_is_for_this_user_alone(path: str, subscription: Subscription, tmp_path: Path) -> None:
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with pytest.raises(UsageError, match="100 bytes"):
+        ConsumerServer(subscription, tmp_path / ("x" * 100))
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UsageError, match="no socket"):
+        ConsumerServer(subscription, tmp_path / "file")
+    with ConsumerServer(subscription, path), RemoteConsumer.connect(path) as consumer:  # it replaces the other one
+        assert consumer.read() is not None
+    with pytest.raises(ClosedError, match="no subscription is served"):
+        RemoteConsumer.connect(path)
+
+
+def test_an_exclusive_subscription_is_not_served(log: Log, tmp_path: Path) -> None:
+    with log.subscribe("alone") as subscription, pytest.raises(IllegalOperationError, match="exclusive"):
+        ConsumerServer(subscription, tmp_path / "sub.sock")
+
+
+def test_a_server_that_ends_wakes_its_consumers(subscription: Subscription, tmp_path: Path) -> None:
+    path = tmp_path / "sub.sock"
+
+    async def run() -> None:
+        async with ConsumerServer(subscription, path):
+            consumer = await RemoteConsumer.connect_async(path)
+            records = await consumer.read_many_async(100)
+            waiting = asyncio.create_task(consumer.read_async())
+        with pytest.raises(ClosedError) as caught:
+            await waiting
+        assert caught.value.outcome_unknown
+        await consumer.close_async()
+        assert subscription.nack(records) == len(records)
+        assert len(await subscription.read_many_async(100)) == 15
+
+    asyncio.run(run())
+
+
+def test_what_others_acknowledged_is_forgotten(
+    path: str, subscription: Subscription, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_consumer, "HELD_MAX", 5)
+    with RemoteConsumer.connect(path) as consumer:
+        records = consumer.read_many(10)
+        subscription.ack(records)
+        assert len(consumer.read_many(10)) == 10
+    wait_until(lambda: len(subscription.read_many(1, timeout=0)) == 1)
+
+
+def test_persist_queue_136_processes_lose_nothing_when_some_are_killed(
+    path: str, subscription: Subscription, writer: LogWriter
+) -> None:
+    writer.append_many([b"x"] * 2980)
+    command = [sys.executable, "-m", "tests.streams.remote_consumer_child", path]
+    children = [
+        subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": "src"}, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    lines: list[str] = []
+    for child, count in zip(children[:2], (50, 200), strict=True):
+        assert child.stdout is not None
+        lines += [child.stdout.readline() for _ in range(count)]
+        child.kill()
+        lines += child.stdout.readlines()
+    writer.seal()
+    assert children[2].stdout is not None
+    lines += children[2].stdout.readlines()
+    for child in children:
+        child.wait(SOON)
+        assert child.stdout is not None
+        child.stdout.close()
+    assert subscription.backlog == 0
+    whole = [line.split() for line in lines if line.endswith("\n")]
+    read = [int(words[1]) for words in whole if words[0] == "read"]
+    acked = [int(words[1]) for words in whole if words[0] == "acked"]
+    assert set(read) == set(range(3000))
+    assert len(acked) == len(set(acked)), "a record was handed out again that was acknowledged"
+    assert len(read) - 3000 <= 2, "each consumer that was killed held at most one record"
