@@ -224,6 +224,7 @@ INTERNAL_CONSTRUCTORS = {
     "Subscription",
     "Transaction",
     "WalCheckpoint",
+    "WalFollower",
     "WriteAheadLog",
 }
 """Classes whose objects pybk makes: applications do not call them."""

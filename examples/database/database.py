@@ -41,13 +41,14 @@ from pybk import (
     Secret,
     StoreLockedError,
     TruncatedError,
+    WalFollower,
     WalRecord,
     WriteAheadLog,
 )
 
 logger = logging.getLogger("database")
 
-LOOK_S = 0.1  # how often a standby looks whether it is to stop following
+LOOK_S = 0.1  # after how long a standby reads again what it could not read
 
 
 class ConflictError(Exception):
@@ -93,7 +94,8 @@ class Database:
         self._operation = threading.Lock()  # one checkpoint or promotion at a time
         self._background = ThreadPoolExecutor(1, "checkpoint")
         self._stop = threading.Event()
-        self._follower: threading.Thread | None = None
+        self._following: threading.Thread | None = None
+        self._follower: WalFollower | None = None
         with ExitStack() as undo:
             self.wal = WriteAheadLog.open(where, "database", mode="r" if standby else "w", password=password)
             undo.callback(self.wal.close)
@@ -220,13 +222,15 @@ class Database:
 
     def _start_following(self) -> None:
         self._stop.clear()
-        self._follower = threading.Thread(target=self._follow, name="follow", daemon=True)
-        self._follower.start()
+        self._following = threading.Thread(target=self._follow, name="follow", daemon=True)
+        self._following.start()
 
     def _stop_following(self) -> None:
         self._stop.set()
         if self._follower is not None:
-            self._follower.join()
+            self._follower.close()
+        if self._following is not None:
+            self._following.join()
 
     def _follow(self) -> None:
         behind = False
@@ -235,10 +239,11 @@ class Database:
                 if behind:
                     self._load_checkpoint()
                     behind = False
-                for record in self.wal.follow(self.applied + 1, generation=self._generation, timeout=LOOK_S):
+                self._follower = self.wal.follow(self.applied + 1, generation=self._generation)
+                if self._stop.is_set():
+                    break  # what was to be closed was the one before
+                for record in self._follower:
                     self._apply(record)
-                    if self._stop.is_set():
-                        break
             except TruncatedError:  # the primary dropped what this standby had not read yet
                 behind = True
                 self._stop.wait(LOOK_S)

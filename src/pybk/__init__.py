@@ -98,7 +98,9 @@ from pybk.streams.snapshot_store import (
     SnapshotStore,
 )
 from pybk.streams.subscription import Acked, DeadLetters, Subscription, SubscriptionMode, SubscriptionStats
-from pybk.streams.wal import RecoveryInfo, Transaction, WalOptions, WalRecord, WalStats, WriteAheadLog
+from pybk.streams.wal import RecoveryInfo, Transaction, WalOptions, WalStats, WriteAheadLog
+from pybk.streams.wal_follower import WalFollower
+from pybk.streams.wal_record import WalRecord
 from pybk.version import __version__ as __version__
 from pybk.writer import LedgerWriter, Payload
 
@@ -229,6 +231,7 @@ __all__ = [
     "VerifyReport",
     "VersionConflictError",
     "WalCheckpoint",
+    "WalFollower",
     "WalOptions",
     "WalRecord",
     "WalStats",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pybk import CheckpointWriter, LedgerManager, PybkError, StoreLockedError, UsageError
+from pybk import CheckpointWriter, LedgerManager, PybkError, StoreLockedError, UsageError, WalFollower
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -29,7 +29,8 @@ from pybk.errors import (
     TruncateGuardError,
     UnauthorizedError,
 )
-from pybk.streams.wal import WalRecord, WriteAheadLog
+from pybk.streams.wal import WriteAheadLog
+from pybk.streams.wal_record import WalRecord
 from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
@@ -257,7 +258,7 @@ def test_a_follower_of_an_event_loop_sees_what_is_appended(manager: LedgerManage
             found: list[int] = []
 
             async def follow() -> None:
-                async for record in reader.follow_async(2):
+                async for record in reader.follow(2):
                     found.append(record.lsn)  # noqa: PERF401
 
             task = asyncio.create_task(follow())
@@ -688,3 +689,32 @@ def test_the_durable_record_of_a_writer_is_known_without_reading(tmp_path: Path)
             assert manager.metrics().counters == before
             wal.roll()
             assert wal.durable_lsn == number
+
+
+def test_a_follower_says_how_far_it_came_and_ends_from_another_thread(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append_many([b"a", b"b", b"c"])
+        wal.truncate_after(2)
+        wal.append(b"d")
+        with opened(manager, mode="r") as reader:
+            assert reader.follow(2).applied is None
+            follower = reader.follow(2)
+            assert next(follower).data == b"b"
+            assert follower.applied == (1, 2)
+            rest: list[bytes] = []
+            thread = threading.Thread(target=lambda: rest.extend(record.data for record in follower))
+            thread.start()
+            wal.append(b"e")
+            wait_until(lambda: follower.applied == (1, 4))
+            follower.close()
+            thread.join(30)
+            assert not thread.is_alive()
+            assert rest == [b"d", b"e"]
+            assert next(follower, None) is None
+            with reader.follow(4) as another:
+                assert asyncio.run(_first(another)) == b"e"
+                assert another.applied == (1, 4)
+
+
+async def _first(follower: WalFollower) -> bytes:
+    return (await anext(follower)).data

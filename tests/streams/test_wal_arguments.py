@@ -62,7 +62,6 @@ CALLS: dict[str, Callable[[WriteAheadLog], object]] = {
     "timeout=1e300": lambda wal: list(wal.follow(timeout=1e300)),
     "generation": lambda wal: list(wal.follow(generation="0", timeout=0)),  # type: ignore[arg-type]
     "generation=-1": lambda wal: list(wal.follow(generation=-1, timeout=0)),
-    "follow_async": lambda wal: wal.follow_async(timeout="1"),  # type: ignore[arg-type]
     "lsn": lambda wal: wal.read(True),
     "truncate": lambda wal: wal.truncate_before(1.0),  # type: ignore[arg-type]
     "keep": lambda wal: wal.checkpoint(keep="2"),  # type: ignore[arg-type]

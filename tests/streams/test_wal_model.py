@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pybk import LedgerManager
 from pybk.errors import LogFencedError, TruncatedError, TruncateGuardError
-from pybk.streams.wal import WalRecord, WriteAheadLog
+from pybk.streams.wal import WriteAheadLog
+from pybk.streams.wal_record import WalRecord
 
 DATA = st.binary(max_size=40)
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import pairwise, repeat
+from itertools import pairwise
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
@@ -52,6 +52,8 @@ from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.sweep import sweep
+from pybk.streams.wal_follower import WalFollower
+from pybk.streams.wal_record import WalRecord, wal_records
 
 logger = logging.getLogger(__name__)
 
@@ -59,20 +61,6 @@ _FIRST_LSN: Final = 1
 _NEAR: Final = 64
 """Records between two that are wanted, up to which reading all takes no longer than searching for the second."""
 _INT64_MAX: Final = (1 << 63) - 1
-
-
-class WalRecord(NamedTuple):
-    """One record.
-
-    Attributes:
-        lsn: Its log sequence number, from 1 up, without gaps.
-        data: The application's bytes.
-        time_ns: Its event time as the application gave it, nanoseconds since 1970; None for none.
-    """
-
-    lsn: int
-    data: bytes
-    time_ns: int | None
 
 
 class RecoveryInfo(NamedTuple):
@@ -680,7 +668,7 @@ class WriteAheadLog:
         Cost: Under a microsecond for each record of 1 KiB, and its authentication code.
         """
         for records in self.replay_batches(from_lsn, to_lsn):
-            yield from _records_of(records)
+            yield from wal_records(records)
 
     def replay_batches(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Generator[Records, None, None]:
         """Yield the records that ``replay`` yields, many at a time and without copying their data."""
@@ -752,7 +740,7 @@ class WriteAheadLog:
             if records is None:
                 self._check_over(reader)
                 raise NoSuchEntryError(f"log {self.name!r} has no record {lsn} any more")
-            for record in _records_of(records):
+            for record in wal_records(records):
                 if record.lsn == lsn:
                     yield record
                     lsn = next(left, None)
@@ -763,8 +751,11 @@ class WriteAheadLog:
 
     def follow(
         self, from_lsn: int | None = None, *, generation: int | None = None, timeout: float | None = None
-    ) -> Iterator[WalRecord]:
-        """Yield records as they become durable, here or in another process; ends when the log is sealed.
+    ) -> WalFollower:
+        """Return an iterator of records as they become durable, here or in another process, until the log is sealed.
+
+        Use it with ``for`` or ``async for``. Its ``close`` ends it from another thread, and ``applied`` says how far it
+        came, for ``promote``.
 
         Args:
             from_lsn: The first record, which may come later; None for ``first_lsn``.
@@ -782,20 +773,7 @@ class WriteAheadLog:
         Cost: As ``LedgerReader.follow``: a thread that waits costs nothing.
         """
         first, generation, timeout = _checked_follow(from_lsn, generation, timeout)
-        reader = self._reader(first, generation)
-        try:
-            while (records := reader.read(timeout=timeout)) is not None:
-                yield from _records_of(records)
-            self._check_over(reader)
-        finally:
-            reader.close()
-
-    def follow_async(
-        self, from_lsn: int | None = None, *, generation: int | None = None, timeout: float | None = None
-    ) -> AsyncIterator[WalRecord]:
-        """Follow as ``follow`` does; use with ``async for``. A thread reads, and none is held while this waits."""
-        first, generation, timeout = _checked_follow(from_lsn, generation, timeout)
-        return self._records_async(lambda: (self._reader(first, generation), SEQ_MAX), timeout)
+        return WalFollower(self.name, lambda: self._reader(first, generation), timeout)
 
     def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
         """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
@@ -813,7 +791,7 @@ class WriteAheadLog:
         reader, last = await asyncio.to_thread(begin)
         try:
             while (records := await reader.read_async(timeout=timeout, last=last)) is not None:
-                for record in _records_of(records):
+                for record in wal_records(records):
                     yield record
             self._check_over(reader)
         finally:
@@ -1024,7 +1002,7 @@ class WriteAheadLog:
             reader = self._reader(lsn, generation)
             try:
                 while (records := reader.read(last=self.recovery.last_lsn)) is not None:
-                    for record in _records_of(records):
+                    for record in wal_records(records):
                         apply(record)
                         self._unapplied = reader.generation, record.lsn + 1
             finally:
@@ -1145,17 +1123,6 @@ class Transaction:
         """Commit, unless an exception is on its way."""
         if kind is None and self._batch:
             self.lsns = await self._wal.append_many_coro(self._batch)
-
-
-_new_record: Final = partial(tuple.__new__, WalRecord)
-"""Makes a record of a tuple; the named tuple's own constructor takes three times as long."""
-
-
-def _records_of(records: Records) -> Iterator[WalRecord]:
-    """Yield records one by one, each with a copy of its data."""
-    lsns = range(records.first_seq, records.first_seq + len(records.starts))
-    times = repeat(None) if records.times is None else [None if time < 0 else time for time in records.times.tolist()]
-    return map(_new_record, zip(lsns, records.data(), times))  # noqa: B905  # ``repeat`` has no end
 
 
 def _runs(lsns: Sequence[int]) -> Iterator[list[int]]:

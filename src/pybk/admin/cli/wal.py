@@ -11,7 +11,8 @@ from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secr
 from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_table
 from pybk.manager import LedgerManager
-from pybk.streams.wal import WalRecord, WriteAheadLog
+from pybk.streams.wal import WriteAheadLog
+from pybk.streams.wal_record import WalRecord
 
 _TAIL: Final = 10
 _APPEND_AT_ONCE: Final = 512

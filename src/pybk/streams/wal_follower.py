@@ -1,0 +1,127 @@
+"""``WalFollower``: the records of a write-ahead log as they become durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from pybk.errors import ClosedError
+from pybk.streams.record_reader import RecordReader
+from pybk.streams.wal_record import WalRecord, wal_records
+
+
+class WalFollower:
+    """Yields records as they become durable, here or in another process; made by ``WriteAheadLog.follow``.
+
+    Use it with ``for``, or in an event loop with ``async for``, which reads in threads and holds none while it waits.
+    It ends when the log is sealed, after its timeout, or when ``close`` is called.
+
+    Threads: one at a time; ``close`` and ``applied`` from any.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], RecordReader], timeout: float | None) -> None:
+        """Use ``WriteAheadLog.follow`` instead."""
+        self._name = name
+        self._begin = begin
+        self._timeout = timeout
+        self._reader: RecordReader | None = None
+        self._ready: Iterator[WalRecord] = iter(())
+        self._ready_generation = 0
+        self._applied: tuple[int, int] | None = None
+        self._closed = False
+
+    @property
+    def applied(self) -> tuple[int, int] | None:
+        """Generation and LSN of the last record that was yielded, as ``promote`` takes them; None before the first."""
+        return self._applied
+
+    def close(self) -> None:
+        """End it: a call that waits for a record ends the iteration."""
+        self._closed = True
+        if self._reader is not None:
+            self._reader.close()
+
+    # ---- iterating -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Self:
+        """Return the follower itself."""
+        return self
+
+    def __next__(self) -> WalRecord:
+        """Return the next record; errors as for ``WriteAheadLog.follow``."""
+        while (record := self._taken()) is None:
+            reader = self._begun()
+            try:
+                records = reader.read(timeout=self._timeout)
+            except BaseException:
+                reader.close()
+                raise
+            if records is None:
+                self._end(reader)
+                raise StopIteration
+            self._ready, self._ready_generation = wal_records(records), reader.generation
+        return record
+
+    def __aiter__(self) -> Self:
+        """Return the follower itself."""
+        return self
+
+    async def __anext__(self) -> WalRecord:
+        """Return the next record as ``__next__`` does, without blocking the event loop."""
+        while (record := self._taken()) is None:
+            reader = await asyncio.to_thread(self._begun)
+            try:
+                records = await reader.read_async(timeout=self._timeout)
+            except BaseException:
+                reader.close()
+                raise
+            if records is None:
+                self._end(reader)
+                raise StopAsyncIteration
+            self._ready, self._ready_generation = wal_records(records), reader.generation
+        return record
+
+    def _taken(self) -> WalRecord | None:
+        """Return a record that was read already."""
+        for record in self._ready:
+            self._applied = self._ready_generation, record.lsn
+            return record
+        return None
+
+    def _begun(self) -> RecordReader:
+        if self._reader is None:
+            self._reader = self._begin()
+            if self._closed:
+                self._reader.close()
+        return self._reader
+
+    def _end(self, reader: RecordReader) -> None:
+        """Let go of the log; raises ClosedError if this ends because the log was closed or promoted here."""
+        ended = self._closed or reader.is_over or not reader.closed
+        self.close()
+        if not ended:
+            raise ClosedError(f"log {self._name!r} was closed or promoted here while it was read; read it again")
+
+    # ---- with ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Return the follower itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the follower itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
