@@ -15,6 +15,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.tests.abstract import (
     AbstractCopyTests,
     AbstractFixtures,
@@ -47,6 +48,10 @@ class Fixtures(AbstractFixtures):  # type: ignore[misc]  # fsspec has no types
     def fs(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BlobFileSystem]:
         with LedgerManager.open(tmp_path_factory.mktemp("store")) as manager:
             yield BlobFileSystem(blob_store=BlobStore.open(manager, insecure=True))
+
+    @pytest.fixture
+    def local_fs(self) -> LocalFileSystem:
+        return LocalFileSystem(auto_mkdir=True)
 
     @pytest.fixture
     def fs_path(self) -> str:

@@ -336,7 +336,7 @@ def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager
     for name in ("", "a//b", "/a", ".a", 5, "x" * 121):
         with pytest.raises(UsageError):
             blobs.put(name, b"")  # type: ignore[arg-type]
-    for options in ({"name": "a/b"}, {"name": "x" * 41}, {"keep": 0}, {"keep": "all"}, {"grace_s": -1}):
+    for options in ({"name": "a/b"}, {"name": "x" * 33}, {"keep": 0}, {"keep": "all"}, {"grace_s": -1}):
         with pytest.raises(UsageError):
             opened(manager, **options)
     assert ledgers(manager) == 0
@@ -344,6 +344,18 @@ def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager
     blobs.close()
     with pytest.raises(ClosedError):
         blobs.list()
+
+
+def test_the_longest_names_work(manager: LedgerManager) -> None:
+    blobs = opened(manager, name="\u20ac" * 10 + "xx", keep=64)
+    name = "/".join(["\u20ac" * 19] * 2) + "/" + "x" * 4
+    assert len(name.encode()) == 120
+    for number in range(70):
+        blobs.put(name, b"%d" % number, meta={"a": "x" * 4000})
+    assert len(blobs.versions(name)) == 64
+    assert [each.name for each in blobs.list("\u20ac")] == [name]
+    blobs.delete(name)
+    assert ledgers(manager) == 0
 
 
 def test_a_directory_belongs_to_one_process(tmp_path: Path) -> None:

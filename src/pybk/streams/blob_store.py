@@ -49,8 +49,9 @@ META_BYTES_MAX: Final = 4 << 10
 UPLOAD_AGE_S: Final = 86400.0
 """Seconds after which a sweep takes an upload of another process for one that ended."""
 
-STORE_NAME_BYTES_MAX: Final = 40
-KEEP_MAX: Final = 100
+STORE_NAME_BYTES_MAX: Final = 32
+"""With a name of 120 bytes, escaped, it has to fit a key of the metadata store, 480 bytes."""
+KEEP_MAX: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
 
 R = TypeVar("R")
@@ -134,14 +135,14 @@ class BlobStore:
         Args:
             where: The directory of a store, which is made if needed and is this blob store's own; or a manager, which
                 other users share, of a store or a cluster.
-            name: The blob store's name: 1 to 40 bytes in UTF-8 without ``/``, else as for logs.
+            name: The blob store's name: 1 to 32 bytes in UTF-8 without ``/``, else as for logs.
             read_only: Open the directory for reading, also while another process writes.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
             insecure: Do without a password: blobs are guarded against damage, not against forgery.
-            keep: The number of versions of a name to keep, 1 to 100, when another is published here.
-            grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes. Readers in
-                this process keep what they have open in any case.
+            keep: The number of versions of a name to keep, 1 to 64, when another is published here.
+            grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes, or of other
+                managers. Readers of this manager keep what they have open in any case.
             digest_type: What guards each chunk; None for HMAC-SHA256, or CRC32C if there is no password.
             storage_hints: Where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
