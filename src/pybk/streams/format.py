@@ -61,6 +61,9 @@ class EntryFlag(IntFlag):
     """The data of each record begins with its key and headers; see ``pybk.streams.attributes``."""
 
 
+_UNKNOWN_FLAGS: Final = 0xFFFF & ~sum(EntryFlag)
+
+
 class SegmentHeader(NamedTuple):
     """The first entry of a segment's ledger: it names the segment, under the ledger's authentication code.
 
@@ -157,6 +160,12 @@ def decode_entry_header(payload: bytes, *, where: str) -> EntryHeader:
     """Decode the header of an entry with records; ``where`` names the entry in errors. Raises as ``check_kind``."""
     check_kind(payload, EntryKind.RECORDS, where=where)
     _, _, flags, count, seq = _HEADER.unpack_from(payload)
+    if flags & _UNKNOWN_FLAGS:
+        raise UnsupportedFormatError(
+            f"{where} has flags {flags:#x}; this pybk knows those up to {max(EntryFlag):#x}: install a newer pybk"
+        )
+    if count < 1:
+        raise CorruptError(f"{where} has no records")
     return EntryHeader(EntryFlag(flags), count, seq)
 
 
@@ -252,14 +261,15 @@ def highest_after(payload: bytes, *, where: str) -> Highest:
     flags, count, _ = decode_entry_header(payload, where=where)
     if EntryFlag.HIGHEST not in flags:
         return NOTHING_YET
-    time_ns, txid = highest_before(payload, where=where)
+    values = list(highest_before(payload, where=where))
     at = HEADER_BYTES + _HIGHEST.size
-    if len(payload) < at + TIME_BYTES * count * (2 if EntryFlag.TXIDS in flags else 1):
-        raise CorruptError(f"{where}: an entry is shorter than its records")
-    time_ns = max(time_ns, int(np.frombuffer(payload, "<i8", count, at).max()))
-    if EntryFlag.TXIDS in flags:
-        txid = max(txid, int(np.frombuffer(payload, "<i8", count, at + TIME_BYTES * count).max()))
-    return Highest(time_ns, txid)
+    for index, flag in enumerate((EntryFlag.TIMES, EntryFlag.TXIDS)):
+        if flag in flags:
+            if len(payload) < at + TIME_BYTES * count:
+                raise CorruptError(f"{where}: an entry is shorter than its records")
+            values[index] = max(values[index], int(np.frombuffer(payload, "<i8", count, at).max()))
+            at += TIME_BYTES * count
+    return Highest(*values)
 
 
 def records_bytes(nbytes: int, count: int) -> int:
@@ -349,6 +359,7 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -
     flags, counts = headers["flags"], headers["count"].astype(np.int64)
     expected = seq + np.cumsum(counts) - counts
     sound = (headers["format"] == ENTRY_FORMAT) & (headers["kind"] == EntryKind.RECORDS) & (headers["seq"] == expected)
+    sound &= ((flags & _UNKNOWN_FLAGS) == 0) & (counts > 0)
     if not sound.all():
         number = int(np.argmin(sound))
         payload = bytes(batch.buffer[int(starts[number]) : int(starts[number]) + HEADER_BYTES])
@@ -358,6 +369,7 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -
     whole = np.flatnonzero((flags & EntryFlag.MORE) == 0)
     entries = int(whole[-1]) + 1 if len(whole) else 0
     body = _Bodies(batch.buffer, starts + HEADER_BYTES, starts + sizes, counts, where)
+    body.check_counts()
     body.skip((flags & EntryFlag.HIGHEST) != 0, _HIGHEST.size)
     times = body.int64s((flags & EntryFlag.TIMES) != 0)
     txids = body.int64s((flags & EntryFlag.TXIDS) != 0)
@@ -396,6 +408,12 @@ class _Bodies:
         self._ends = ends
         self._counts = counts
         self._where = where
+
+    def check_counts(self) -> None:
+        """Raise CorruptError if an entry is too short for its number of records, before memory is taken for these."""
+        ends = np.where(self._counts > 1, _END_BYTES * self._counts, 0)
+        if (self._starts + ends > self._ends).any():
+            raise CorruptError(f"{self._where}: an entry is shorter than its records")
 
     def skip(self, present: npt.NDArray[np.bool_], nbytes: int | Int64s) -> None:
         """Skip a part of the entries that have it.
@@ -437,7 +455,7 @@ class _Bodies:
                 lows[at], highs[at] = body, end
             else:
                 first = body + _END_BYTES * count
-                if count < 1 or first > end:
+                if first > end:
                     raise CorruptError(f"{self._where}: a table of {count} records does not fit its entry")
                 table = np.frombuffer(self._buffer, "<u4", count, body).astype(np.int64) + first
                 if int(table[-1]) != end or (table[1:] < table[:-1]).any():
