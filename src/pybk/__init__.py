@@ -80,7 +80,7 @@ from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
-from pybk.streams.log import Log, LogSegment
+from pybk.streams.log import Log, LogSegment, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
@@ -216,6 +216,7 @@ __all__ = [
     "StoreLockedError",
     "Subscription",
     "SubscriptionMode",
+    "SubscriptionState",
     "SubscriptionStats",
     "TierPolicy",
     "Tiers",

@@ -39,6 +39,7 @@ from pybk.errors import (
     NoSuchLogError,
     PybkError,
     TooManyRequestsError,
+    TruncatedError,
     UsageError,
 )
 from pybk.futures import ACKNOWLEDGED, origin_of
@@ -48,6 +49,7 @@ from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.background import background
 from pybk.streams.cursor_state import CursorState, Ranges, encode_acks, encode_seek, is_state
+from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
@@ -462,9 +464,28 @@ def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal:
     return True
 
 
+def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) -> CursorState:
+    """Return what a subscription has acknowledged durably, without becoming its owner.
+
+    Raises:
+        CorruptError: The cursor is damaged or missing.
+    """
+    steps = LedgerSteps(manager, cursor_list_name(log.name, bound.name), _spec_of(log))
+    while True:
+        try:
+            return _replayed(steps, bound)
+        except NoSuchLogError:
+            return CursorState(bound.seq)  # its list is being made
+        except TruncatedError:
+            continue  # its owner wrote a whole state meanwhile
+
+
+def _spec_of(log: LedgerSteps) -> LedgerSpec:
+    return replace(log.spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
+
+
 def _writer_of(manager: LedgerManager, log: LedgerSteps, name: str) -> ListWriter:
-    spec = replace(log.spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
-    return ListWriter(manager, cursor_list_name(log.name, name), spec, RollPolicy(CURSOR_SEGMENT_BYTES))
+    return ListWriter(manager, cursor_list_name(log.name, name), _spec_of(log), RollPolicy(CURSOR_SEGMENT_BYTES))
 
 
 def _raise_bound(cursor: weakref.ref[Cursor]) -> None:

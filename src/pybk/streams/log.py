@@ -24,7 +24,7 @@ from pybk.manager import LedgerManager
 from pybk.metadata.store import Watch
 from pybk.opening import Opening
 from pybk.streams import ledger_list
-from pybk.streams.cursor import delete_cursor
+from pybk.streams.cursor import delete_cursor, read_cursor
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
@@ -62,6 +62,24 @@ class LogSegment(NamedTuple):
     nbytes: int
     created_ns: int
     closed_ns: int
+
+
+class SubscriptionState(NamedTuple):
+    """What a durable subscription has acknowledged, as its cursor has it on disk.
+
+    Attributes:
+        name: Its name.
+        first_unacked: The first record that it has not acknowledged.
+        backlog: How many records of the log it has not acknowledged.
+        acked_ranges: How many ranges of records it has acknowledged after the first that it has not.
+        properties: The application's, as set by acknowledgements.
+    """
+
+    name: str
+    first_unacked: int
+    backlog: int
+    acked_ranges: int
+    properties: Mapping[str, int | str]
 
 
 class Log:
@@ -396,6 +414,30 @@ class Log:
     def subscriptions(self) -> list[str]:
         """Return the names of the durable subscriptions, ascending."""
         return [each.name for each in self._record().cursors]
+
+    def subscription_states(self) -> list[SubscriptionState]:
+        """Return what each durable subscription has acknowledged, by name, without taking it from its owner.
+
+        Raises:
+            CorruptError: The cursor of one is damaged or missing.
+
+        Cost: Reads the cursor of each.
+        """
+        record, end = self._record(), self.last_seq + 1
+        found = []
+        for bound in record.cursors:
+            state = read_cursor(self._manager, self._steps, bound)
+            ranges = len(state.acked_ranges)
+            found.append(
+                SubscriptionState(
+                    bound.name, state.first_unacked, state.unacked_count(end), ranges, dict(state.properties)
+                )
+            )
+        return found
+
+    async def subscription_states_async(self) -> list[SubscriptionState]:
+        """Return the states of subscriptions as ``subscription_states`` does, in a thread."""
+        return await asyncio.to_thread(self.subscription_states)
 
     def delete_subscription(self, name: str, *, steal: bool = False) -> bool:
         """Delete a durable subscription for good, also a damaged one; returns whether there was one.

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pybk.admin.cli import bookie, feature_level, ledger, permissions, spark, store, wal
+from pybk.admin.cli import bookie, feature_level, ledger, log, permissions, spark, store, wal
 from pybk.admin.cli.output import DAMAGED, FAILED, SOUND
 from pybk.errors import CorruptError, DigestMismatchError, PybkError
 from pybk.version import __version__
@@ -31,6 +31,7 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     feature_level.add_upgrade,
     permissions.add_permissions,
     wal.add_wal,
+    log.add_log,
     bookie.add_bookie,
     spark.add_spark,
 )

@@ -1,0 +1,185 @@
+"""The commands ``pybk log …``: named logs of a store or a cluster; see ``docs/streams.md``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from pybk.admin.cli.credentials import password_of
+from pybk.admin.cli.logs import (
+    Verbs,
+    append_lines,
+    manager_of,
+    print_records,
+    print_result,
+    print_rows,
+    takes_insecure,
+    takes_prefix,
+    takes_tail,
+)
+from pybk.admin.cli.output import SOUND, base64, counted
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+from pybk.streams.log import Log
+from pybk.streams.log_reader import LogEnd, Start, TxId
+from pybk.streams.namespace import Namespace
+from pybk.streams.position import Position
+
+_PLACE = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
+
+
+def add_log(commands: Any) -> None:
+    """Add ``pybk log`` and its verbs."""
+    add = Verbs(commands, "log", "list, read and change named logs").add
+    listing = add("list", _list, "list the logs with their records, ledgers and subscriptions", named=False)
+    takes_prefix(listing, "list only names that begin with it")
+    takes_insecure(add("create", _create, "create a log without records"))
+    cat = add("cat", _cat, "print the data of a log's records, a line each")
+    cat.add_argument("--first", type=_place, metavar="PLACE", default=LogEnd.EARLIEST, help=f"first record: {_PLACE}")
+    cat.add_argument("--last", type=int, metavar="SEQ", help="sequence number of the last record; default: the last")
+    takes_tail(add("tail", _tail, "print the last records of a log, a line each"))
+    append = add("append", _append, "append each line of standard input as a record; makes the log if needed")
+    append.add_argument("--key", metavar="KEY", help="key of the records")
+    append.add_argument(
+        "--txid", type=int, metavar="NUMBER", help="transaction id of the first; the next have the next"
+    )
+    takes_insecure(append)
+    truncate = add("truncate", _truncate, "drop the records of a log before a place")
+    truncate.add_argument("before", metavar="PLACE", type=_place, help=f"the first record to keep: {_PLACE}")
+    add("seal", _seal, "end a log for good")
+    rename = add("rename", _rename, "give a log another name")
+    rename.add_argument("target", metavar="NEW", help="its new name")
+    add("delete", _delete, "delete a log with its records and subscriptions")
+    add("subscriptions", _subscriptions, "list the subscriptions of a log with what they have not acknowledged")
+
+
+def _place(text: str) -> Start:
+    """Return the place that a text names."""
+    name, equals, value = text.partition("=")
+    try:
+        if equals and name == "txid":
+            return TxId(int(value))
+        if equals and name == "time":
+            return datetime.fromisoformat(value)
+        return Position.parse(text) if ":" in text else int(text)
+    except (ValueError, UsageError):
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACE}") from None
+
+
+def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> Log:
+    """Open an existing log; one without a password is opened as such."""
+    return Log.open(manager, name, mode=mode, create=False, password=password_of(parsed) or b"", insecure=True)
+
+
+def _names(parsed: argparse.Namespace, manager: LedgerManager, *, insecure: bool = True) -> Namespace:
+    return Namespace.open(manager, password=password_of(parsed) or b"", insecure=insecure)
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    rows = []
+    with manager_of(parsed, read_only=True) as manager, _names(parsed, manager) as logs:
+        for name in logs.names(parsed.prefix):
+            with _open(parsed, manager, name, "r") as log:
+                rows.append(
+                    {
+                        "name": name,
+                        "first_seq": log.first_seq,
+                        "last_seq": log.last_seq,
+                        "sealed": log.is_sealed,
+                        "ledgers": [each.ledger_id for each in log.segments()],
+                        "subscriptions": log.subscriptions(),
+                        "properties": dict(log.properties),
+                    }
+                )
+    headers = ("name", "first_seq", "last_seq", "sealed", "ledgers", "subscriptions")
+    return print_rows(rows, headers, as_json=parsed.json)
+
+
+def _create(parsed: argparse.Namespace) -> int:
+    with (
+        manager_of(parsed, read_only=False) as manager,
+        _names(parsed, manager, insecure=parsed.insecure) as logs,
+    ):
+        logs.create(parsed.name).close()
+    return print_result(parsed, {"created": parsed.name}, f"log {parsed.name} is created")
+
+
+def _cat(parsed: argparse.Namespace) -> int:
+    with (
+        manager_of(parsed, read_only=True) as manager,
+        _open(parsed, manager, parsed.name, "r") as log,
+        log.reader(parsed.first) as reader,
+    ):
+        records = itertools.takewhile(lambda record: parsed.last is None or record.seq <= parsed.last, reader)
+        print_records(records, as_json=parsed.json, encode=_encoded)
+    return SOUND
+
+
+def _tail(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=True) as manager, _open(parsed, manager, parsed.name, "r") as log:
+        first = max(log.first_seq, log.last_seq - parsed.n + 1)
+        with log.reader(first, follow=parsed.follow) as reader:
+            print_records(reader, as_json=parsed.json, encode=_encoded)
+    return SOUND
+
+
+def _encoded(value: Any) -> Any:
+    """Return a field of a record as JSON has it."""
+    match value:
+        case Position():
+            return str(value)
+        case bytes():
+            return base64(value)
+        case tuple():
+            return [[name, base64(data)] for name, data in value]
+    return value
+
+
+def _append(parsed: argparse.Namespace) -> int:
+    txids = itertools.count(parsed.txid) if parsed.txid is not None else itertools.repeat(None)
+    key = None if parsed.key is None else parsed.key.encode()
+    with (
+        manager_of(parsed, read_only=False) as manager,
+        _names(parsed, manager, insecure=parsed.insecure) as logs,
+        logs.log(parsed.name) as log,
+        log.writer() as writer,
+    ):
+        append = partial(writer.append_async, key=key)
+        count, last = append_lines(lambda line: append(line, txid=next(txids)))
+    text = f"{counted(count, 'record')} appended" + (f", up to {last}" if count else "")
+    return print_result(parsed, {"appended": count, "last": None if last is None else str(last)}, text)
+
+
+def _truncate(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as log:
+        first = log.truncate(parsed.before)
+    return print_result(parsed, {"first_seq": first}, f"log {parsed.name} begins with record {first}")
+
+
+def _seal(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as log:
+        log.seal()
+        last = log.last_seq
+    return print_result(parsed, {"last_seq": last}, f"log {parsed.name} is sealed after record {last}")
+
+
+def _rename(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
+        logs.rename(parsed.name, parsed.target)
+    return print_result(parsed, {"renamed": parsed.target}, f"log {parsed.name} has the name {parsed.target} now")
+
+
+def _delete(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
+        logs.delete(parsed.name)
+    return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
+
+
+def _subscriptions(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=True) as manager, _open(parsed, manager, parsed.name, "r") as log:
+        rows = [each._asdict() for each in log.subscription_states()]
+    headers = ("name", "first_unacked", "backlog", "acked_ranges")
+    return print_rows(rows, headers, as_json=parsed.json)

@@ -1,0 +1,130 @@
+"""What the commands ``pybk wal …`` and ``pybk log …`` share: their arguments, and how records are read and printed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
+from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
+from pybk.admin.cli.output import SOUND, base64, print_json, print_table
+from pybk.manager import LedgerManager
+from pybk.streams.record_future import RecordFuture
+
+_TAIL: Final = 10
+_APPEND_AT_ONCE: Final = 512
+
+
+class _Record(Protocol):
+    """A record of a log of any kind."""
+
+    @property
+    def data(self) -> bytes:
+        """The application's bytes."""
+
+    def _asdict(self) -> dict[str, Any]:
+        """Return its fields by name."""
+
+
+class Verbs:
+    """The verbs of a noun.
+
+    Args:
+        commands: The subparsers of ``pybk``.
+        noun: The noun.
+        text: What its verbs do, for ``--help``.
+    """
+
+    def __init__(self, commands: Any, noun: str, text: str) -> None:
+        parser = commands.add_parser(noun, help=text, description=text)
+        self._verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def add(
+        self, name: str, run: Callable[[argparse.Namespace], int], text: str, *, named: bool = True
+    ) -> argparse.ArgumentParser:
+        """Add a verb that takes PATH, the name of a log if ``named``, a password and a cluster's secret."""
+        command = add_command(self._verbs, name, run, text, STORE_OR_CLUSTER)
+        if named:
+            command.add_argument("name", metavar="NAME", help="the log's name")
+        takes_password(command)
+        takes_secret(command)
+        return command
+
+
+def takes_prefix(command: argparse.ArgumentParser, text: str) -> None:
+    """Have a command take PREFIX."""
+    command.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help=text)
+
+
+def takes_tail(command: argparse.ArgumentParser) -> None:
+    """Have a command take how many records it prints, and whether it follows."""
+    command.add_argument("-n", type=int, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
+    command.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
+
+
+def takes_insecure(command: argparse.ArgumentParser) -> None:
+    """Have a command make logs without a password."""
+    command.add_argument("--insecure", action="store_true", help="make a log without a password if there is none")
+
+
+def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
+    """Open the store or the cluster that PATH names."""
+    if is_url(parsed.path):
+        with secret_needed():
+            return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
+    return LedgerManager.open(parsed.path, read_only=read_only)
+
+
+def append_lines(append: Callable[[bytes], RecordFuture[Any]]) -> tuple[int, Any]:
+    """Append each line of standard input; returns how many, and what the last append returned, None for none."""
+    count, last = 0, None
+    futures: list[RecordFuture[Any]] = []
+    for line in sys.stdin.buffer:
+        futures.append(append(line.removesuffix(b"\n")))
+        if len(futures) >= _APPEND_AT_ONCE:
+            last = futures[-1].result()
+            futures.clear()
+        count += 1
+    for future in futures:
+        last = future.result()
+    return count, last
+
+
+def print_records(
+    records: Iterable[_Record], *, as_json: bool, encode: Callable[[Any], Any] = lambda value: value
+) -> None:
+    """Print records as they come, a line each: their data, or JSON, in which ``encode`` converts the other fields."""
+    for record in records:
+        if as_json:
+            fields = {name: encode(value) for name, value in record._asdict().items()}
+            print_json({**fields, "data": base64(record.data)}, indent=None)
+        else:
+            sys.stdout.flush()
+            sys.stdout.buffer.write(record.data + b"\n")
+        sys.stdout.flush()
+
+
+def print_rows(rows: list[dict[str, Any]], headers: Iterable[str], *, as_json: bool) -> int:
+    """Print rows as JSON or as a table of some of their columns; returns the exit status."""
+    if as_json:
+        print_json(rows)
+    else:
+        names = list(headers)
+        print_table([[shown(row[name]) for name in names] for row in rows], [name.replace("_", " ") for name in names])
+    return SOUND
+
+
+def print_result(parsed: argparse.Namespace, content: dict[str, Any], text: str) -> int:
+    """Print what a command did, as JSON or as a sentence; returns the exit status."""
+    if parsed.json:
+        print_json(content)
+    else:
+        print(text)
+    return SOUND
+
+
+def shown(value: Any) -> Any:
+    """Return a value as a table has it."""
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value

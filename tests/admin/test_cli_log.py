@@ -1,0 +1,147 @@
+"""``pybk log``: named logs are created, listed, written, read, followed, truncated, renamed, sealed and deleted."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import Log, NewRecord
+from pybk.admin.cli import main
+from tests.waiting import PROCESS_S
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYBK_PASSWORD", "secret")
+    return tmp_path / "store"
+
+
+class Shell:
+    """Runs commands on a store."""
+
+    def __init__(self, capture: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, store: Path) -> None:
+        self._capture = capture
+        self._monkeypatch = monkeypatch
+        self._store = store
+
+    def run(self, verb: str, *arguments: object, stdin: bytes = b"") -> tuple[int, str, str]:
+        self._monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = main(["log", verb, str(self._store), *map(str, arguments)])
+        out, err = self._capture.readouterr()
+        return status, out.decode(), err.decode()
+
+    def out(self, verb: str, *arguments: object, stdin: bytes = b"") -> str:
+        status, out, err = self.run(verb, *arguments, stdin=stdin)
+        assert (status, err) == (0, "")
+        return out
+
+    def json(self, verb: str, *arguments: object, stdin: bytes = b"") -> Any:
+        return json.loads(self.out(verb, *arguments, "--json", stdin=stdin))
+
+
+@pytest.fixture
+def shell(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch, store: Path) -> Shell:
+    return Shell(capfdbinary, monkeypatch, store)
+
+
+def test_the_life_of_a_log(shell: Shell) -> None:
+    assert shell.out("create", "orders") == "log orders is created\n"
+    assert shell.run("create", "orders")[0] == 2
+    out = shell.out("append", "orders", "--key", "k", "--txid", 7, stdin=b"a\nb\nc")
+    assert out.startswith("3 records appended, up to 1:3:0:2")
+    assert shell.out("cat", "orders") == "a\nb\nc\n"
+    assert shell.out("cat", "orders", "--first", 1, "--last", 1) == "b\n"
+    assert shell.out("cat", "orders", "--first", "txid=8") == "b\nc\n"
+    assert shell.out("cat", "orders", "--first", "1:3:0:2") == "c\n"
+    assert shell.out("tail", "orders", "-n", 1) == "c\n"
+    assert shell.json("append", "orders", stdin=b"d\n")["appended"] == 1
+    assert shell.out("truncate", "orders", 1) == "log orders begins with record 1\n"
+    assert shell.json("truncate", "orders", "txid=8") == {"first_seq": 1}
+    [row] = shell.json("list")
+    assert (row["name"], row["first_seq"], row["last_seq"], row["sealed"]) == ("orders", 1, 3, False)
+    assert shell.out("rename", "orders", "orders/eu") == "log orders has the name orders/eu now\n"
+    assert [row["name"] for row in shell.json("list", "orders/")] == ["orders/eu"]
+    assert "orders/eu" in shell.out("list")
+    assert shell.out("seal", "orders/eu") == "log orders/eu is sealed after record 3\n"
+    assert shell.out("tail", "orders/eu", "-f") == "b\nc\nd\n", "a sealed log ends"
+    status, _, err = shell.run("append", "orders/eu", stdin=b"e\n")
+    assert (status, "sealed" in err) == (2, True)
+    assert shell.out("delete", "orders/eu") == "log orders/eu is deleted\n"
+    assert shell.json("list") == []
+    assert shell.run("cat", "orders/eu")[0] == 2
+
+
+def test_a_record_is_printed_with_all_it_carries(shell: Shell, store: Path) -> None:
+    day = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    with Log.open(store, "log") as log, log.writer() as writer:
+        writer.append(b"early", time_ns=1)
+        at = int(day.timestamp()) * 10**9
+        writer.append_many([NewRecord(b"data", txid=3, key=b"key", headers=[("name", b"value")], time_ns=at)])
+    record = shell.json("cat", "log", "--first", f"time={day.isoformat()}")
+    assert record == {
+        "position": "1:2:0:1",
+        "data": "ZGF0YQ==",
+        "time_ns": at,
+        "txid": 3,
+        "key": "a2V5",
+        "headers": [["name", "dmFsdWU="]],
+    }
+    with pytest.raises(SystemExit):
+        shell.run("cat", "log", "--first", "yesterday")
+
+
+def test_subscriptions_are_listed_while_their_owners_live(shell: Shell, store: Path) -> None:
+    with Log.open(store, "log") as log, log.writer() as writer:
+        for number in range(10):
+            writer.append(b"%d" % number)
+        with log.subscribe("late", start=4) as late, log.subscribe("quick", start=0) as quick:
+            late.ack([5, 7])
+            quick.ack_through(8, properties={"offset": 8})
+            first, second = shell.json("subscriptions", "log")
+    assert first == {"name": "late", "first_unacked": 4, "backlog": 4, "acked_ranges": 2, "properties": {}}
+    assert second == {
+        "name": "quick",
+        "first_unacked": 9,
+        "backlog": 1,
+        "acked_ranges": 0,
+        "properties": {"offset": 8},
+    }
+    assert "late" in shell.out("subscriptions", "log")
+
+
+def test_a_log_without_a_password_has_to_be_asked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYBK_PASSWORD")
+    for verb in ("create", "append"):
+        status, _, err = shell.run(verb, "open", stdin=b"a\n")
+        assert (status, "insecure" in err) == (2, True)
+    assert shell.out("append", "open", "--insecure", stdin=b"a\n").startswith("1 record appended")
+    assert shell.out("cat", "open") == "a\n"
+
+
+def test_a_wrong_password_is_refused(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell.out("append", "orders", stdin=b"a\n")
+    monkeypatch.setenv("PYBK_PASSWORD", "another")
+    for verb, *arguments in (("cat",), ("tail",), ("seal",), ("rename", "new"), ("delete",), ("truncate", "1")):
+        status, _, err = shell.run(verb, "orders", *arguments)
+        assert (status, "password" in err) == (2, True), verb
+
+
+def test_tail_follows_another_process(store: Path) -> None:
+    with Log.open(store, "log") as log, log.writer() as writer:
+        writer.append(b"first")
+        command = [sys.executable, "-m", "pybk", "log", "tail", str(store), "log", "-f"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"first\n"
+            writer.append(b"second")
+            assert child.stdout.readline() == b"second\n"
+            writer.seal()
+            assert child.stdout.read() == b""
+            assert child.wait(PROCESS_S) == 0
