@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from pybk import LedgerManager, Log, LogEnd, LogWriter, Retention, Subscription
+from pybk.streams.ledger_spec import spec_of
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import ListKind
 
 Report = Callable[[str], object]
 NAME = "sub"
@@ -106,8 +109,10 @@ class Model:
             states.append((set(range(log.last_seq + 1)), self.property))
         return states
 
-    def check(self, log: Log) -> None:
+    def check(self, manager: LedgerManager, log: Log) -> None:
         """Compare the subscription with the model; what was not finished may be done or not, and is taken from it."""
+        steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, None, insecure=True))
+        bound = steps.existing().record.cursor(NAME)
         assert log.last_seq >= self.last, "an acknowledged append is gone"
         everything = set(range(log.last_seq + 1))
         with log.subscribe(NAME, start=LogEnd.EARLIEST, max_unacked=1 << 30) as subscription:
@@ -115,6 +120,7 @@ class Model:
             found = everything - unacked, subscription.properties.get("last")
             possible = [(acked & everything, value) for acked, value in self.may_be(log)]
             assert found in possible, f"{sorted(found[0])} are acknowledged, {self.unfinished} {sorted(self.acked)}"
+            assert bound is None or bound.seq <= subscription.first_unacked, "the bound passes the cursor"
             assert log.first_seq <= subscription.first_unacked, "a record was dropped that is not acknowledged"
             handed = []
             while records := subscription.read_many(100, timeout=0):

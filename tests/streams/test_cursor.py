@@ -133,6 +133,24 @@ def test_the_bound_follows_without_traffic(
     cursor.close()
 
 
+def test_the_bound_does_not_pass_what_is_durable_if_an_acknowledgement_was_refused(
+    manager: LedgerManager, log: ListWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cursor = opened(manager, log)
+    durable = cursor.ack([(0, 1)], {}, kick=False)
+    durable.result()
+    with monkeypatch.context() as patch:
+        patch.setattr(ListWriter, "append", lambda *_, **__: durable)  # nothing reaches the disk
+        assert cursor.ack([(1, 10)], {}, kick=False).done()
+    assert cursor.state.first_unacked == 10
+    cursor.raise_bound()
+    again = opened(manager, log, steal=True)
+    assert bound_of(log) <= again.state.first_unacked
+    again.close()
+    with pytest.raises(LogFencedError):
+        cursor.close()
+
+
 def test_a_cursor_has_one_owner(manager: LedgerManager, log: ListWriter) -> None:
     first = opened(manager, log)
     first.ack([(0, 20)], {}, kick=False).result()

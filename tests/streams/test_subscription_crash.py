@@ -51,11 +51,11 @@ def check(fs: SimFileSystem, model: Model) -> None:
     manager = open_world(fs)
     with opened(manager) as log:
         writer = log.writer()
-        model.check(log)
+        model.check(manager, log)
         for _ in islice(work(log, writer, Random(1), model.take), 5):
             pass
     with opened(manager) as log:
-        model.check(log)
+        model.check(manager, log)
     manager.close()
 
 

@@ -37,5 +37,5 @@ def test_queuelib_5_a_killed_consumer_loses_nothing(tmp_path: Path) -> None:
             model.take(line)
         acked += sum(line.startswith("acked") for line in lines)
         with LedgerManager.open(tmp_path / "db") as manager, opened(manager) as log:
-            model.check(log)
+            model.check(manager, log)
     assert acked > 50, "hardly anything was acknowledged"

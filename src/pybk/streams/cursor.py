@@ -472,10 +472,13 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
     """
     steps = LedgerSteps(manager, cursor_list_name(log.name, bound.name), _spec_of(log))
     while True:
+        found = steps.read()
+        if found is None or found.record.uid.hex() != bound.uid:
+            return CursorState(bound.seq)  # its list is being made
         try:
             return _replayed(steps, bound)
         except NoSuchLogError:
-            return CursorState(bound.seq)  # its list is being made
+            continue
         except TruncatedError:
             continue  # its owner wrote a whole state meanwhile
 
