@@ -658,10 +658,15 @@ def group_entries(writer: LedgerWriter, payloads: list[bytes], after: int) -> Le
     Raises:
         PybkError: The ledger takes no more entries.
     """
+    check_takes_entries(writer)
+    return LedgerEntries(writer._descriptor, writer._digest, payloads, after)
+
+
+def check_takes_entries(writer: LedgerWriter) -> None:
+    """Raise unless a ledger takes entries now; errors as for ``LedgerWriter.append``."""
     with writer._descriptor.lock:
         if writer._closed or writer._descriptor.error is not None:
             writer._refuse()
-    return LedgerEntries(writer._descriptor, writer._digest, payloads, after)
 
 
 def _check_end(descriptor: LedgerDescriptor, last: int) -> None:

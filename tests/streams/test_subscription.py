@@ -662,3 +662,18 @@ def test_a_consumer_with_a_timeout_returns(log: Log) -> None:
         assert subscription.read_many(4, timeout=0.1) == []
         assert asyncio.run(subscription.read_async(timeout=0.1)) is None
         assert time.monotonic() - began >= 0.2
+
+
+def test_properties_of_one_turn_of_the_event_loop_that_are_too_long_together_are_refused(
+    log: Log, writer: LogWriter
+) -> None:
+    append(writer, 3)
+
+    async def acknowledged() -> list[BaseException | None]:
+        with log.subscribe("all", start=LogEnd.EARLIEST, mode="shared") as subscription:
+            acks = [subscription.ack_coro(seq, properties={f"of {seq}": "x" * 40_000}) for seq in range(3)]
+            return await asyncio.gather(*acks, return_exceptions=True)
+
+    assert [type(outcome) for outcome in asyncio.run(acknowledged())] == [type(None), UsageError, UsageError]
+    with log.subscribe("all") as subscription:
+        assert (subscription.first_unacked, list(subscription.properties)) == (1, ["of 0"])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from pybk.atomic_group import GroupPart
 from pybk.errors import (
@@ -38,7 +38,7 @@ from pybk.streams.format import encode_record, encode_records, records_bytes
 from pybk.streams.ledger_list import Owned
 from pybk.streams.list_record import Segment
 from pybk.streams.record_future import RecordFuture, log_error
-from pybk.writer import LedgerWriter, Staged, ends_with, group_entries, stage, stage_many
+from pybk.writer import LedgerWriter, Staged, check_takes_entries, ends_with, group_entries, stage, stage_many
 
 SET_BYTES: Final = 64 << 10
 """Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
@@ -121,6 +121,8 @@ class Appender:
         """Writers of ledgers that are not closed, by segment number."""
         self._writer: LedgerWriter | None = None
         self._last_entry = -1
+        self._tip = (-1, 0)
+        """The last record that was staged, and its entry; one value, as it is read without the lock."""
         self.segment: Segment | None = None
         self.next_seq = 0
         self.epoch = 0
@@ -142,13 +144,9 @@ class Appender:
     @property
     def durable_seq(self) -> int | None:
         """The last record, if all that were appended are acknowledged; else None, because entries have to be read."""
-        # In this order, and without the lock: records before ``next_seq`` are in entries up to ``last_add_pushed``, or
-        # in segments before, which are acknowledged.
-        segment, next_seq, writer = self.segment, self.next_seq, self._writer
-        if segment is None or writer is None:
-            return None
-        pushed = writer.last_add_pushed
-        return next_seq - 1 if writer.last_add_confirmed >= pushed and self.segment is segment else None
+        # Without the lock, which is held while an append waits. No entry that was refused is ever confirmed.
+        (seq, entry), writer = self._tip, self._writer
+        return seq if writer is not None and writer.last_add_confirmed >= entry else None
 
     # ---- what steps call -----------------------------------------------------------------------------------------
 
@@ -169,6 +167,7 @@ class Appender:
                 self.next_seq = segment.first_seq
             elif self._writer is not None:
                 self._drain(self._writer)
+            self._tip = (self.next_seq - 1, 0)
             self._writer = self._writers[segment.number]
             self._last_entry = 0  # its header
             self.segment = segment
@@ -241,7 +240,9 @@ class Appender:
         if self.needs_repair or self.segment is None:
             return None
         seq, number, entry = self.next_seq, self.segment.number, self._last_entry + 1
-        payloads = batch.encode(seq)
+        payloads = self._encoded(batch)
+        if payloads is None:
+            return None
         if len(payloads) == 1:
             staged = self._stage(payloads[0], batch.records, kick=kick, wait=wait)
         elif several:
@@ -270,7 +271,9 @@ class Appender:
             if self.needs_repair or writer is None or segment is None:
                 return None
             seq, entry = self.next_seq, self._last_entry + 1
-            payloads = batch.encode(seq)
+            payloads = self._encoded(batch)
+            if payloads is None:
+                return None
             self.needs_repair = True  # until it is known what was staged, also if an interrupt comes between
             try:
                 staged = stage(GroupPart(group_entries(writer, payloads, self._last_entry)))
@@ -281,12 +284,30 @@ class Appender:
                 self.needs_repair = False
                 raise _nothing_staged(error) from error
             if staged is not None:
-                self.next_seq += batch.records
-                self.segment_bytes += sum(map(len, payloads))
-                self.segment_records += batch.records
-                self._last_entry += len(payloads)
+                self._count(payloads, batch.records)
             self.needs_repair = False
             return None if staged is None else (staged, batch.staged(seq, segment.number, entry))
+
+    def _encoded(self, batch: Batch[Any]) -> list[bytes] | None:
+        """Return the entries of records that come next; the caller holds the lock.
+
+        Returns:
+            None, with ``needs_repair`` set, if the batch refuses to follow records that were themselves refused.
+        """
+        try:
+            return batch.encode(self.next_seq)
+        except PybkError:
+            writer = self._writer
+            if writer is None:
+                return None
+            try:
+                check_takes_entries(writer)
+            except PybkError as error:
+                raise log_error(error) from error
+            self.needs_repair = not ends_with(writer, self._last_entry)
+            if not self.needs_repair:
+                raise
+            return None
 
     def _stage(self, payload: bytes, records: int, *, kick: bool, wait: bool = True) -> Staged | None:
         """Stage an entry with some records after those before; the caller holds the lock."""
@@ -300,10 +321,7 @@ class Appender:
         if staged is None:
             self.needs_repair = True
             return None
-        self.next_seq += records
-        self.segment_bytes += len(payload)
-        self.segment_records += records
-        self._last_entry += 1  # last: after an interrupt the next append finds that the ledger ends elsewhere
+        self._count((payload,), records)
         return staged
 
     def _stage_many(self, payloads: list[bytes], records: int, *, kick: bool) -> Staged | None:
@@ -317,12 +335,18 @@ class Appender:
         except PybkError as error:
             raise log_error(error) from error
         if staged is not None:
-            self.next_seq += records
-            self.segment_bytes += sum(map(len, payloads))
-            self.segment_records += records
-            self._last_entry += len(payloads)
+            self._count(payloads, records)
             self.needs_repair = False
         return staged
+
+    def _count(self, payloads: Sequence[bytes], records: int) -> None:
+        """Count records whose entries were staged; the caller holds the lock."""
+        self._tip = (self.next_seq + records - 1, self._last_entry + len(payloads))
+        self.next_seq += records
+        self.segment_bytes += sum(map(len, payloads))
+        self.segment_records += records
+        # Last: after an interrupt the next append finds that the ledger ends elsewhere.
+        self._last_entry += len(payloads)
 
     def flush(self) -> None:
         """Return when everything that was appended is durable."""

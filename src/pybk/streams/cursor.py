@@ -14,8 +14,13 @@ of space.
 acknowledgement, and on close, after a record of its own: that says anew that everything before is acknowledged, and is
 durable by itself, even if records before it were refused. It is lowered before a seek backwards.
 
+**Repair.** Records that were staged may be refused later, for want of space, and with them what else their group did.
+So after each repair of the list the state is made anew from what the list has, before anything else is staged:
+``_mend``. The same is done after an interrupt between a record and the change of the state.
+
 **Locks.** ``_moving`` excludes raising and lowering the bound, and is taken first. ``lock`` guards the state and orders
-the records of the list; it is held while a record is staged, not while it becomes durable, except for a seek.
+the records of the list; it is held while a record is staged, not while it becomes durable, except for a seek. The
+locks of the list's writer are taken after it.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ from pybk.streams.background import background
 from pybk.streams.cursor_state import CursorState, Ranges, encode_acks, encode_seek, is_state
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, Segment
+from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
@@ -111,6 +116,11 @@ class Cursor:
         """The segment that was appended to when the last whole state was written."""
         self._renewing = False
         self._timed = False
+        self._repairs = self._known_repairs = 0
+        """How often the list was repaired, and how often that was when the state was last made from it."""
+        self._unsure = False
+        """Whether a record may have been staged whose change the state has not got."""
+        writer.on_repair = self._repaired
 
     # ---- opening and closing -------------------------------------------------------------------------------------
 
@@ -210,19 +220,19 @@ class Cursor:
         """
         record = encode_acks(ranges, properties)
         with self.lock:
-            future = self._writer.append(record, None, kick=kick)
+            future = self._append(lambda: [record], kick=kick)
             return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
 
     def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
         """Acknowledge as ``ack`` does; None, with nothing done, if that might have to wait. The caller has the lock."""
         record = encode_acks(ranges, properties)
-        try:
-            future = self._writer.append_at_once(PlainBatch((record,)))
-        except TooManyRequestsError:
+        if self._is_stale:
             return None
-        if future is None:
-            return None
-        return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
+        with suppress(TooManyRequestsError):
+            future = self._staged(lambda: self._writer.append_at_once(PlainBatch((record,))))
+            if future is not None:
+                return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
+        return None
 
     def hold(
         self, ranges: Ranges, properties: Mapping[str, int | str], stage: Callable[[GroupPart], R | None]
@@ -239,14 +249,17 @@ class Cursor:
             done, as ``Appender.hold``.
         """
         record = encode_acks(ranges, properties)
-        found = self._writer.appender.hold(PlainBatch((record,)), stage)
+        if self._is_stale:
+            return None
+        found = self._staged(lambda: self._writer.appender.hold(PlainBatch((record,)), stage))
         if found is None:
             return None
         return found[0], self._acked(ranges, properties, len(record))
 
     def prepare(self) -> None:
         """Repair the list, if an append to it was refused or interrupted."""
-        self._writer.repair()
+        with self.lock:
+            self._mend()
 
     def _acked(self, ranges: Ranges, properties: Mapping[str, int | str], nbytes: int) -> int:
         """Change the state after a record of it was staged; the caller holds the lock.
@@ -256,6 +269,7 @@ class Cursor:
         """
         added = sum(self.state.ack(first, end) for first, end in ranges)
         self.state.properties |= properties
+        self._unsure = False
         self._changes_bytes += nbytes
         if self._is_long() and not self._renewing:
             self._renewing = True
@@ -279,12 +293,9 @@ class Cursor:
                 seq = self._move_bound(seq)
             seq = max(seq, self._log.existing().record.first_seq)
             with self.lock:
-                try:
-                    self._writer.append(encode_seek(seq), None, kick=False).result()
-                except PybkError:
-                    self._changes_bytes = 1 << 62  # so that the next record is a whole state
-                    raise
+                self._append(lambda: [encode_seek(seq)], kick=False).result()
                 self.state.seek(seq)
+                self._unsure = False
         return seq
 
     def expire(self) -> int:
@@ -300,13 +311,29 @@ class Cursor:
         """Let the log drop the records before the first one that is not acknowledged (rule T9)."""
         with self._moving:
             with self.lock:
-                seq = self.state.first_unacked
-                if seq <= self._bound.seq:
+                if self.state.first_unacked <= self._bound.seq:
                     return
-                # Records before may have been refused, so this one says it all again.
-                future = self._writer.append(encode_acks([(0, seq)]), None, kick=False)
-            future.result()
-            self._move_bound(seq)
+                future = self._writer.operate(self._said_again)
+                seq = self.state.first_unacked
+            if future is not None:
+                future.result()
+                self._move_bound(seq)
+
+    def _said_again(self) -> RecordFuture[range] | None:
+        """Stage a record that says where the state begins; the caller holds the lock, and keeps repairs away.
+
+        Returns:
+            None if that is where the bound is, because acknowledgements were refused.
+        """
+        self._mend()
+        while (seq := self.state.first_unacked) > self._bound.seq:
+            record = encode_acks([(0, seq)])
+            future = self._staged(partial(self._writer.append_unless_broken, PlainBatch((record,)), kick=False))
+            if future is not None:
+                self._unsure = False
+                return future
+            self._mend()
+        return None
 
     def _move_bound(self, seq: int) -> int:
         """Change the bound; the caller holds ``_moving``. Returns what there is of the records from ``seq`` on."""
@@ -330,6 +357,44 @@ class Cursor:
                         "subscription %r: the log keeps more than it needs: %s", self._writer.steps.name, error
                     )
 
+    # ---- staging -------------------------------------------------------------------------------------------------
+
+    def _append(self, encode: Callable[[], list[bytes]], *, kick: bool) -> RecordFuture[range]:
+        """Stage the records that ``encode`` returns; the caller holds the lock, and then changes the state."""
+        while True:
+            self._mend()
+            future = self._staged(lambda: self._writer.append_unless_broken(PlainBatch(encode()), kick=kick))
+            if future is not None:
+                return future
+
+    def _staged(self, stage: Callable[[], R | None]) -> R | None:
+        """Call what stages a record, or returns None; until the state is changed, it is not what the list has."""
+        self._unsure = True
+        try:
+            staged = stage()
+        except PybkError:
+            self._unsure = False
+            raise
+        self._unsure = staged is not None
+        return staged
+
+    def _repaired(self, _: ListRecord) -> None:
+        self._repairs += 1
+
+    @property
+    def _is_stale(self) -> bool:
+        """Whether the list may have something else than the state."""
+        return self._unsure or self._repairs != self._known_repairs
+
+    def _mend(self) -> None:
+        """Repair the list if that is due, and make the state anew if it was repaired; the caller holds the lock."""
+        self._writer.repair()
+        if self._is_stale:
+            repairs = self._repairs
+            self._writer.appender.flush()
+            self.state.become(_replayed(self._writer.steps, self._bound))
+            self._known_repairs, self._unsure = repairs, False
+
     # ---- whole states --------------------------------------------------------------------------------------------
 
     def _is_long(self) -> bool:
@@ -339,9 +404,9 @@ class Cursor:
 
     def _write_state(self) -> RecordFuture[range]:
         """Stage a whole state; the caller holds the lock."""
-        parts = self.state.encode()
-        future = self._writer.append_batch(PlainBatch(parts), kick=True)
-        self._state_bytes, self._changes_bytes = sum(map(len, parts)), 0
+        future = self._writer.operate(lambda: self._append(self.state.encode, kick=True))
+        self._unsure = False
+        self._state_bytes, self._changes_bytes = sum(map(len, self.state.encode())), 0
         self._state_segment = self._writer.appender.segment
         return future
 

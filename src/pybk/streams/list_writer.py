@@ -31,7 +31,7 @@ from pybk.streams.background import background
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, Segment
+from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.record_future import RecordFuture
 
 logger = logging.getLogger(__name__)
@@ -92,6 +92,8 @@ class ListWriter:
         steps: Performs operations on the list.
         closed: Whether it was closed.
         unclean: Whether the writer before did not close the log.
+        on_repair: Called with the list's record when it is known what became of appends that were refused or
+            interrupted, before others are made.
 
     Threads: any.
     """
@@ -113,6 +115,7 @@ class ListWriter:
         self._backlog = CoroutineBacklog()
         self.closed = False
         self.unclean = False
+        self.on_repair: Callable[[ListRecord], None] = lambda _: None
 
     # ---- taking over ---------------------------------------------------------------------------------------------
 
@@ -208,9 +211,14 @@ class ListWriter:
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T]:
         """Stage records as one transaction; see ``Appender.append_batch``."""
+        while (future := self.append_unless_broken(batch, kick=kick, wait=wait)) is None:
+            self.repair()
+        return future
+
+    def append_unless_broken(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
+        """Stage records as one transaction; None, with nothing done, if a ``repair`` is due before."""
         try:
-            while (future := self.appender.append_batch(batch, kick=kick, wait=wait)) is None:
-                self.repair()
+            future = self.appender.append_batch(batch, kick=kick, wait=wait)
         except LogFencedError as error:
             self._fenced = error
             raise
@@ -267,7 +275,7 @@ class ListWriter:
 
     def _repair(self) -> None:
         epoch = self.appender.epoch
-        self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns))
+        self.on_repair(self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns)))
         self.steps.perform(ledger_list.roll(self._name, epoch, 0, time.time_ns))
 
     def cut(self, seq: int) -> None:

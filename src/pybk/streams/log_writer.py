@@ -16,6 +16,7 @@ from pybk.streams.appender import pieces_of
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
 from pybk.streams.group_members import LogMember
+from pybk.streams.list_record import ListRecord
 from pybk.streams.list_writer import ListWriter
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
@@ -54,6 +55,7 @@ class LogWriter:
         self._keeper = RetentionKeeper(writer)
         self._data_bytes_max = writer.steps.data_bytes_max - ITEM_EXTRA_BYTES
         self._order = _Order(writer.steps.name, highest, strict=ordered_txids)
+        writer.on_repair = self._order.repaired
 
     def __repr__(self) -> str:
         """Name the log and the epoch."""
@@ -306,6 +308,10 @@ class _Order:
         self._name = name
         self._strict = strict
         self.highest = highest
+
+    def repaired(self, record: ListRecord) -> None:
+        """Forget records that were refused; nothing is appended meanwhile."""
+        self.highest = record.highest
 
     def after(self, before: Highest, items: Iterable[Item]) -> Highest:
         """Return the highest values up to the last of some records.

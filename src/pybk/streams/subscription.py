@@ -734,6 +734,8 @@ class Subscription:
         """Acknowledge records together with what else the event loop acknowledges before it comes to ``_flush``."""
         loop = asyncio.get_running_loop()
         batch = self._batches.get(loop)
+        if batch is not None and properties:
+            checked_properties({**self._cursor.state.properties, **batch.properties, **properties})
         if batch is None:
             batch = self._batches[loop] = _Batch([], {}, [])
             loop.call_soon(self._flush, loop)
@@ -807,6 +809,8 @@ class Subscription:
     def _acknowledge_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
         """Acknowledge what was checked; None, with nothing done, if that might wait. The caller holds the lock."""
         self._check_open()
+        if properties:
+            checked_properties({**self._cursor.state.properties, **properties})  # others may have set some since
         future = self._cursor.ack_at_once(ranges, properties)
         if future is not None:
             self._after_ack()
