@@ -174,6 +174,8 @@ def hints_of(hints: Iterable[StorageHint]) -> frozenset[StorageHint]:
     """Return the storage hints of a new ledger."""
     if isinstance(hints, (str, bytes)) or not isinstance(hints, Iterable):
         raise UsageError(f"storage_hints is {hints!r:.100}; it takes a set of hints: {{StorageHint.NVME}}")
+    if isinstance(hints, frozenset) and all(isinstance(hint, StorageHint) for hint in hints):
+        return hints  # shared by all ledgers that are made with it
     return frozenset(member_of(StorageHint, hint, "storage_hints") for hint in hints)
 
 

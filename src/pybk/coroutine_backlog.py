@@ -33,8 +33,11 @@ class CoroutineBacklog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[_WaitingAppend] = deque()
-        """In order; an append is removed after it was made. Guarded by ``_lock``."""
+        self._waiting: deque[_WaitingAppend] | None = None
+        """In order; an append is removed after it was made. Guarded by ``_lock``.
+
+        It is made when it is needed first, because an empty deque takes 760 bytes, and most logs have no event loop.
+        """
         self._running = False
         """Whether the thread runs. Guarded by ``_lock``."""
 
@@ -58,6 +61,8 @@ class CoroutineBacklog:
             if not self._running:
                 start_thread(threading.Thread(target=self._run, name="pybk-backlog", daemon=True))
                 self._running = True
+            if self._waiting is None:
+                self._waiting = deque()
             self._waiting.append(_WaitingAppend(append, loop, delivered))
         return delivered
 
@@ -65,17 +70,18 @@ class CoroutineBacklog:
         """Body of the thread."""
         while True:
             with self._lock:
-                if not self._waiting:
+                waiting = self._waiting
+                if not waiting:
                     self._running = False
                     return
-                append, loop, delivered = self._waiting[0]
+                append, loop, delivered = waiting[0]
             deliver: Callable[[], None]
             try:
                 deliver = partial(_succeed, delivered, append())
             except BaseException as error:  # noqa: BLE001  # passed to the coroutine that waits
                 deliver = partial(_fail, delivered, error)
             with self._lock:
-                self._waiting.popleft()
+                waiting.popleft()
             LoopCalls.of(loop).post(deliver)
 
 

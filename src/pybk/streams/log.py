@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -99,6 +99,18 @@ class Log:
     Threads: any.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_manager",
+        "_opened",
+        "_owns_manager",
+        "_spec",
+        "_steps",
+        "_subscriptions",
+        "name",
+    )
+
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
         """Use ``Log.open`` instead."""
         self.name: Final = name
@@ -107,9 +119,9 @@ class Log:
         self._spec = spec
         self._steps = LedgerSteps(manager, name, spec)
         self._closed = False
-        self._readers: WeakSet[LogReader] = WeakSet()
-        self._writers: WeakSet[LogWriter] = WeakSet()
-        self._subscriptions: list[Subscription] = []
+        self._opened: WeakSet[LogReader | LogWriter] | None = None
+        """Its readers and writers. Made when it is needed first, because an empty one takes 800 bytes."""
+        self._subscriptions: Sequence[Subscription] = ()
         """Those that may be open; kept here so that one which its user dropped is closed with the log."""
 
     # ---- opening and closing -------------------------------------------------------------------------------------
@@ -200,13 +212,16 @@ class Log:
         if self._closed:
             return
         self._closed = True
-        for reader in list(self._readers):
-            reader.close()
+        opened = list(self._opened or ())
+        for reader in opened:
+            if isinstance(reader, LogReader):
+                reader.close()
         with ExitStack() as ending:
             if self._owns_manager:
                 ending.callback(self._manager.close)
-            for writer in list(self._writers):
-                ending.callback(writer.close)
+            for writer in opened:
+                if isinstance(writer, LogWriter):
+                    ending.callback(writer.close)
             for subscription in self._subscriptions:
                 ending.callback(subscription.close)
 
@@ -246,6 +261,12 @@ class Log:
         if self._closed:
             raise ClosedError(f"log {self.name!r} is closed here; open it again")
 
+    def _keep(self, opened: LogReader | LogWriter) -> None:
+        """Have something closed with the log."""
+        if self._opened is None:
+            self._opened = WeakSet()
+        self._opened.add(opened)
+
     # ---- writing and reading -------------------------------------------------------------------------------------
 
     def writer(
@@ -284,7 +305,7 @@ class Log:
         found.steps.uid = self._steps.uid
         owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
         writer = LogWriter(found, owned.record.highest, ordered_txids=flag_of(ordered_txids, "ordered_txids"))
-        self._writers.add(writer)
+        self._keep(writer)
         return writer
 
     def writer_async(
@@ -327,7 +348,7 @@ class Log:
         """
         self._check_open()
         reader = LogReader(self._steps, seq_of(self._steps, start), follow=follow, strict=strict)
-        self._readers.add(reader)
+        self._keep(reader)
         return reader
 
     async def reader_async(
@@ -404,7 +425,7 @@ class Log:
             wait=wait,
             steal=steal,
         )
-        self._subscriptions = [each for each in self._subscriptions if not each.closed] + [subscription]
+        self._subscriptions = (*(each for each in self._subscriptions if not each.closed), subscription)
         return subscription
 
     def subscribe_async(self, name: str, **options: Any) -> Opening[Subscription]:
