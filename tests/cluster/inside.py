@@ -19,10 +19,12 @@ from tests.storage.real_store import QUICK
 SECRET = b"the secret that a cluster has ---"
 
 
-def make_cluster(directory: Path, secret: bytes | None = SECRET, level: FeatureLevel = NEWEST_LEVEL) -> str:
-    """Make a cluster in which passwords cost no scrypt; return its metadata URL."""
+def make_cluster(
+    directory: Path, secret: bytes | None = SECRET, level: FeatureLevel = NEWEST_LEVEL, url: str = ""
+) -> str:
+    """Make a cluster in which passwords cost no scrypt; return its metadata URL, by default one in its directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    url = f"lmdb://{directory}/metadata"
+    url = url or f"lmdb://{directory}/metadata"
 
     def key_for(identity: ClusterIdentity) -> bytes:
         assert secret is not None
@@ -50,11 +52,12 @@ class Inside:
         secret: bytes | None = SECRET,
         scheme: str = "tcp",
         level: FeatureLevel = NEWEST_LEVEL,
+        url: str = "",
     ) -> None:
         self.directory = directory
         self.secret = secret
         self.scheme = scheme
-        self.url = make_cluster(directory, secret, level)
+        self.url = make_cluster(directory, secret, level, url)
         self._stack = ExitStack()
         # The path of a socket has at most 107 bytes.
         self._sockets = self._stack.enter_context(TemporaryDirectory(prefix="pybk-"))
