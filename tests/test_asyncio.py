@@ -28,7 +28,8 @@ CONFIG = StoreConfig(**QUICK)
 @pytest.mark.parametrize("owner", [LedgerManager, LedgerWriter, LedgerReader])
 def test_every_call_has_its_asyncio_form(owner: type) -> None:
     calls = {name for name, value in inspect.getmembers(owner) if not name.startswith("_") and inspect.isroutine(value)}
-    for name in sorted(name for name in calls if not name.endswith(("_async", "_coro"))):
+    at_once = {"transaction"}  # a group does nothing before its commit, which has an asyncio form
+    for name in sorted(name for name in calls - at_once if not name.endswith(("_async", "_coro"))):
         assert f"{name}_async" in calls, f"{owner.__name__}.{name} has no asyncio form"
 
 

@@ -45,7 +45,7 @@ _APPLICATIONS: Final = (
 _LOGS: Final = frozenset({"pybk.streams.wal"})
 """Modules of the handles of logs. Their frames hold no locks of a log, as those of the modules that they call do."""
 
-_HANDLES: Final = ("pybk.manager", "pybk.reader", "pybk.writer")
+_HANDLES: Final = ("pybk.handle", "pybk.manager")
 
 _CALLERS: Final = frozenset({"_run", "_make"})
 """Functions of ``pybk.workers`` from which workers make calls."""

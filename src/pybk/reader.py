@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
-from typing import Final, NoReturn, Self, SupportsIndex
+from typing import Final, NoReturn, SupportsIndex
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pybk.backend import LedgerBackend
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
+from pybk.handle import Handle
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.loop_calls import call_in
 from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
@@ -37,7 +38,7 @@ def _whole(number: SupportsIndex) -> int:
     raise UsageError(f"{number!r:.100} is not a whole number; entry ids and sizes are")
 
 
-class LedgerReader:
+class LedgerReader(Handle):
     """Reads one ledger; made by ``LedgerManager.open_ledger``.
 
     Threads: any.
@@ -399,26 +400,6 @@ class LedgerReader:
         self._closed = True
         for wake in list(self._waiting):  # a signal handler may close the reader, so no lock is taken here
             wake()
-
-    async def close_async(self) -> None:
-        """Close this reader, as ``close`` does."""
-        self.close()
-
-    def __enter__(self) -> Self:
-        """Return the reader itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the reader."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the reader itself."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the reader."""
-        self.close()
 
 
 def woken_by(reader: LedgerReader, callback: Callable[[], None]) -> AbstractContextManager[None]:

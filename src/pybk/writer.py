@@ -6,8 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import TracebackType
-from typing import Final, NoReturn, Self, cast
+from typing import Final, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,7 @@ from pybk.errors import (
 )
 from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch, origin_of
 from pybk.group_commit import Completion
+from pybk.handle import Handle
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.transaction_group import DisplacedError, LedgerEntries
@@ -47,7 +47,7 @@ Staged = tuple[AppendLog, Completion]
 """Entries that were staged: what an ``AppendFuture`` is made of, besides its result."""
 
 
-class LedgerWriter:
+class LedgerWriter(Handle):
     """Appends to one ledger; made by ``LedgerManager.create_ledger``.
 
     As a context manager it closes the ledger at the end.
@@ -556,34 +556,6 @@ class LedgerWriter:
         if not descriptor.deleted:
             self._backend.close_ledger(descriptor)
         self._settled = True
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the writer itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the ledger; an exception of the ``with`` block is not replaced by an error of the close."""
-        try:
-            self.close()
-        except PybkError:
-            if error is None:
-                raise
-
-    async def __aenter__(self) -> Self:
-        """Return the writer itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the ledger as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
 def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait: bool = True) -> Staged | None:

@@ -315,10 +315,13 @@ def test_two_logs_written_alternately_stay_apart(manager: LedgerManager) -> None
 
 def test_records_roll_the_log_by_count(manager: LedgerManager) -> None:
     with opened(manager) as log, log.writer(segment_records=3) as writer:
-        for number in range(10):
-            writer.append(b"%d" % number)
-            wait_until(lambda number=number: len(log.segments()) > number // 3)  # type: ignore[misc]
-        assert data_of(log) == [b"%d" % number for number in range(10)]
+        for turn in range(3):
+            for number in range(3 * turn, 3 * turn + 3):
+                writer.append(b"%d" % number)
+            # A segment is closed after the writer has switched to the next one.
+            wait_until(lambda turn=turn: sum(each.last_seq is not None for each in log.segments()) > turn)  # type: ignore[misc]
+        assert data_of(log) == [b"%d" % number for number in range(9)]
+        assert [each.first_seq for each in log.segments()] == [0, 3, 6, 9]
 
 
 def test_properties_change_together(manager: LedgerManager) -> None:

@@ -33,6 +33,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
+from pybk.handle import Handle
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.opening import Opening
@@ -86,7 +87,7 @@ BlobData = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO | 
 """What can be put: bytes, the path of a file, a file that is open for reading, or an iterable of bytes."""
 
 
-class BlobStore:
+class BlobStore(Handle):
     """Named blobs: bytes of any length that are written once, and replaced as a whole.
 
     Open it, put, and read::
@@ -192,26 +193,6 @@ class BlobStore:
             finally:
                 if self._owns_manager:
                     self._manager.close()
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the blob store itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the blob store."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the blob store itself."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close the blob store, in a thread."""
-        await self.close_async()
 
     def __repr__(self) -> str:
         """Name the blob store, and say where it is."""

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from weakref import WeakSet
 
@@ -20,6 +19,7 @@ from pybk.digest import DigestType
 from pybk.errors import ClosedError, LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
+from pybk.handle import Handle
 from pybk.manager import LedgerManager
 from pybk.metadata.store import Watch
 from pybk.opening import Opening
@@ -82,7 +82,7 @@ class SubscriptionState(NamedTuple):
     properties: Mapping[str, int | str]
 
 
-class Log:
+class Log(Handle):
     """A named log in a store or a cluster.
 
     Open it, and append with its writer or read with readers::
@@ -224,34 +224,6 @@ class Log:
                     ending.callback(writer.close)
             for subscription in self._subscriptions:
                 ending.callback(subscription.close)
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the log itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the log; an error that is on its way is not replaced by one of closing."""
-        try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise
-
-    async def __aenter__(self) -> Self:
-        """Return the log itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the log as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def __repr__(self) -> str:
         """Name the log."""

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import islice
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from pybk.arguments import whole_from
 from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
 from pybk.futures import seconds_of
+from pybk.handle import Handle
 from pybk.streams.format import Records
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX
@@ -45,7 +45,7 @@ Start = LogEnd | Position | TxId | datetime | int
 """Where reading begins: an end, a position, a transaction id, a time that names its zone, or a sequence number."""
 
 
-class LogReader:
+class LogReader(Handle):
     """Reads a log in order; made by ``Log.reader``.
 
     Iterating ends with the last record of now; with ``follow``, only when the log is sealed or this is closed. Every
@@ -228,26 +228,6 @@ class LogReader:
     def close(self) -> None:
         """Let go of the log; a call that waits for records raises ClosedError."""
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        """Return the reader itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the reader itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
 
 
 def seq_of(steps: LedgerSteps, start: Start) -> int:

@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from pybk.arguments import whole_from
 from pybk.atomic_group import member_of
 from pybk.errors import OutOfOrderError, UsageError
+from pybk.handle import Handle
 from pybk.streams.appender import pieces_of
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
@@ -43,7 +43,7 @@ class NewRecord(NamedTuple):
     time_ns: int | None = None
 
 
-class LogWriter:
+class LogWriter(Handle):
     """The writer of a log, until it is closed or another takes the log over; made by ``Log.writer``.
 
     Threads: any. Appends of all threads share syncs. Signal handlers must not append.
@@ -254,34 +254,6 @@ class LogWriter:
         """
         self._keeper.close()
         self._writer.close()
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the writer itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the writer; an error that is on its way is not replaced by one of closing."""
-        try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise
-
-    async def __aenter__(self) -> Self:
-        """Return the writer itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the writer as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
 @member_of.register

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -18,6 +17,7 @@ from pybk.credentials import Secret
 from pybk.digest import DigestType
 from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, UsageError
 from pybk.flags import StorageHint
+from pybk.handle import Handle
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.store import Watch
 from pybk.opening import Opening
@@ -31,7 +31,7 @@ from pybk.streams.name_watch import NameWatch
 from pybk.streams.names import checked_name
 
 
-class Namespace:
+class Namespace(Handle):
     """The named logs of a store or a cluster, of one password.
 
     ::
@@ -109,34 +109,6 @@ class Namespace:
                 ending.callback(self._manager.close)
             for log in list(self._logs):
                 ending.callback(log.close)
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the namespace itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it; an error that is on its way is not replaced by one of closing."""
-        try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise
-
-    async def __aenter__(self) -> Self:
-        """Return the namespace itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def __repr__(self) -> str:
         """Say where the logs are."""

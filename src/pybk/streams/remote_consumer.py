@@ -24,11 +24,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from pybk import errors
 from pybk.errors import ClosedError, CorruptError, IllegalOperationError, LogSealedError, PybkError, UsageError
+from pybk.handle import Handle
 from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
 from pybk.opening import Opening
 from pybk.streams.log_record import LogRecord
@@ -89,7 +89,7 @@ def _records_of(described: Iterable[list[Any]], data: bytes) -> list[LogRecord]:
     return found
 
 
-class ConsumerServer:
+class ConsumerServer(Handle):
     """Serves a shared subscription to consumers in other processes, by a thread of its own.
 
     Use it so, in the process that has the subscription::
@@ -134,26 +134,6 @@ class ConsumerServer:
             self._thread.join()
             with suppress(FileNotFoundError):
                 Path(self.path).unlink()
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the server itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the server itself."""
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Close it in a thread."""
-        await self.close_async()
 
     def _run(self, ready: Future[None]) -> None:
         asyncio.run(self._serve(ready))
@@ -265,7 +245,7 @@ def _listening(path: str) -> socket.socket:
     return listener
 
 
-class RemoteConsumer:
+class RemoteConsumer(Handle):
     """A consumer of a shared subscription that another process of this machine serves; see ``ConsumerServer``.
 
     Use it so::
@@ -322,30 +302,6 @@ class RemoteConsumer:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the consumer itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the consumer itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
 
     def __repr__(self) -> str:
         """Name the socket."""

@@ -24,8 +24,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from functools import partial
-from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from pybk.atomic_group import GroupPart, member_of
 from pybk.backend import LedgerBackend
@@ -39,6 +38,7 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
+from pybk.handle import Handle
 from pybk.loop_calls import call_in
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams.attributes import HEADERS_MAX, Headers
@@ -145,7 +145,7 @@ class _Batch(NamedTuple):
                 waiter.set_exception(error)
 
 
-class Subscription:
+class Subscription(Handle):
     """Consumes a log: records are handed out until they are acknowledged; made by ``Log.subscribe``.
 
     Use it so::
@@ -211,10 +211,6 @@ class Subscription:
         finally:
             self._end()
 
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
     def delete(self) -> None:
         """Delete the subscription for good: the log keeps nothing for it any more."""
         try:
@@ -237,30 +233,6 @@ class Subscription:
     def closed(self) -> bool:
         """Whether it was closed or deleted here."""
         return self._cursor.closed
-
-    def __enter__(self) -> Self:
-        """Return the subscription itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it; an error that is on its way is not replaced by one of closing."""
-        try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise
-
-    async def __aenter__(self) -> Self:
-        """Return the subscription itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def __repr__(self) -> str:
         """Name the subscription and its log."""

@@ -34,6 +34,7 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
+from pybk.handle import Handle
 from pybk.keys import KeyRing
 from pybk.manager import LedgerManager, backend_of
 from pybk.opening import Opening
@@ -125,7 +126,7 @@ class WalOptions(TypedDict, total=False):
     config: StoreConfig | None
 
 
-class WriteAheadLog:
+class WriteAheadLog(Handle):
     """A durable log of records with dense log sequence numbers (LSNs).
 
     Open it, append, and after a crash replay::
@@ -402,36 +403,15 @@ class WriteAheadLog:
             if self._owns_manager and (self._writer is None or self._writer.closed):
                 self._manager.close()
 
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        """Return the log itself."""
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the log; an error that is on its way is not replaced by one of closing."""
         try:
-            self.close()
-        except PybkError:
-            if error is None:
-                raise
+            super().__exit__(kind, error, traceback)
         finally:
             if self._owns_manager:  # after an interrupt, too, because nothing closes it again
                 self._manager.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the log itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the log as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def __repr__(self) -> str:
         """Name the log, and say how it is open."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from pybk.errors import ClosedError
+from pybk.handle import Handle
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_record import WalRecord, wal_records
 
 
-class WalFollower:
+class WalFollower(Handle):
     """Yields records as they become durable, here or in another process; made by ``WriteAheadLog.follow``.
 
     Use it with ``for``, or in an event loop with ``async for``, which reads in threads and holds none while it waits.
@@ -103,25 +103,3 @@ class WalFollower:
         self.close()
         if not ended:
             raise ClosedError(f"log {self._name!r} was closed or promoted here while it was read; read it again")
-
-    # ---- with ----------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        """Return the follower itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        """Return the follower itself."""
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()

@@ -1,0 +1,46 @@
+"""``Handle``: what is opened and ends with ``close``, as a context manager for threads and for event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Handle(ABC):
+    """An object that is opened, and let go of by ``close``, which leaving its ``with`` calls."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; a second call does nothing."""
+
+    async def close_async(self) -> None:
+        """Close in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it; an exception that is on its way is not replaced by an error of the close."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+
+    async def __aenter__(self) -> Self:
+        """Return the object itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
