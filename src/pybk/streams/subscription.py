@@ -10,8 +10,9 @@ cursor. Fresh records are read in batches into ``_ready``, from which each consu
 the others when it has read a batch, or stops leading. All are woken when records are to be handed out again, after a
 seek and on close, and after an acknowledgement if one of them waits for that.
 
-**Locks.** ``_leading`` is held by the consumer that leads, ``_reading`` while the log's reader is used, and the lock of
-the cursor for moments; they are taken in this order.
+**Locks.** ``_reading`` is held while the log's reader is used, and the lock of the cursor for moments; they are taken
+in this order. Which consumer leads is not kept by a lock, but by a token of its call, so that an interrupt cannot leave
+it taken.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import asyncio
 import logging
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
-from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from pybk.atomic_group import GroupPart, member_of
@@ -32,7 +33,6 @@ from pybk.errors import (
     ClosedError,
     IllegalOperationError,
     LogSealedError,
-    PybkError,
     RewoundError,
     TooManyRequestsError,
     TruncatedError,
@@ -121,6 +121,41 @@ class SubscriptionStats(NamedTuple):
     truncated: int
 
 
+class _Token:
+    """Stands for one call; what is held by it is free once it is dropped."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Seat:
+    """Held by one call at a time. An interrupt at any moment ends the call, and with its token the hold.
+
+    Args:
+        freed: Called when it is free again.
+    """
+
+    def __init__(self, freed: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._holder: weakref.ref[_Token] | None = None
+        self._freed = freed
+
+    def take(self, token: _Token) -> bool:
+        """Hold it; returns False if another call does."""
+        with self._lock:
+            if self._holder is not None and self._holder() is not None:
+                return False
+            self._holder = weakref.ref(token, lambda _: self._freed())
+            return True
+
+    def release(self, token: _Token) -> None:
+        """Let go of it, unless another call holds it."""
+        with self._lock:
+            if self._holder is None or self._holder() is not token:
+                return
+            self._holder = None
+        self._freed()
+
+
 class _Batch(NamedTuple):
     """Acknowledgements of one turn of an event loop, which become durable together.
 
@@ -186,8 +221,8 @@ class Subscription(Handle):
         """The first record of ``_ready``, and the one after its last."""
         self._moves = 0
         """How often what was read became void."""
-        self._consumed = threading.Lock()
-        self._leading = threading.Lock()
+        self._consuming = _Seat(self._wake_all)
+        self._leading = _Seat(self._wake_all)
         self._reading = threading.Lock()
         self._wakers: set[Callable[[], None]] = set()
         self._wake_on_ack = False
@@ -338,7 +373,8 @@ class Subscription(Handle):
             PybkError: A record could not be moved to the dead letters; it is handed out again.
         """
         wanted, deadline = _whole_most(most), _deadline(timeout)
-        with self._consuming():
+        token = _Token()
+        with self._consumed(token):
             if found := self._take(wanted):
                 return found
             changed = WakeUp()
@@ -347,7 +383,7 @@ class Subscription(Handle):
                     changed.sleep()
                     if found := self._take(wanted):
                         return found
-                    with self._led() as leads:
+                    with self._led(token) as leads:
                         if (leads or _is_over(deadline)) and self._fetch():
                             continue
                         left = self._left(deadline)
@@ -366,7 +402,8 @@ class Subscription(Handle):
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
         wanted, deadline = _whole_most(most), _deadline(timeout)
-        with self._consuming():
+        token = _Token()
+        with self._consumed(token):
             if found := await self._take_async(wanted):
                 return found
             loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -379,7 +416,7 @@ class Subscription(Handle):
                     changed.clear()
                     if found := await self._take_async(wanted):
                         return found
-                    with self._led() as leads:
+                    with self._led(token) as leads:
                         if (leads or _is_over(deadline)) and await asyncio.to_thread(self._fetch):
                             continue
                         left = self._left(deadline)
@@ -403,31 +440,29 @@ class Subscription(Handle):
                 yield record
 
     @contextmanager
-    def _consuming(self) -> Iterator[None]:
+    def _consumed(self, token: _Token) -> Iterator[None]:
         """Keep a second consumer from reading an exclusive subscription."""
-        if self.mode is SubscriptionMode.SHARED:
-            yield
-        elif not self._consumed.acquire(blocking=False):
+        exclusive = self.mode is SubscriptionMode.EXCLUSIVE
+        if exclusive and not self._consuming.take(token):
             raise IllegalOperationError(
                 f"subscription {self.name!r} is exclusive, and another thread or task reads; subscribe with "
                 "mode='shared'"
             )
-        else:
-            try:
-                yield
-            finally:
-                self._consumed.release()
+        try:
+            yield
+        finally:
+            if exclusive:
+                self._consuming.release(token)
 
     @contextmanager
-    def _led(self) -> Iterator[bool]:
-        """Lead if nobody does; yields whether this consumer leads. Then another one may."""
-        leads = self._leading.acquire(blocking=False)
+    def _led(self, token: _Token) -> Iterator[bool]:
+        """Lead if no other consumer does; yields whether this one leads. Then another one may."""
+        leads = self._leading.take(token)
         try:
             yield leads
         finally:
             if leads:
-                self._leading.release()
-                self._wake_all()
+                self._leading.release(token)
 
     @contextmanager
     def _woken_by(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -692,14 +727,16 @@ class Subscription(Handle):
 
         Cost: What one turn of the event loop acknowledges becomes durable together, as one record of the cursor.
         """
-        ranges = ranges_of_acked(records)
-        if not self._lock.acquire(blocking=False):
-            await asyncio.to_thread(self._check, ranges, properties)
-        else:
+        ranges, at_once = ranges_of_acked(records), False
+        if self._lock.acquire(blocking=False):
             try:
-                self._check(ranges, properties)
+                at_once = ranges[-1][1] <= self._deliveries.read_seq  # else the log is looked at
+                if at_once:
+                    self._check(ranges, properties)
             finally:
                 self._lock.release()
+        if not at_once:
+            await asyncio.to_thread(self._check, ranges, properties)
         await self._joined(ranges, properties)
 
     def _joined(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> asyncio.Future[None]:
@@ -724,23 +761,19 @@ class Subscription(Handle):
         if self._lock.acquire(blocking=False):
             try:
                 future = self._acknowledge_at_once(ranges, batch.properties)
-            except PybkError as error:
+            except Exception as error:  # noqa: BLE001  # passed to those that wait
                 batch.finish(error)
                 return
             finally:
                 self._lock.release()
         if future is None:
-            call = partial(self._acknowledge_blocking, ranges, batch.properties)
-            loop.run_in_executor(None, call).add_done_callback(lambda done: batch.finish(done.result()))
+            acknowledging = loop.run_in_executor(None, self._acknowledge_durably, ranges, batch.properties)
+            acknowledging.add_done_callback(lambda done: batch.finish(done.exception()))
         else:
             future.add_done_callback(lambda done: batch.finish(done.exception()))
 
-    def _acknowledge_blocking(self, ranges: Ranges, properties: Mapping[str, int | str]) -> PybkError | None:
-        """Acknowledge, and wait until it is durable; returns the error."""
-        try:
-            return self._acknowledge(ranges, properties, kick=True).exception()
-        except PybkError as error:
-            return error
+    def _acknowledge_durably(self, ranges: Ranges, properties: Mapping[str, int | str]) -> None:
+        self._acknowledge(ranges, properties, kick=True).result()
 
     def ack_through(self, record: Acked, *, properties: Mapping[str, int | str] | None = None) -> None:
         """Acknowledge all records up to one, and that one; errors as for ``ack``.
