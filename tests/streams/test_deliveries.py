@@ -130,6 +130,19 @@ def test_memory_is_bounded_by_what_is_outstanding() -> None:
     assert max(kept) < 4000
 
 
+def test_counts_of_records_that_were_acknowledged_are_forgotten() -> None:
+    state = CursorState()
+    deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=10)
+    for seq in range(20_000):
+        assert deliveries.take_fresh(1, 1 << 40, 0.0) == Handed(seq, seq + 1, 0)
+        assert deliveries.nack(seq, seq + 1, 0.0) == 1
+        assert deliveries.take_again(1, 0.0) == [Handed(seq, seq + 1, 1)]
+        assert state.ack(seq, seq + 1) == 1
+        assert deliveries.next_due() is None
+    kept = [len(each) for each in vars(deliveries).values() if hasattr(each, "__len__")]
+    assert max(kept) < 4000
+
+
 def test_nothing_fresh_is_handed_out_beyond_the_limit() -> None:
     state = CursorState()
     deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=3)

@@ -202,7 +202,7 @@ class Deliveries:
         elif self._due[seq] <= due:
             return
         self._due[seq] = due
-        if len(self._again) > 2 * self._max_unacked + _SLACK:
+        if max(len(self._again), len(self._counts)) > 2 * self._max_unacked + _SLACK:
             self._forget()
         heapq.heappush(self._again, _Again(due, seq))
 
