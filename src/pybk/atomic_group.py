@@ -42,6 +42,10 @@ class GroupMember(Protocol):
     """A log or another thing, as one group changes it."""
 
     @property
+    def call(self) -> str:
+        """The name of the method of ``AtomicGroup`` that is for it."""
+
+    @property
     def key(self) -> str:
         """Its name among all members; members are locked in the order of their keys."""
 
@@ -133,22 +137,22 @@ class AtomicGroup:
         Raises:
             UsageError: One of them cannot be, or the log is in another store.
         """
-        self._add(log, data, **options)
+        self._add("append", log, data, **options)
 
     def ack(self, subscription: object, records: Any, **options: Any) -> None:
         """Acknowledge records of a subscription; arguments and errors as for ``Subscription.ack``."""
-        self._add(subscription, records, **options)
+        self._add("ack", subscription, records, **options)
 
     def publish(self, upload: object) -> None:
         """Publish a blob that was written with ``BlobStore.create_blob``, instead of committing it.
 
         Cost: Closes its ledger at once, with a synced write.
         """
-        self._add(upload)
+        self._add("publish", upload)
 
     def set_properties(self, log: object, changes: Any) -> None:
         """Change properties of a log; arguments and errors as for ``Log.set_properties``."""
-        self._add(log, changes)
+        self._add("set_properties", log, changes)
 
     def results(self, target: object) -> Sequence[Any]:
         """Return what became of what was added to a target, in order, once the group is committed.
@@ -158,10 +162,12 @@ class AtomicGroup:
         """
         return self._members[id(target)].results if id(target) in self._members else ()
 
-    def _add(self, target: object, *arguments: Any, **options: Any) -> None:
+    def _add(self, call: str, target: object, *arguments: Any, **options: Any) -> None:
         if self._ended:
             raise ClosedError("the group was committed or given up; begin another")
         member = self._members.get(id(target)) or self._new_member(target)
+        if member.call != call:
+            raise UsageError(f"{target!r:.100} takes {member.call}() in a group, not {call}()")
         member.add(*arguments, **options)
         if id(target) not in self._members:
             self._targets.append(target)  # so that its id is not given to another object
@@ -197,7 +203,7 @@ class AtomicGroup:
         if self._backend.is_cluster:
             self._commit_alone(members)
         else:
-            self._staged(members)()
+            self._commit_staged(members, self._staged(members))
         for member in members:
             member.committed()
 
@@ -220,6 +226,15 @@ class AtomicGroup:
                     "rest; append to one log only, or use an embedded store"
                 )
             members[0].commit_alone()
+        except PybkError as error:
+            if not error.outcome_unknown:
+                _abandon(members)
+            raise
+
+    @staticmethod
+    def _commit_staged(members: Sequence[GroupMember], wait: Callable[[], int]) -> None:
+        try:
+            wait()
         except PybkError as error:
             if not error.outcome_unknown:
                 _abandon(members)

@@ -275,6 +275,10 @@ def test_wrong_members_say_what_can_be_one(manager: LedgerManager, tmp_path: Pat
             group.append(writer, b"one", id=4)
         with pytest.raises(UsageError, match="mapping of names"):
             group.set_properties(log, {"a": 1})
+        with pytest.raises(UsageError, match=r"takes append\(\) in a group, not ack\(\)"):
+            group.ack(wal, b"one")
+        with pytest.raises(UsageError, match=r"takes set_properties\(\) in a group, not append\(\)"):
+            group.append(log, b"one")
         group.commit()
         assert data_of(wal) == data_of(log) == []
 

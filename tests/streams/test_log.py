@@ -336,6 +336,8 @@ def test_properties_change_together(manager: LedgerManager) -> None:
         with pytest.raises(UsageError, match="at most 16384"):
             log.set_properties({"long": "x" * 20_000, "schema": None})
         assert dict(opened(manager).properties) == {"schema": "7", "more": "ü"}
+        with pytest.raises(UsageError, match="set_retention"):
+            log.set_properties({"pybk.retention": "7 days"})
         for wrong in ({1: "a"}, {"a": 1}, {"": "a"}, [("a", "b")], None):
             with pytest.raises(UsageError, match="mapping of names"):
                 log.set_properties(wrong)  # type: ignore[arg-type]

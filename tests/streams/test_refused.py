@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pybk import LedgerManager, Log, LogEnd, NewRecord, StorageFullError, WriteAheadLog
+from pybk import BlobStore, LedgerManager, Log, LogEnd, NewRecord, StorageFullError, WriteAheadLog
 from pybk.config import MIB
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import CONFIG
@@ -115,3 +115,16 @@ def test_an_acknowledgement_whose_group_was_refused_is_refused_for_good(disk: Di
         subscription.close()
         with source.subscribe("all") as subscription:
             assert subscription.unacked_ranges() == [range(2, 3)]
+
+
+def test_a_blob_whose_group_was_refused_leaves_no_ledger(disk: Disk) -> None:
+    manager = disk.manager
+    with WriteAheadLog.open(manager, "wal", password=PASSWORD) as wal, BlobStore.open(manager, insecure=True) as blobs:
+        group = manager.transaction()
+        group.publish(blobs.create_blob("blob"))
+        group.append(wal, LARGE)
+        with disk.full(), pytest.raises(StorageFullError):
+            group.commit()
+        assert not blobs.exists("blob")
+        blobs.sweep()
+        assert not list(manager.ledgers(ledger_type="blob"))

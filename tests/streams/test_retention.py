@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -146,11 +147,21 @@ def test_an_open_segment_is_closed_once_it_could_go() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"max_age": 0}, {"max_age": "1"}, {"max_bytes": -1}, {"max_bytes": 1.5}, {"idle_roll": float("inf")}]
+    "values",
+    [
+        {"max_age": 0},
+        {"max_age": "1"},
+        {"max_bytes": -1},
+        {"max_bytes": 1.5},
+        {"idle_roll": float("inf")},
+        {"idle_roll": None},
+        {"keep_acked": "no"},
+        {"force_expire": 0},
+    ],
 )
-def test_values_that_cannot_be_are_refused(values: dict[str, float]) -> None:
+def test_values_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        Retention(**values)  # type: ignore[arg-type]
+        Retention(**values)
 
 
 @pytest.fixture

@@ -594,6 +594,7 @@ class _UploadMember:
     """
 
     def __init__(self, upload: BlobUpload) -> None:
+        self.call: Final = "publish"
         self._upload = upload
         self._catalog = upload._catalog
         self._made: BlobVersion | None = None

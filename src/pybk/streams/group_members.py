@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from pybk.atomic_group import GroupPart
 from pybk.backend import LedgerBackend
@@ -30,6 +30,7 @@ class LogMember(Generic[I]):
     def __init__(
         self, writer: ListWriter, check: Callable[..., I], batch: Callable[[list[I]], Batch[Sequence[Any]]]
     ) -> None:
+        self.call: Final = "append"
         self._writer = writer
         self._check = check
         self._batch = batch
@@ -85,6 +86,7 @@ class PropertiesMember:
     results: Sequence[Any] = ()
 
     def __init__(self, steps: LedgerSteps, check: Callable[..., Mapping[str, str | None]]) -> None:
+        self.call: Final = "set_properties"
         self._steps = steps
         self._check = check
         self._changes: dict[str, str | None] = {}

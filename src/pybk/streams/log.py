@@ -35,7 +35,7 @@ from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.names import checked_name
 from pybk.streams.position import Position
-from pybk.streams.retention import Retention, retention_of, set_retention
+from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
 
 FIRST_SEQ: Final = 0
@@ -609,6 +609,8 @@ def _checked_changes(changes: object) -> dict[str, str | None]:
     if isinstance(changes, Mapping) and all(
         isinstance(name, str) and name and isinstance(value, str | None) for name, value in changes.items()
     ):
+        if RETENTION_PROPERTY in changes:
+            raise UsageError(f"the property {RETENTION_PROPERTY} is what set_retention() sets; choose another name")
         return dict(changes)
     raise UsageError(f"changes is {changes!r:.50}; it takes a mapping of names to strings, or to None")
 

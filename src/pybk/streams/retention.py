@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from pybk.arguments import flag_of
 from pybk.errors import LogFencedError, NoSuchLogError, PybkError, UsageError
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
@@ -65,8 +66,10 @@ class Retention:
         """Check the values; raises UsageError."""
         for name in ("max_age", "idle_roll"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            if not (value is None and name == "max_age") and not (_is_number(value) and 0 < value < math.inf):
                 raise UsageError(f"{name} is {value!r:.50}; it takes seconds above 0")
+        for name in ("keep_acked", "force_expire"):
+            flag_of(getattr(self, name), name)
         if self.max_bytes is not None and (whole(self.max_bytes) is None or self.max_bytes < 0):
             raise UsageError(f"max_bytes is {self.max_bytes!r:.50}; it takes a number of bytes, or None")
 

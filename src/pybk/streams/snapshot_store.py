@@ -229,6 +229,8 @@ class SnapshotStore:
         Durability: On return the snapshot is durable.
         Cost: Reads all of the content, and writes the parts that are new.
         """
+        if isinstance(content, str):
+            raise UsageError(f"content is the string {content!r:.50}; it takes bytes, or a path as pathlib.Path")
         with self._locked():
             number = max(self._numbers(), default=0) + 1
             saving = _Saving(self._blobs, self._parts, self._part_bytes)

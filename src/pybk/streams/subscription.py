@@ -974,6 +974,7 @@ class _AckMember:
     """
 
     def __init__(self, subscription: Subscription) -> None:
+        self.call: Final = "ack"
         self._subscription = subscription
         self._ranges: Ranges = []
         self._properties: dict[str, int | str] = {}
