@@ -9,9 +9,9 @@ from typing import Final
 
 from bench import report
 from bench.contest import Scale
-from bench.streams import blobs, events, subscriptions, wal
+from bench.streams import blobs, events, logs, subscriptions, wal
 
-MODULES: Final = (wal, events, subscriptions, blobs)
+MODULES: Final = (wal, events, logs, subscriptions, blobs)
 CONTESTS: Final = {contest.name: contest for module in MODULES for contest in module.CONTESTS}
 
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=parsed.rounds or (1 if quick else 9),
         seconds=parsed.seconds or (0.1 if quick else 0.5),
         entries=8 << 10 if quick else 64 << 10,
-        ledgers=0,
+        ledgers=200 if quick else 10_000,
         reopen_bytes=0,
         memory_bytes=0,
         blob_bytes=8 << 20 if quick else 1 << 30,

@@ -63,7 +63,7 @@ def ledger_count(manager: LedgerManager) -> int:
 
 
 def test_bookkeeper_2898_a_reader_skips_no_segment(log: Log) -> None:
-    """A log of some segments was written and closed; a reader of the next handle sometimes missed a whole one (#3064)."""
+    """A log was written and closed; a reader of the next handle sometimes missed a whole segment (#3064)."""
     for first in range(0, 60, 20):
         with log.writer(segment_records=3) as writer:
             for data in numbers(20, first):

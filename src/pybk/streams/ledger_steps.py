@@ -88,9 +88,6 @@ class LedgerSteps:
         spec: How its ledgers are created and opened.
         owner: Its writer, if this process is to be one.
 
-    Attributes:
-        places: What searches for its records have found.
-
     Threads: any, one operation at a time each.
     """
 
@@ -104,7 +101,14 @@ class LedgerSteps:
         self._uid = b""
         self.record_name = f"{spec.kind.group}/{name}"
         self._backend = backend_of(manager)
-        self.places: Final = EntryPlaces()
+        self._places: EntryPlaces | None = None
+
+    @property
+    def places(self) -> EntryPlaces:
+        """What searches for its records have found; made by the first one, because most logs are at rest."""
+        if self._places is None:
+            self._places = EntryPlaces()
+        return self._places
 
     def perform(self, steps: Steps[T]) -> T:
         """Perform an operation; returns its result, and raises what it or one of its steps raises."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
-from weakref import WeakSet
+from weakref import ref
 
 from pybk.arguments import flag_of
 from pybk.atomic_group import member_of
@@ -119,8 +119,8 @@ class Log(Handle):
         self._spec = spec
         self._steps = LedgerSteps(manager, name, spec)
         self._closed = False
-        self._opened: WeakSet[LogReader | LogWriter] | None = None
-        """Its readers and writers. Made when it is needed first, because an empty one takes 800 bytes."""
+        self._opened: list[ref[LogReader | LogWriter]] = []
+        """Its readers and writers; not a WeakSet, which takes 800 bytes if it is empty."""
         self._subscriptions: Sequence[Subscription] = ()
         """Those that may be open; kept here so that one which its user dropped is closed with the log."""
 
@@ -212,7 +212,7 @@ class Log(Handle):
         if self._closed:
             return
         self._closed = True
-        opened = list(self._opened or ())
+        opened = [each() for each in list(self._opened)]
         for reader in opened:
             if isinstance(reader, LogReader):
                 reader.close()
@@ -235,9 +235,7 @@ class Log(Handle):
 
     def _keep(self, opened: LogReader | LogWriter) -> None:
         """Have something closed with the log."""
-        if self._opened is None:
-            self._opened = WeakSet()
-        self._opened.add(opened)
+        self._opened.append(ref(opened, self._opened.remove))
 
     # ---- writing and reading -------------------------------------------------------------------------------------
 
