@@ -140,7 +140,7 @@ def test_the_bound_does_not_pass_what_is_durable_if_an_acknowledgement_was_refus
     durable = cursor.ack([(0, 1)], {}, kick=False)
     durable.result()
     with monkeypatch.context() as patch:
-        patch.setattr(ListWriter, "append", lambda *_, **__: durable)  # nothing reaches the disk
+        patch.setattr(ListWriter, "append_unless_broken", lambda *_, **__: durable)  # nothing reaches the disk
         assert cursor.ack([(1, 10)], {}, kick=False).done()
     assert cursor.state.first_unacked == 10
     cursor.raise_bound()
