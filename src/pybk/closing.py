@@ -42,7 +42,7 @@ _APPLICATIONS: Final = (
 """Modules that use managers as applications do: their frames do not hold locks of a store that is open. Repair calls
 ``progress``, which may close a manager; it holds the lock of a directory alone, which no manager has open meanwhile."""
 
-_LOGS: Final = frozenset({"pybk.streams.wal"})
+_LOGS: Final = frozenset({"pybk.streams.log", "pybk.streams.log_writer", "pybk.streams.namespace", "pybk.streams.wal"})
 """Modules of the handles of logs. Their frames hold no locks of a log, as those of the modules that they call do."""
 
 _HANDLES: Final = ("pybk.handle", "pybk.manager")

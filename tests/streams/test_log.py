@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,20 +31,9 @@ from pybk import (
     UnauthorizedError,
     UsageError,
 )
-from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 PASSWORD = b"log"
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 def opened(manager: LedgerManager, name: str = "log", **options: Any) -> Log:

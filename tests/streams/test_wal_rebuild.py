@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,20 +17,9 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager import backend_of
-from tests.cluster.inside import inside
 from tests.streams.test_wal import PASSWORD, data_of, opened, opened_reader
 
 RECORD = "wals/wal"
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 def lose_record(manager: LedgerManager) -> None:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Self
 from weakref import ref
 
-from pybk.arguments import flag_of
+from pybk.arguments import flag_of, whole_from
 from pybk.atomic_group import member_of
+from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.digest import DigestType
@@ -28,15 +29,17 @@ from pybk.streams.cursor import delete_cursor, read_cursor
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
+from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
 from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
 from pybk.streams.log_reader import LogEnd, LogReader, Start, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.names import checked_name
 from pybk.streams.position import Position
+from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
+from pybk.streams.sweep import sweep
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
@@ -207,10 +210,109 @@ class Log(Handle):
             delete_cursor(manager, steps, cursor.name, steal=True)
         steps.delete_list()
 
+    @classmethod
+    def sweep(
+        cls,
+        manager: LedgerManager,
+        prefix: str = "",
+        *,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> list[int]:
+        """Delete ledgers that processes which died had created for logs and subscriptions, and that none will name.
+
+        Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``.
+
+        Args:
+            manager: Has the logs.
+            prefix: Only ledgers of logs whose names begin with it.
+            password: As for ``open``; ledgers that have another password are left, with a warning in the log of
+                ``logging``.
+            insecure: As for ``open``.
+
+        Returns:
+            The ledgers that were deleted.
+
+        Cost: Reads the metadata of all ledgers, twice, and the records of the logs.
+        """
+        kinds = ListKind.LOG, ListKind.CURSOR
+        return [each for kind in kinds for each in sweep(manager, spec_of(kind, password, insecure), prefix)]
+
+    @classmethod
+    async def sweep_async(
+        cls,
+        manager: LedgerManager,
+        prefix: str = "",
+        *,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> list[int]:
+        """Sweep in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(cls.sweep, manager, prefix, password=password, insecure=insecure)
+
+    @classmethod
+    def rebuild(
+        cls,
+        manager: LedgerManager,
+        name: str,
+        *,
+        first_seq: int | None = None,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> RebuiltList:
+        """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
+
+        Records keep their positions, times, transaction ids, keys and headers.
+
+        Args:
+            manager: Has the ledgers.
+            name: The log's.
+            first_seq: The first record to keep; those before are given up. None for the first that is there.
+            password: As for ``open``.
+            insecure: As for ``open``.
+
+        Returns:
+            The records and ledgers of the log, and what could not be brought back.
+
+        Raises:
+            IllegalOperationError: The record is sound; nothing was done.
+            NoSuchLogError: No ledger belongs to the log.
+            CorruptError: Records are missing, or no ledger has any, so that ``first_seq`` has to say what to do.
+            UnauthorizedError: The password is not that of the ledgers.
+            UsageError: Several logs had this name, or an argument cannot be.
+
+        Durability: On return the log is there.
+        Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
+        """
+        first = None if first_seq is None else whole_from(first_seq, 0, "first_seq", "a sequence number", SEQ_MAX)
+        return rebuild(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure), first)
+
+    @classmethod
+    async def rebuild_async(
+        cls,
+        manager: LedgerManager,
+        name: str,
+        *,
+        first_seq: int | None = None,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+    ) -> RebuiltList:
+        """Rebuild in a thread, so that the event loop keeps running."""
+        call = partial(cls.rebuild, manager, name, first_seq=first_seq, password=password, insecure=insecure)
+        return await asyncio.to_thread(call)
+
     def close(self) -> None:
-        """Close all that this log has opened, and its manager if it is its own; a second call does nothing."""
-        if self._closed:
-            return
+        """Close all that this log has opened, and its manager if it is its own.
+
+        A second call does nothing, or completes one that was interrupted.
+
+        Raises:
+            LogFencedError: Another writer has the log, or another owner a subscription.
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
+            PybkError: Closing failed; the next writer recovers the log.
+        """
+        where_called("Log.close()", of_log=True)
         self._closed = True
         opened = [each() for each in list(self._opened)]
         for reader in opened:
@@ -276,6 +378,9 @@ class Log(Handle):
         owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
         writer = LogWriter(found, owned.record.highest, ordered_txids=flag_of(ordered_txids, "ordered_txids"))
         self._keep(writer)
+        if self._closed:  # meanwhile, perhaps before the writer could be found
+            writer.close()
+            self._check_open()
         return writer
 
     def writer_async(
@@ -319,6 +424,8 @@ class Log(Handle):
         self._check_open()
         reader = LogReader(self._steps, seq_of(self._steps, start), follow=follow, strict=strict)
         self._keep(reader)
+        if self._closed:
+            reader.close()
         return reader
 
     async def reader_async(
@@ -568,9 +675,11 @@ class Log(Handle):
         Raises:
             UsageError: The record before that place does not exist yet.
             TruncateGuardError: A subscription may need records before it.
+            IllegalOperationError: As for ``close``.
 
         Durability: On return they are dropped for good. Disk space comes back in the background.
         """
+        where_called("Log.truncate()", of_log=True)
         self._check_open()
         while True:
             record = self._record()
@@ -591,7 +700,9 @@ class Log(Handle):
         Raises:
             LogLockedError: It has a live writer, whose ``seal`` ends it.
             LogSealedError: It was sealed before.
+            IllegalOperationError: As for ``close``.
         """
+        where_called("Log.seal()", of_log=True)
         self.writer().seal()
 
     async def truncate_async(self, start: Start, *, force: bool = False) -> int:

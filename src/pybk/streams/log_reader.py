@@ -65,6 +65,7 @@ class LogReader(Handle):
         self._strict = strict
         self._ready: Iterator[LogRecord] = iter(())
         self._seq = seq
+        self._closed = False
         self.skipped = 0
         self._reader = self._opened(seq)
 
@@ -81,6 +82,14 @@ class LogReader(Handle):
                 continue
             self._seq = seq
             return reader
+
+    def _reopen(self, seq: int) -> None:
+        """Continue at a record, unless this is closed meanwhile."""
+        before = self._reader
+        self._reader = reader = self._opened(seq)
+        if self._closed:
+            reader.close()
+        before.close()
 
     # ---- position ------------------------------------------------------------------------------------------------
 
@@ -102,10 +111,8 @@ class LogReader(Handle):
     def seek(self, start: Start) -> None:
         """Continue from another place; arguments and errors as for ``Log.reader``."""
         self._check_open()
-        before = self._reader
-        self._reader = self._opened(seq_of(self._steps, start))
+        self._reopen(seq_of(self._steps, start))
         self._ready = iter(())
-        before.close()
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -178,14 +185,12 @@ class LogReader(Handle):
         return False
 
     def _check_open(self) -> None:
-        if self._reader.closed:
+        if self._closed:
             raise ClosedError(f"log {self._steps.name!r}, or this reader of it, was closed; make another reader")
 
     def _jump(self) -> None:
         """Continue with the first record that was not truncated; raises if this is strict."""
-        before = self._reader
-        self._reader = self._opened(self._seq)
-        before.close()
+        self._reopen(self._seq)
 
     def __iter__(self) -> Iterator[LogRecord]:
         """Yield the records that come next."""
@@ -227,6 +232,7 @@ class LogReader(Handle):
 
     def close(self) -> None:
         """Let go of the log; a call that waits for records raises ClosedError."""
+        self._closed = True
         self._reader.close()
 
 

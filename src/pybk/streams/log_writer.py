@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from pybk.arguments import whole_from
 from pybk.atomic_group import member_of
+from pybk.closing import where_called
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.handle import Handle
 from pybk.streams.appender import pieces_of
@@ -56,6 +58,7 @@ class LogWriter(Handle):
         self._data_bytes_max = writer.steps.data_bytes_max - ITEM_EXTRA_BYTES
         self._order = _Order(writer.steps.name, highest, strict=ordered_txids)
         writer.on_repair = self._order.repaired
+        weakref.finalize(self, writer.close_dropped).atexit = False
 
     def __repr__(self) -> str:
         """Name the log and the epoch."""
@@ -229,7 +232,13 @@ class LogWriter(Handle):
         return await asyncio.to_thread(self.flush)
 
     def roll(self) -> None:
-        """Continue in a new segment now; appends do not wait for it, but for a moment."""
+        """Continue in a new segment now; appends do not wait for it, but for a moment.
+
+        Raises:
+            LogFencedError: Another writer has the log.
+            IllegalOperationError: As for ``close``.
+        """
+        where_called("LogWriter.roll()", of_log=True)
         self._writer.roll()
 
     async def roll_async(self) -> None:
@@ -237,7 +246,12 @@ class LogWriter(Handle):
         await asyncio.to_thread(self.roll)
 
     def seal(self) -> None:
-        """End the log for good and close the writer: the log can be read, and takes no more records."""
+        """End the log for good and close the writer: the log can be read, and takes no more records.
+
+        Raises:
+            LogFencedError, IllegalOperationError, PybkError: As for ``close``.
+        """
+        where_called("LogWriter.seal()", of_log=True)
         self._keeper.close()
         self._writer.close(seal=True)
 
@@ -246,12 +260,18 @@ class LogWriter(Handle):
         await asyncio.to_thread(self.seal)
 
     def close(self) -> None:
-        """Wait for what was appended, close the segment, and let go of the log; a second call does nothing.
+        """Wait for what was appended, close the segment, and let go of the log.
+
+        A second call does nothing, or completes one that was interrupted. A writer that is dropped without a close is
+        closed in the background, with a ResourceWarning.
 
         Raises:
             LogFencedError: Another writer has it.
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
             PybkError: Closing failed; the next writer recovers the log.
         """
+        where_called("LogWriter.close()", of_log=True)
         self._keeper.close()
         self._writer.close()
 
@@ -274,24 +294,30 @@ class _Order:
         name: The log's.
         highest: Of all records so far.
         strict: Refuse a transaction id that is below one before.
+
+    Attributes:
+        highest: Of all records that were appended.
+        bound: No lower than those of all records that are in the log. Entries say this: an append that was interrupted
+            may be there, and a search passes over records only if these values are too low.
     """
 
     def __init__(self, name: str, highest: Highest, *, strict: bool) -> None:
         self._name = name
         self._strict = strict
         self.highest = highest
+        self.bound = highest
 
     def repaired(self, record: ListRecord) -> None:
         """Forget records that were refused; nothing is appended meanwhile."""
-        self.highest = record.highest
+        self.highest = self.bound = record.highest
 
-    def after(self, before: Highest, items: Iterable[Item]) -> Highest:
-        """Return the highest values up to the last of some records.
+    def after(self, items: Iterable[Item]) -> Highest:
+        """Return the highest values up to the last of some records, which come next.
 
         Raises:
             OutOfOrderError: A transaction id is below one before.
         """
-        time_ns, txid = before
+        time_ns, txid = self.highest
         for item in items:
             if item.txid < txid and item.txid != NO_VALUE and self._strict:
                 raise OutOfOrderError(
@@ -302,6 +328,14 @@ class _Order:
                 )
             time_ns, txid = max(time_ns, item.time_ns), max(txid, item.txid)
         return Highest(time_ns, txid)
+
+    def pass_by(self, items: Sequence[Item]) -> Highest:
+        """Return the bound before some records, and raise it to what it is after them."""
+        before = self.bound
+        self.bound = Highest(
+            max(before.time_ns, *(item.time_ns for item in items)), max(before.txid, *(item.txid for item in items))
+        )
+        return before
 
 
 class _Many:
@@ -320,14 +354,12 @@ class _Many:
 
     def encode(self, seq: int) -> list[bytes]:
         """Return entries of about 64 KiB."""
+        self._highest = self._order.after(self._items)
         self._pieces = pieces_of(self._items, [item_bytes(item) for item in self._items])
-        highest = self._order.highest
         entries = []
         for number, piece in enumerate(self._pieces, 1):
-            entries.append(encode_items(seq, piece, highest, more=number < len(self._pieces)))
-            highest = self._order.after(highest, piece)
+            entries.append(encode_items(seq, piece, self._order.pass_by(piece), more=number < len(self._pieces)))
             seq += len(piece)
-        self._highest = highest
         return entries
 
     def staged(self, seq: int, segment: int, entry: int) -> list[Position]:
@@ -352,9 +384,9 @@ class _One:
 
     def encode(self, seq: int) -> list[bytes]:
         """Return its entry."""
-        before = self._order.highest
-        self._highest = self._order.after(before, (self._item,))
-        return [encode_items(seq, (self._item,), before)]
+        items = (self._item,)
+        self._highest = self._order.after(items)
+        return [encode_items(seq, items, self._order.pass_by(items))]
 
     def staged(self, seq: int, segment: int, entry: int) -> Position:
         """Return its position."""

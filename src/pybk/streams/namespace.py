@@ -12,6 +12,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from pybk.arguments import flag_of
+from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.digest import DigestType
@@ -100,9 +101,15 @@ class Namespace(Handle):
         return Opening("Namespace.open_async()", partial(cls.open, where, **options))
 
     def close(self) -> None:
-        """Close the logs that were opened by this, and its manager if it is its own; a second call does nothing."""
-        if self._closed:
-            return
+        """Close the logs that were opened by this, and its manager if it is its own.
+
+        A second call does nothing, or completes one that was interrupted.
+
+        Raises:
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
+        """
+        where_called("Namespace.close()", of_log=True)
         self._closed = True
         with ExitStack() as ending:
             if self._owns_manager:

@@ -10,11 +10,13 @@ checkpoint, stays: the record of the log refuses to drop it (rules T8, T9).
 
 from __future__ import annotations
 
+import _thread
 import logging
 import math
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -23,6 +25,7 @@ from pybk.arguments import flag_of
 from pybk.errors import LogFencedError, NoSuchLogError, PybkError, UsageError
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.background import background
 from pybk.streams.ledger_steps import LedgerSteps
@@ -173,7 +176,8 @@ class RetentionKeeper:
         self._due = False
         keeper = weakref.ref(self)
         self._watch = self._steps.watch(partial(_changed, keeper))
-        weakref.finalize(self, self._watch.cancel)
+        self._dropped = weakref.finalize(self, _cancel_elsewhere, self._watch)
+        self._dropped.atexit = False
         background().call_later(KEEPER_SECONDS, partial(_tick, keeper))
         self.soon()
 
@@ -203,6 +207,7 @@ class RetentionKeeper:
 
     def close(self) -> None:
         """Stop applying it."""
+        self._dropped.detach()
         self._watch.cancel()
 
     def apply(self) -> Expired:
@@ -246,6 +251,12 @@ def _expired(record: ListRecord, first: int) -> Expired:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cancel_elsewhere(watch: Watch) -> None:
+    """Cancel a watch in a thread, because the collector runs inside any other call, which may hold the same lock."""
+    with suppress(RuntimeError):  # the interpreter is ending
+        _thread.start_new_thread(watch.cancel, ())
 
 
 def _changed(keeper: weakref.ref[RetentionKeeper]) -> None:

@@ -29,6 +29,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pybk.atomic_group import GroupPart, member_of
 from pybk.backend import LedgerBackend
+from pybk.closing import where_called
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -193,7 +194,8 @@ class Subscription(Handle):
     Every record is handed out at least once; an acknowledgement that has returned is never lost. After another open all
     records are handed out again that are not acknowledged.
 
-    Threads: any, if it is shared; one at a time for ``read``, ``read_many`` and iteration, if it is exclusive.
+    Threads: any, if it is shared; one at a time for ``read``, ``read_many`` and iteration, if it is exclusive. Signal
+        handlers must not acknowledge.
     """
 
     def __init__(
@@ -240,7 +242,10 @@ class Subscription(Handle):
 
         Raises:
             LogFencedError: Another process has it.
+            IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
+                was done.
         """
+        where_called("Subscription.close()", of_log=True)
         try:
             self._cursor.close()
         finally:

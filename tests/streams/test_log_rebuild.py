@@ -1,0 +1,153 @@
+"""A named log whose record is lost is made again from its ledgers, with all that its records carry."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pybk import LedgerManager, Log, LogEnd, NewRecord, OutOfOrderError, TxId
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    LogFencedError,
+    NoSuchLogError,
+    UnauthorizedError,
+    UsageError,
+)
+from pybk.manager import backend_of
+from tests.streams.test_log import PASSWORD, data_of, opened
+
+RECORD = "logs/log"
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def lose_record(manager: LedgerManager) -> None:
+    found = backend_of(manager).read_record(RECORD)
+    assert found is not None
+    backend_of(manager).write_record(RECORD, None, found.version)
+
+
+def rolled_log(log: Log) -> None:
+    """Append three segments of an entry with one record, and one with two each."""
+    with log.writer() as writer:
+        for number in range(0, 9, 3):
+            times = [int((DAY + timedelta(hours=each)).timestamp()) * 10**9 for each in range(number, number + 3)]
+            writer.append(b"%d" % number, txid=number * 10, time_ns=times[0], key=b"k")
+            writer.append_many(
+                NewRecord(b"%d" % each, each * 10, headers=[("h", b"v")], time_ns=times[each - number])
+                for each in (number + 1, number + 2)
+            )
+            writer.roll()
+
+
+def test_a_rebuilt_log_keeps_all_that_records_carry(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        rolled_log(log)
+        log.truncate(1)
+        with log.subscribe("sub"):
+            pass
+        log.set_properties({"owner": "team"})
+        before = list(log.reader())
+    lose_record(manager)
+    assert Log.sweep(manager, password=PASSWORD) == [], "those of a lost log are kept"
+    with pytest.raises(NoSuchLogError):
+        opened(manager, create=False)
+    with pytest.raises(UnauthorizedError):
+        Log.rebuild(manager, "log", password=b"another")
+    found = Log.rebuild(manager, "log", password=PASSWORD)
+    assert (found.first_seq, found.last_seq, len(found.ledgers), found.checkpoints) == (0, 8, 3, ())
+    assert any("subscriptions" in each for each in found.not_restored)
+    with pytest.raises(IllegalOperationError, match="sound"):
+        Log.rebuild(manager, "log", password=PASSWORD)
+    with opened(manager) as log:
+        assert list(log.reader(1)) == before
+        for each in before:
+            assert log.read(each.position) == each
+            assert each.txid is not None
+            assert log.position_for(TxId(each.txid)) == log.position_for(TxId(each.txid - 9)) == each.position
+            assert log.position_for(DAY + timedelta(hours=each.seq)) == each.position
+        assert (log.subscriptions(), dict(log.properties)) == ([], {})
+        with log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
+            assert subscription.backlog == 9, "the old cursor of this name does not count"
+        with log.writer() as writer:
+            assert writer.last_txid == 80
+            with pytest.raises(OutOfOrderError):
+                writer.append(b"", txid=79)
+            assert writer.append(b"9", txid=80).seq == 9
+            assert log.position_for(TxId(81)) is None
+
+
+def test_a_living_writer_is_fenced_and_what_it_appended_is_there(manager: LedgerManager) -> None:
+    log = opened(manager)
+    writer = log.writer()
+    writer.append_many([b"a", b"b"])
+    lose_record(manager)
+    assert asyncio.run(Log.rebuild_async(manager, "log", password=PASSWORD)).last_seq == 1
+    with pytest.raises(LogFencedError):
+        writer.append(b"c")
+    with pytest.raises(LogFencedError):
+        log.close()
+    with opened(manager) as log:
+        assert data_of(log) == [b"a", b"b"]
+
+
+def test_missing_records_are_given_up_on_demand_alone(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        rolled_log(log)
+        middle = log.segments()[1].ledger_id
+    lose_record(manager)
+    manager.delete_ledger(middle, password=PASSWORD)
+    with pytest.raises(CorruptError, match="records 3 to 5"):
+        Log.rebuild(manager, "log", password=PASSWORD)
+    with pytest.raises(UsageError):
+        Log.rebuild(manager, "log", password=PASSWORD, first_seq=-1)
+    found = Log.rebuild(manager, "log", password=PASSWORD, first_seq=6)
+    assert (found.first_seq, found.last_seq, len(found.left_out)) == (6, 8, 1)
+    assert Log.sweep(manager, password=PASSWORD) == list(found.left_out)
+    with opened(manager) as log:
+        assert data_of(log) == [b"6", b"7", b"8"]
+        with log.reader(0) as reader:
+            assert reader.skipped == 6
+        assert log.position_for(TxId(0)) == log.read(6).position
+
+
+def test_a_damaged_record_is_replaced(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        rolled_log(log)
+    found = backend_of(manager).read_record(RECORD)
+    assert found is not None
+    backend_of(manager).write_record(RECORD, b"{}", found.version)
+    with pytest.raises(CorruptError):
+        opened(manager)
+    assert Log.rebuild(manager, "log", password=PASSWORD).last_seq == 8
+    with opened(manager) as log:
+        assert len(log) == 9
+
+
+def test_what_a_dead_process_left_is_swept_and_nothing_else(manager: LedgerManager) -> None:
+    with opened(manager) as log, log.writer() as writer, log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
+        writer.append(b"a")
+        kept = set(manager.list_ledgers())
+        of_type = {
+            kind: next(each for each in manager.list_ledgers() if manager.ledger_metadata(each).ledger_type == kind)
+            for kind in ("log", "cursor")
+        }
+        orphans = [
+            manager.create_ledger(
+                password=PASSWORD,
+                ledger_type=kind,
+                custom_metadata=manager.ledger_metadata(ledger_id).custom_metadata,
+            ).ledger_id
+            for kind, ledger_id in of_type.items()
+        ]
+        stranger = manager.create_ledger(password=PASSWORD, ledger_type="log").ledger_id
+        assert Log.sweep(manager, "other", password=PASSWORD) == []
+        assert sorted(Log.sweep(manager, password=PASSWORD)) == sorted(orphans)
+        assert set(manager.list_ledgers()) == kept | {stranger}
+        assert asyncio.run(Log.sweep_async(manager, password=PASSWORD)) == []
+        record = subscription.read()
+        assert record is not None
+        subscription.ack(record)
+        writer.append(b"b")
