@@ -181,7 +181,7 @@ class SimMetadataStore:
 
         return self._change("create", key, change)
 
-    def put(self, key: str, value: bytes, version: int) -> int:
+    def put(self, key: str, value: bytes, version: int, *, reused: bool = False) -> int:
         """See ``MetadataStore.put``."""
         checked_value(key, value)
 
@@ -191,7 +191,7 @@ class SimMetadataStore:
 
         return self._change("put", key, change)
 
-    def delete(self, key: str, version: int) -> None:
+    def delete(self, key: str, version: int, *, reused: bool = False) -> None:
         """See ``MetadataStore.delete``."""
 
         def change() -> int:

@@ -175,11 +175,11 @@ class AuthenticatedValues:
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.create(key, value, leased=leased), _wrote(token))
 
-    def _put(self, kind: ValueKind, key: str, payload: bytes, version: int) -> int:
+    def _put(self, kind: ValueKind, key: str, payload: bytes, version: int, *, reused: bool = False) -> int:
         """Replace a key's value, once even if answers are lost; returns its version."""
         token = new_token()
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
-        return settle(self._store, key, lambda: self._store.put(key, value, version), _wrote(token))
+        return settle(self._store, key, lambda: self._store.put(key, value, version, reused=reused), _wrote(token))
 
     def _rename(self, kind: ValueKind, key: str, target: str, payload: bytes, version: int) -> None:
         """Remove a key and create another one as one change, once even if answers are lost."""
@@ -192,11 +192,11 @@ class AuthenticatedValues:
 
         settle(self._store, target, change, _wrote(token))
 
-    def _delete(self, key: str, version: int) -> None:
+    def _delete(self, key: str, version: int, *, reused: bool = False) -> None:
         """Remove a key; if an answer was lost and the key is gone, it counts as removed."""
 
         def change() -> int:
-            self._store.delete(key, version)
+            self._store.delete(key, version, reused=reused)
             return 0
 
         settle(self._store, key, change, lambda node: node is None)

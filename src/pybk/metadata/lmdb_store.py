@@ -285,8 +285,8 @@ class LmdbMetadataStore:
                 return number
             self.session_lost(session)
 
-    def put(self, key: str, value: bytes, version: int) -> int:
-        """See ``MetadataStore.put``."""
+    def put(self, key: str, value: bytes, version: int, *, reused: bool = False) -> int:
+        """See ``MetadataStore.put``; versions are never used again."""
         name, value = node_name(key), checked_value(key, value)
 
         def change(transaction: WriteTransaction, number: int) -> None:
@@ -295,8 +295,8 @@ class LmdbMetadataStore:
 
         return self.change(change)[1]
 
-    def delete(self, key: str, version: int) -> None:
-        """See ``MetadataStore.delete``."""
+    def delete(self, key: str, version: int, *, reused: bool = False) -> None:
+        """See ``MetadataStore.delete``; versions are never used again."""
         name = node_name(key)
 
         def change(transaction: WriteTransaction, number: int) -> None:

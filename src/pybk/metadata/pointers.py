@@ -67,7 +67,7 @@ class Pointers(AuthenticatedValues):
         key = pointer_key(group, name)
         value = _checked_value(key, value)
         if version is not None:
-            return self._put(ValueKind.POINTER, key, value, version)
+            return self._put(ValueKind.POINTER, key, value, version, reused=True)
         try:
             return self.create_value(ValueKind.POINTER, key, value)
         except MetadataExistsError as error:
@@ -82,7 +82,7 @@ class Pointers(AuthenticatedValues):
         Raises:
             MetadataVersionError: It has another version, or does not exist.
         """
-        self._delete(pointer_key(group, name), version)
+        self._delete(pointer_key(group, name), version, reused=True)
 
     def rename_pointer(self, group: str, name: str, target: str, value: bytes, version: int) -> None:
         """Give a pointer another name and value as one change, durably.

@@ -96,13 +96,15 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def put(self, key: str, value: bytes, version: int) -> int:
+    def put(self, key: str, value: bytes, version: int, *, reused: bool = False) -> int:
         """Replace a key's value, durably.
 
         Args:
             key: The key.
             value: 1 to ``VALUE_BYTES_MAX`` bytes.
             version: The version of the value that is replaced.
+            reused: The key may have been removed and created again since it had this version; then it is not replaced,
+                not even if the store could confuse the two, which costs another round trip.
 
         Returns:
             The new version.
@@ -112,8 +114,13 @@ class MetadataStore(Protocol):
         """
         ...
 
-    def delete(self, key: str, version: int) -> None:
+    def delete(self, key: str, version: int, *, reused: bool = False) -> None:
         """Remove a key, durably.
+
+        Args:
+            key: The key.
+            version: The version of the value that is removed.
+            reused: As for ``put``.
 
         Raises:
             MetadataVersionError: The key has another version, or no value.

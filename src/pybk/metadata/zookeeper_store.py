@@ -9,10 +9,11 @@ that a key that was removed and created again never has the same version twice. 
 alone. Therefore, before a key is removed, or a leased key is replaced, this module reads the key and compares its
 creation.
 
-Renames. A transaction removes a key and creates another. Because it compares data versions alone, the key must not be
-removed and created again between the comparison of its creation and the transaction. So a *guard* is created first, an
-ephemeral child of the key: ZooKeeper removes no znode that has children. Then the key is read, and the transaction,
-which removes the guard, fails if it is gone. A ``delete`` that finds a guard removes it, and the rename starts again.
+Guards. Where keys are used again, as names of logs are, a key must not be removed and created again between that
+comparison and the change. So a *guard* is created first, an ephemeral child of the key: ZooKeeper removes no znode that
+has children. Then the key is read, and a transaction removes the guard and makes the change; it fails if the guard is
+gone. A change that finds a foreign guard in its way removes it, and the change that has lost its guard fails as one
+that lost a race. A rename is such a transaction, which removes one key and creates another.
 
 Connection. kazoo's own thread connects, reconnects and reports each change of state to ``_state_changed``:
 
@@ -96,7 +97,7 @@ _LOST: Final = (
 _PIPELINE: Final = 500
 """Reads that ``get_many`` sends before it waits for their answers."""
 
-_GUARD: Final = "~rename-"
+_GUARD: Final = "~guard-"
 """What the names of guards begin with; see this module."""
 
 _VERSION_BITS: Final = 32
@@ -239,9 +240,15 @@ class ZooKeeperMetadataStore:
 
         return self._write(f"create {key!r}", write)
 
-    def put(self, key: str, value: bytes, version: int) -> int:
-        """See ``MetadataStore.put``; one round trip, two for a leased key."""
+    def put(self, key: str, value: bytes, version: int, *, reused: bool = False) -> int:
+        """See ``MetadataStore.put``; one round trip, two for a key that is leased or used again."""
         path, value = self._path(key), checked_value(key, value)
+        if reused:
+
+            def put(transaction: Any) -> None:
+                transaction.set_data(path, value, _data_version(version))
+
+            return _version(self._write(f"put {key!r}", self._guarded(path, version, put), key, version)[1])
         if key in self._leased:
             self._check_creation(key, version)
 
@@ -250,28 +257,49 @@ class ZooKeeperMetadataStore:
 
         return self._write(f"put {key!r}", write, key, version)
 
-    def delete(self, key: str, version: int) -> None:
+    def delete(self, key: str, version: int, *, reused: bool = False) -> None:
         """See ``MetadataStore.delete``; two round trips."""
         path = self._path(key)
+        if reused:
+
+            def delete(transaction: Any) -> None:
+                transaction.delete(path, _data_version(version))
+
+            self._write(f"delete {key!r}", self._guarded(path, version, delete), key, version)
+            return
         self._check_creation(key, version)
 
         def write(deadline: float) -> None:
-            while True:
-                try:
-                    self._outcome(self.client.delete_async(path, _data_version(version)), deadline)
-                except NotEmptyError:
-                    self._remove_guards(path, deadline)
-                else:
-                    return
+            self._outcome(self.client.delete_async(path, _data_version(version)), deadline)
 
         self._write(f"delete {key!r}", write, key, version)
 
     def rename(self, key: str, target: str, value: bytes, version: int) -> None:
         """See ``MetadataStore.rename``; two round trips."""
         path, target_path, value = self._path(key), self._path(target), checked_value(target, value)
-        guard = f"{path}/{_GUARD}{secrets.token_hex(8)}"
+
+        def rename(transaction: Any) -> None:
+            transaction.delete(path, _data_version(version))
+            transaction.create(target_path, value)
+
+        guarded = self._guarded(path, version, rename)
 
         def write(deadline: float) -> None:
+            try:
+                guarded(deadline)
+            except NodeExistsError as error:
+                raise MetadataExistsError(f"metadata key {target!r} exists") from error
+
+        self._write(f"rename {key!r} to {target!r}", write, key, version)
+
+    def _guarded(self, path: str, version: int, change: Callable[[Any], None]) -> Callable[[float], list[Any]]:
+        """Return a write that adds a change to a transaction, and commits it if a key still has a version.
+
+        It returns the result of each operation, of which that of the guard is the first.
+        """
+
+        def write(deadline: float) -> list[Any]:
+            guard = f"{path}/{_GUARD}{secrets.token_hex(8)}"
             guarded = self.client.create_async(guard, ephemeral=True)
             found = self.client.get_async(path)
             self._outcome(guarded, deadline)
@@ -279,30 +307,28 @@ class ZooKeeperMetadataStore:
                 node = self.node(found, deadline)
                 if node is None or node.version != version:
                     raise BadVersionError
-                self._commit_rename(guard, path, target_path, value, version, deadline)
+                transaction = self.client.transaction()
+                transaction.delete(guard)
+                change(transaction)
+                results: list[Any] = self._outcome(transaction.commit_async(), deadline)
             except BaseException:
-                self.client.delete_async(guard)  # it would be gone with the session, and any ``delete`` removes it
+                self.client.delete_async(guard)  # else it would be gone with the session
                 raise
+            # Each operation of a transaction that failed has an error, and one of them the reason.
+            errors = [each for each in results if isinstance(each, Exception)]
+            reasons = [each for each in errors if not isinstance(each, RolledBackError | RuntimeInconsistency)]
+            if not errors:
+                return results
+            if any(isinstance(each, NotEmptyError) for each in reasons):
+                self._remove_guards(path, deadline)
+                return write(deadline)
+            self.client.delete_async(guard)
+            raise reasons[0] if reasons else BadVersionError
 
-        self._write(f"rename {key!r} to {target!r}", write, key, version)
-
-    def _commit_rename(
-        self, guard: str, path: str, target_path: str, value: bytes, version: int, deadline: float
-    ) -> None:
-        transaction = self.client.transaction()
-        transaction.delete(guard)
-        transaction.delete(path, _data_version(version))
-        transaction.create(target_path, value)
-        results = self._outcome(transaction.commit_async(), deadline)
-        # Each operation of a transaction that failed has an error, and one of them the reason.
-        for error in (each for each in results if isinstance(each, Exception)):
-            if isinstance(error, NodeExistsError):
-                raise MetadataExistsError(f"metadata key {target_path!r} exists") from error
-            if not isinstance(error, RolledBackError | RuntimeInconsistency):
-                raise error
+        return write
 
     def _remove_guards(self, path: str, deadline: float) -> None:
-        """Remove the guards of renames, which fail then and start again."""
+        """Remove the guards of other changes, which fail then."""
         for child in self._outcome(self.client.get_children_async(path), deadline):
             if child.startswith(_GUARD):
                 with suppress(NoNodeError):
