@@ -199,11 +199,6 @@ class Cursor:
         """Whether it was closed or deleted here."""
         return self._writer.closed
 
-    @property
-    def epoch(self) -> int:
-        """The number of the take-over by which this process owns it."""
-        return self._bound.epoch
-
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:

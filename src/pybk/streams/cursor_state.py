@@ -185,11 +185,6 @@ class CursorState:
         self.first_unacked, self.properties = other.first_unacked, other.properties
         self._starts, self._ends, self._acked_above = other._starts, other._ends, other._acked_above
 
-    def would_add_range(self, first: int, end: int) -> bool:
-        """Return whether ``ack`` of these records makes one more range, as none that exists touches them."""
-        low, high = bisect_left(self._ends, first), bisect_right(self._starts, end)
-        return first > self.first_unacked and low == high
-
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
     def encode(self) -> list[bytes]:
