@@ -13,6 +13,7 @@ from pybk import (
     ClosedError,
     IllegalOperationError,
     LedgerManager,
+    Log,
     LogExistsError,
     LogLockedError,
     LogSealedError,
@@ -22,6 +23,7 @@ from pybk import (
     UnauthorizedError,
     UsageError,
 )
+from pybk.manager import backend_of
 from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
@@ -237,6 +239,20 @@ def test_renames_that_compete_move_a_log_once(logs: Namespace) -> None:
         thread.join()
     assert logs.names() == moved
     assert data_of(logs, moved[0]) == [b"one"]
+
+
+def test_the_record_of_a_renamed_log_is_made_again_once(logs: Namespace, manager: LedgerManager) -> None:
+    filled(logs, "old", b"one")
+    logs.rename("old", "new")
+    with pytest.raises(IllegalOperationError, match="'new'"):
+        Log.rebuild(manager, "old", password=PASSWORD)
+    filled(logs, "new", b"two")
+    backend = backend_of(manager)
+    record = backend.read_record("logs/new")
+    assert record is not None
+    backend.write_record("logs/new", None, record.version)
+    Log.rebuild(manager, "new", password=PASSWORD)
+    assert data_of(logs, "new") == [b"one", b"two"]
 
 
 # ---- watch -----------------------------------------------------------------------------------------------------------
