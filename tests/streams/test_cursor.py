@@ -12,12 +12,13 @@ from pybk import LedgerManager
 from pybk.errors import CorruptError, LogFencedError, LogLockedError, TruncateGuardError, UsageError
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
-from pybk.streams.cursor import Cursor, checked_subscription, cursor_list_name, delete_cursor
+from pybk.streams.cursor import Cursor, checked_subscription, delete_cursor
 from pybk.streams.cursor_state import CursorState
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import CursorBound, ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.names import cursor_list_name
 from tests.cluster.inside import inside
 from tests.waiting import wait_until
 

@@ -13,6 +13,7 @@ from pybk.errors import (
     IllegalOperationError,
     LogFencedError,
     NoSuchLogError,
+    TruncateGuardError,
     UnauthorizedError,
     UsageError,
 )
@@ -46,8 +47,8 @@ def test_a_rebuilt_log_keeps_all_that_records_carry(manager: LedgerManager) -> N
     with opened(manager) as log:
         rolled_log(log)
         log.truncate(1)
-        with log.subscribe("sub"):
-            pass
+        with log.subscribe("sub", start=3) as subscription:
+            subscription.ack([3, 5])
         log.set_properties({"owner": "team"})
         before = list(log.reader())
     lose_record(manager)
@@ -58,7 +59,7 @@ def test_a_rebuilt_log_keeps_all_that_records_carry(manager: LedgerManager) -> N
         Log.rebuild(manager, "log", password=b"another")
     found = Log.rebuild(manager, "log", password=PASSWORD)
     assert (found.first_seq, found.last_seq, len(found.ledgers), found.checkpoints) == (0, 8, 3, ())
-    assert any("subscriptions" in each for each in found.not_restored)
+    assert any("properties" in each for each in found.not_restored)
     with pytest.raises(IllegalOperationError, match="sound"):
         Log.rebuild(manager, "log", password=PASSWORD)
     with opened(manager) as log:
@@ -68,9 +69,11 @@ def test_a_rebuilt_log_keeps_all_that_records_carry(manager: LedgerManager) -> N
             assert each.txid is not None
             assert log.position_for(TxId(each.txid)) == log.position_for(TxId(each.txid - 9)) == each.position
             assert log.position_for(DAY + timedelta(hours=each.seq)) == each.position
-        assert (log.subscriptions(), dict(log.properties)) == ([], {})
-        with log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
-            assert subscription.backlog == 9, "the old cursor of this name does not count"
+        assert (log.subscriptions(), dict(log.properties)) == (["sub"], {})
+        with pytest.raises(TruncateGuardError, match="sub"):
+            log.truncate(5)
+        with log.subscribe("sub", start=LogEnd.LATEST) as subscription:
+            assert subscription.unacked_ranges() == [range(4, 5), range(6, 9)], "what it had acknowledged is known"
         with log.writer() as writer:
             assert writer.last_txid == 80
             with pytest.raises(OutOfOrderError):

@@ -58,7 +58,7 @@ from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
-from pybk.streams.names import checked_name
+from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 
@@ -81,11 +81,6 @@ def checked_subscription(name: object) -> str:
     if "@" in found:
         raise UsageError(f"the name {found!r} of a subscription has an @, which is reserved; choose another")
     return found
-
-
-def cursor_list_name(log: str, subscription: str) -> str:
-    """Return the name of the ledger list of a cursor."""
-    return f"{log}@{subscription}"
 
 
 class Cursor:

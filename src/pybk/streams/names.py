@@ -33,3 +33,8 @@ def checked_name(name: object, what: str = "a log") -> str:
             f"the name {name!r} has spaces around it, or characters that cannot be printed; choose another"
         )
     return name
+
+
+def cursor_list_name(log: str, subscription: str) -> str:
+    """Return the name of the ledger list of a subscription's cursor; neither name has an ``@``."""
+    return f"{log}@{subscription}"

@@ -7,7 +7,7 @@ ledgers that hold the same record, the one of the higher generation counts, beca
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -27,14 +27,15 @@ from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
 from pybk.streams.ledger_list import Steps, WriteList, Written
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps, names_of, segment_end
-from pybk.streams.list_record import Checkpoint, ListRecord, Segment
+from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment
+from pybk.streams.names import cursor_list_name
 from pybk.streams.sweep import Described, described_ledgers
 
 NOT_RESTORED: Final = (
     "records that were dropped at the beginning or the end are back if their ledgers are still there",
     "followers and standbys begin anew, because nothing says which records were dropped at the end",
     "the texts of checkpoints are empty",
-    "subscriptions, properties and the seal are gone",
+    "properties, retention and the seal are gone",
 )
 """What a list that was made again does not say any more."""
 
@@ -106,6 +107,7 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
         cuts=((generation, begin - 1),),
         segments=tuple(kept),
         checkpoints=tuple(checkpoints),
+        cursors=tuple(_cursors_of(manager, name, spec, begin)),
         highest=Highest(*map(max, *ends.values(), NOTHING_YET, NOTHING_YET)),
     )
     steps.perform(_listed(record, version))
@@ -235,6 +237,18 @@ def _checkpoints_of(
         with suppress(CorruptError, DigestMismatchError, NoSuchLedgerError), BlobReader(steps.open_blob(ledger_id)):
             checkpoints.append(Checkpoint(seq, generation, ledger_id, "", each.metadata.creation_time_ns))
     return sorted(checkpoints, key=lambda each: (each.seq, each.ledger_id))
+
+
+def _cursors_of(manager: LedgerManager, name: str, spec: LedgerSpec, begin: int) -> Iterator[CursorBound]:
+    """Yield the bounds of the subscriptions whose cursors are there; none needs a record before the first.
+
+    A list of another kind has no subscriptions, so no cursor has its name.
+    """
+    prefix = cursor_list_name(name, "")
+    for cursor in names_of(manager, ListKind.CURSOR, prefix) if spec.kind is ListKind.LOG else ():
+        found = LedgerSteps(manager, cursor, replace(spec, kind=ListKind.CURSOR)).read()
+        if found is not None and not found.record.sealed:  # one that is sealed is being deleted
+            yield CursorBound(cursor.removeprefix(prefix), begin, found.record.uid.hex(), found.record.epoch)
 
 
 def _listed(record: ListRecord, version: int | None) -> Steps[None]:

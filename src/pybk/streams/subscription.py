@@ -43,14 +43,15 @@ from pybk.handle import Handle
 from pybk.loop_calls import call_in
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams.attributes import HEADERS_MAX, Headers
-from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription, cursor_list_name
+from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
 from pybk.streams.cursor_state import Ranges, checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX
+from pybk.streams.list_record import SEQ_MAX, ListKind
 from pybk.streams.log_reader import LogEnd, Start, seq_of
 from pybk.streams.log_record import LogRecord, log_records
 from pybk.streams.log_writer import LogWriter
+from pybk.streams.names import cursor_list_name
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
@@ -988,7 +989,7 @@ class _AckMember:
     @property
     def key(self) -> str:
         """The name of the cursor's list."""
-        return f"cursors/{cursor_list_name(self._subscription._steps.name, self._subscription.name)}"
+        return f"{ListKind.CURSOR.group}/{cursor_list_name(self._subscription._steps.name, self._subscription.name)}"
 
     @property
     def backend(self) -> LedgerBackend:
