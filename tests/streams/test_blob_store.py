@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import io
 import os
@@ -447,3 +448,29 @@ def test_a_damaged_chunk_is_found_and_the_others_can_be_read(tmp_path: Path) -> 
             file.read()
         file.seek(6 * chunk)
         assert file.read() == data[6 * chunk :]
+
+
+def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
+    async def use() -> None:
+        async with opened(manager) as blobs:
+            await blobs.put_async("a", b"1", meta={"kind": "number"})
+            async with blobs.create_blob_async("b") as file:
+                await file.write_async(b"22")
+            with pytest.raises(BlobExistsError):
+                await blobs.create_blob_async("b", overwrite=False)
+            with pytest.raises(RuntimeError):
+                async with blobs.create_blob_async("given up"):
+                    raise RuntimeError
+            assert [info.name for info in await blobs.list_async()] == ["a", "b"]
+            assert (await blobs.copy_async("b", "c")).size == 2
+            assert (await blobs.rename_async("c", "d")).name == "d"
+            assert not await blobs.exists_async("c")
+            assert await blobs.get_async("d") == b"22"
+            assert (await blobs.stat_async("a")).meta == {"kind": "number"}
+            assert [info.version for info in await blobs.versions_async("a")] == [1]
+            with await blobs.open_blob_async("a") as stored:
+                assert await asyncio.to_thread(stored.read) == b"1"
+            await blobs.delete_async("d")
+            assert await blobs.sweep_async() == 0
+
+    asyncio.run(use())

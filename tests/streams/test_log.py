@@ -333,7 +333,8 @@ def test_properties_change_together(manager: LedgerManager) -> None:
 
 def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
     async def use() -> None:
-        async with opened(manager) as log, log.writer_async() as writer:
+        async with Log.open_async(manager, "orders/eu", password=PASSWORD) as log, log.writer_async() as writer:
+            assert (await log.first_async(), await log.last_async()) == (None, None)
             positions = await asyncio.gather(*(writer.append_coro(b"%d" % number) for number in range(50)))
             assert [each.seq for each in positions] == list(range(50))
             assert len(await writer.append_many_async([b"x" * 50_000] * 9)) == 9
@@ -348,8 +349,17 @@ def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
             assert (await log.read_async(60)).data == b"z"
             assert await reader.read_async(timeout=30) == log.read(60)
             await writer.roll_async()
+            await log.set_properties_async({"schema": "7"})
+            assert await log.subscriptions_async() == []
             await writer.seal_async()
             assert await coming == [b"z"]
+            assert await log.first_async() == log.read(30)
+            assert await log.last_async() == log.read(60)
+            assert await log.position_for_async(60) == log.read(60).position
+            assert [segment.last_seq for segment in await log.segments_async()] == [60]
+        await Log.delete_async(manager, "orders/eu", password=PASSWORD)
+        with pytest.raises(NoSuchLogError):
+            await Log.open_async(manager, "orders/eu", password=PASSWORD, create=False)
 
     asyncio.run(use())
 

@@ -243,6 +243,18 @@ class BlobStore(Handle):
             raise UsageError(f"chunk is {chunk!r:.50}; it takes 1 to {most} bytes, which is max_entry_bytes")
         return BlobUpload(catalog, name, _checked_meta(meta), chunk_bytes, self._keep, overwrite=overwrite)
 
+    def create_blob_async(
+        self,
+        name: str,
+        *,
+        meta: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        chunk: int = CHUNK_BYTES,
+    ) -> Opening[BlobUpload]:
+        """Begin a blob as ``create_blob`` does, in a thread; ``await`` it or use ``async with``."""
+        begin = partial(self.create_blob, name, meta=meta, overwrite=overwrite, chunk=chunk)
+        return Opening(f"BlobStore.create_blob_async({name!r:.100})", begin)
+
     def put(
         self,
         name: str,
@@ -280,6 +292,18 @@ class BlobStore(Handle):
                     file.write(piece)
         return file.info
 
+    async def put_async(
+        self,
+        name: str,
+        data: BlobData,
+        *,
+        meta: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        chunk: int = CHUNK_BYTES,
+    ) -> BlobInfo:
+        """Write and publish a blob in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)
+
     def copy(self, source: str, target: str, *, version: int | None = None, overwrite: bool = True) -> BlobInfo:
         """Publish a blob under another name, too, without copying its bytes: both names refer to one ledger.
 
@@ -313,6 +337,12 @@ class BlobStore(Handle):
             raise
         return _info(target, made)
 
+    async def copy_async(
+        self, source: str, target: str, *, version: int | None = None, overwrite: bool = True
+    ) -> BlobInfo:
+        """Copy in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.copy, source, target, version=version, overwrite=overwrite)
+
     def rename(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
         """Give a blob another name.
 
@@ -338,6 +368,10 @@ class BlobStore(Handle):
         catalog.clean(source)
         return made
 
+    async def rename_async(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
+        """Rename in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.rename, source, target, overwrite=overwrite)
+
     def delete(self, name: str) -> None:
         """Delete a blob with all its versions.
 
@@ -353,6 +387,10 @@ class BlobStore(Handle):
         now_ns = time.time_ns()
         catalog.update(name, lambda record: record.without(number, now_ns))
         catalog.clean(name)
+
+    async def delete_async(self, name: str) -> None:
+        """Delete a blob in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.delete, name)
 
     def sweep(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
         """Give up uploads that ended without being published, and delete all ledgers that are not needed any more.
@@ -407,23 +445,43 @@ class BlobStore(Handle):
             else:
                 return io.BufferedReader(reader, _BUFFER_BYTES)
 
+    async def open_blob_async(self, name: str, version: int | None = None) -> io.BufferedReader:
+        """Open a blob as ``open_blob`` does, in a thread; reads of the file block, so call them in a thread, too."""
+        return await asyncio.to_thread(self.open_blob, name, version)
+
     def get(self, name: str, version: int | None = None) -> bytes:
         """Read a whole blob; arguments and errors as for ``open_blob``."""
         with self.open_blob(name, version) as file:
             return file.read()
 
+    async def get_async(self, name: str, version: int | None = None) -> bytes:
+        """Read a whole blob in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.get, name, version)
+
     def stat(self, name: str, version: int | None = None) -> BlobInfo:
         """Return what is known of a blob without reading it; arguments and errors as for ``open_blob``."""
         return _info(name, self._open().version(checked_name(name, "a blob"), version))
+
+    async def stat_async(self, name: str, version: int | None = None) -> BlobInfo:
+        """Look a blob up as ``stat`` does, in a thread."""
+        return await asyncio.to_thread(self.stat, name, version)
 
     def exists(self, name: str) -> bool:
         """Return whether there is a blob of this name."""
         return self._open().read(checked_name(name, "a blob")).latest is not None
 
+    async def exists_async(self, name: str) -> bool:
+        """Return whether there is a blob of this name, looked up in a thread."""
+        return await asyncio.to_thread(self.exists, name)
+
     def versions(self, name: str) -> builtins.list[BlobInfo]:
         """Return the versions of a blob that are kept, the newest first; none for a blob that does not exist."""
         found = self._open().read(checked_name(name, "a blob")).versions
         return [_info(name, each) for each in reversed(found)]
+
+    async def versions_async(self, name: str) -> builtins.list[BlobInfo]:
+        """Return versions as ``versions`` does, looked up in a thread."""
+        return await asyncio.to_thread(self.versions, name)
 
     def list(self, prefix: str = "") -> builtins.list[BlobInfo]:
         """Return the blobs whose names begin with ``prefix``, by name.
@@ -432,6 +490,10 @@ class BlobStore(Handle):
         """
         found = self._open().records(prefix)
         return [_info(each.name, each.latest) for each in found if each.latest is not None]
+
+    async def list_async(self, prefix: str = "") -> builtins.list[BlobInfo]:
+        """Return blobs as ``list`` does, looked up in a thread."""
+        return await asyncio.to_thread(self.list, prefix)
 
 
 class BlobUpload(io.BufferedIOBase):

@@ -188,6 +188,11 @@ class Log(Handle):
         return log
 
     @classmethod
+    def open_async(cls, where: str | os.PathLike[str] | LedgerManager, name: str, **options: Any) -> Opening[Self]:
+        """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
+        return Opening(f"Log.open_async({name!r:.100})", partial(cls.open, where, name, **options))
+
+    @classmethod
     def delete(
         cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
     ) -> None:
@@ -209,6 +214,13 @@ class Log(Handle):
         for cursor in steps.existing().record.cursors:
             delete_cursor(manager, steps, cursor.name, steal=True)
         steps.delete_list()
+
+    @classmethod
+    async def delete_async(
+        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
+    ) -> None:
+        """Delete a log in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(cls.delete, manager, name, password=password, insecure=insecure)
 
     @classmethod
     def sweep(
@@ -513,6 +525,10 @@ class Log(Handle):
         """Return the names of the durable subscriptions, ascending."""
         return [each.name for each in self._record().cursors]
 
+    async def subscriptions_async(self) -> list[str]:
+        """Return names as ``subscriptions`` does, in a thread."""
+        return await asyncio.to_thread(self.subscriptions)
+
     def subscription_states(self) -> list[SubscriptionState]:
         """Return what each durable subscription has acknowledged, by name, without taking it from its owner.
 
@@ -572,10 +588,18 @@ class Log(Handle):
         with self.reader() as reader:
             return reader.read(timeout=0) if reader.seq <= self.last_seq else None
 
+    async def first_async(self) -> LogRecord | None:
+        """Return the ``first`` record, read in a thread."""
+        return await asyncio.to_thread(self.first)
+
     def last(self) -> LogRecord | None:
         """Return the last record; None for an empty log."""
         last = self.last_seq
         return self.read(last) if last >= self.first_seq else None
+
+    async def last_async(self) -> LogRecord | None:
+        """Return the ``last`` record, read in a thread."""
+        return await asyncio.to_thread(self.last)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
@@ -591,6 +615,10 @@ class Log(Handle):
             record = reader.read(timeout=0) if reader.seq <= self.last_seq else None
         return None if record is None else record.position
 
+    async def position_for_async(self, start: Start) -> Position | None:
+        """Return a position as ``position_for`` does, in a thread."""
+        return await asyncio.to_thread(self.position_for, start)
+
     def segments(self) -> list[LogSegment]:
         """Return its segments, in the order of their records."""
         return [
@@ -605,6 +633,10 @@ class Log(Handle):
             )
             for each in self._record().segments
         ]
+
+    async def segments_async(self) -> list[LogSegment]:
+        """Return the ``segments``, looked up in a thread."""
+        return await asyncio.to_thread(self.segments)
 
     @property
     def is_sealed(self) -> bool:
@@ -631,6 +663,10 @@ class Log(Handle):
             return record.with_properties(checked)
 
         self._steps.perform(ledger_list.update(self.name, changed))
+
+    async def set_properties_async(self, changes: Mapping[str, str | None]) -> None:
+        """Set properties in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.set_properties, changes)
 
     @property
     def retention(self) -> Retention | None:
