@@ -7,7 +7,6 @@ import gc
 import io
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,16 +31,6 @@ from pybk.streams.ledger_spec import settings_of
 from tests.cluster.inside import inside
 
 PASSWORD = b"blobs"
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 @pytest.fixture

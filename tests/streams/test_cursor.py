@@ -19,20 +19,9 @@ from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import CursorBound, ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import cursor_list_name
-from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 SPEC = spec_of(ListKind.LOG, b"cursor", insecure=False)
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 @pytest.fixture

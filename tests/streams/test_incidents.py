@@ -6,7 +6,6 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,18 +24,7 @@ from pybk import (
     WriteAheadLog,
 )
 from pybk.manager import backend_of
-from tests.cluster.inside import inside
 from tests.waiting import WAIT_S
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 @pytest.fixture

@@ -24,20 +24,9 @@ from pybk import (
     UsageError,
 )
 from pybk.manager import backend_of
-from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 PASSWORD = b"log"
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 @pytest.fixture

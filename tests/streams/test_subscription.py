@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,22 +33,11 @@ from pybk import (
     UsageError,
 )
 from pybk.streams import subscription as subscription_module
-from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 PASSWORD = b"subscription"
 SOON = 60.0
 """Seconds within which anything comes, even on a busy machine."""
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import io
 import os
 import random
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,20 +30,9 @@ from pybk.errors import (
 )
 from pybk.streams.wal import WriteAheadLog
 from pybk.streams.wal_record import WalRecord
-from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 PASSWORD = b"wal"
-
-
-@pytest.fixture(params=["store", "cluster"])
-def manager(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LedgerManager]:
-    if request.param == "store":
-        with LedgerManager.open(tmp_path / "store") as manager:
-            yield manager
-    else:
-        with inside(tmp_path) as cluster, cluster.connect() as manager:
-            yield manager
 
 
 def opened(manager: LedgerManager, **options: object) -> WriteAheadLog:
