@@ -1,16 +1,17 @@
-"""A KeyboardInterrupt at any line of an append, a roll or a cut: the log stays whole, and its next append works."""
+"""A KeyboardInterrupt at any line of an append, a roll, a cut or a take-over: the log stays whole, and continues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager
-from pybk.streams.wal import WriteAheadLog
+from pybk import LedgerManager, Log, LogFencedError, LogRecord, LogWriter, NewRecord, TxId, WriteAheadLog
 from tests.interrupting import interrupted_at
+from tests.waiting import WAIT_S
 
 FILES = ("pybk/streams/",)
 
@@ -43,4 +44,67 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
                 found
             )
             line += 1
+        assert line > 20, "nothing was traced"
+
+
+LINES = {"roll": 5, "truncate": 3, "close": 5, "writer": 13}
+"""Every how many lines calls that have many are interrupted."""
+
+
+def named_calls(log: Log, writer: LogWriter, taken: list[LogWriter]) -> dict[str, Callable[[], object]]:
+    return {
+        "append": partial(writer.append, b"interrupted", txid=100),
+        "append_many": partial(writer.append_many, [NewRecord(b"interrupted", 100)] * 3),
+        "append_async": partial(writer.append_async, b"interrupted", txid=100),
+        "roll": writer.roll,
+        "truncate": partial(log.truncate, 1),
+        "transaction": partial(writer.append_many, [NewRecord(bytes(40_000), 100)] * 6),
+        "close": writer.close,
+        "writer": lambda: taken.append(log.writer(steal=True)),
+    }
+
+
+def check_search(log: Log, records: list[LogRecord]) -> None:
+    """Every transaction id is found, also those of records whose append was interrupted."""
+    for wanted in (1, 2, 50, 51, 100, 101):
+        first = next((each.position for each in records if each.txid is not None and each.txid >= wanted), None)
+        assert log.position_for(TxId(wanted)) == first
+
+
+@pytest.mark.parametrize(
+    "what", ["append", "append_many", "append_async", "roll", "truncate", "transaction", "close", "writer"]
+)
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Path, what: str) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        line, fired = 0, True
+        while fired:
+            log = Log.open(manager, f"{what}/{line}", insecure=True)
+            writer = log.writer(ordered_txids=False)
+            done = {writer.append(b"before", txid=1).seq: b"before"}
+            taken = list[LogWriter]()
+            fired = interrupted_at(line, FILES, named_calls(log, writer, taken)[what])
+            if what == "close":
+                writer.close()
+                writer = log.writer(ordered_txids=False)
+            elif what == "writer":
+                for each in (writer, *taken):
+                    with suppress(LogFencedError):
+                        each.close()
+                writer = log.writer(ordered_txids=False, wait=WAIT_S)
+            done[writer.append(b"after", txid=50).seq] = b"after"
+            done.update((each.seq, b"x") for each in writer.append_many([b"x", b"x"]))
+            records = list(log.reader())
+            assert [each.seq for each in records] == list(range(log.first_seq, log.first_seq + len(records)))
+            kept = {each.seq: each.data for each in records}
+            assert log.first_seq <= (what == "truncate"), f"line event {line}"
+            assert {seq: kept.get(seq) for seq in done if seq >= log.first_seq} == {
+                seq: data for seq, data in done.items() if seq >= log.first_seq
+            }, f"line event {line}"
+            check_search(log, records)
+            writer.close()
+            with Log.open(manager, f"{what}/{line}", insecure=True) as again:
+                again.writer().close()
+                assert list(again.reader()) == records
+            line += LINES.get(what, 1)
         assert line > 20, "nothing was traced"

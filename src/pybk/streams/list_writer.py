@@ -130,15 +130,15 @@ class ListWriter:
             LogLockedError: A live writer has it.
             PybkError: As ``ledger_list.take_over``.
         """
-        self._take_lock(wait_s, steal=steal)
         try:
+            self._take_lock(wait_s, steal=steal)
             self.unclean = bool(self.steps.existing().record.open_segments)
             owned = self.steps.perform(ledger_list.take_over(self._name, time.time_ns))
+            self.steps.uid = owned.record.uid
+            self.appender.take(owned)
         except BaseException:
-            self._release()
+            self.let_go()
             raise
-        self.steps.uid = owned.record.uid
-        self.appender.take(owned)
         return owned
 
     def rename(self, target: str) -> None:
@@ -152,12 +152,15 @@ class ListWriter:
         try:
             self.steps.perform(ledger_list.rename(self._name, target, time.time_ns))
         finally:
-            self._release()
+            self.let_go()
 
     def _take_lock(self, wait_s: float, *, steal: bool) -> None:
         deadline = time.monotonic() + wait_s
         owner = f"{socket.gethostname()}, process {os.getpid()}"
-        while (lock := self._backend.try_lock(self._lock_name, owner)) is None:
+        while True:
+            self._lock = self._backend.try_lock(self._lock_name, owner)
+            if self._lock is not None:
+                return
             if time.monotonic() >= deadline and steal:
                 self._backend.break_lock(self._lock_name)
             elif time.monotonic() >= deadline:
@@ -168,9 +171,9 @@ class ListWriter:
                 )
             else:
                 time.sleep(LOOK_SECONDS)
-        self._lock = lock
 
-    def _release(self) -> None:
+    def let_go(self) -> None:
+        """Let another writer have the log, which recovers what is open; a second call does nothing."""
         if self._lock is not None:
             self._lock.release()
 
@@ -325,10 +328,10 @@ class ListWriter:
                     )
                 except (PybkError, OSError):
                     self.closed = True
-                    self._release()
+                    self.let_go()
                     raise
                 self.closed = True
-            self._release()
+            self.let_go()
 
     def close_dropped(self) -> None:
         """Close in a thread, and warn: the log was garbage-collected without a close, inside any call."""

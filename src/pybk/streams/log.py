@@ -387,8 +387,13 @@ class Log(Handle):
         wait_s = seconds_of(wait, "wait")
         found = ListWriter(self._manager, self.name, self._spec, policy)
         found.steps.uid = self._steps.uid
-        owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
-        writer = LogWriter(found, owned.record.highest, ordered_txids=flag_of(ordered_txids, "ordered_txids"))
+        strict = flag_of(ordered_txids, "ordered_txids")
+        try:
+            owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
+            writer = LogWriter(found, owned.record.highest, ordered_txids=strict)
+        except BaseException:
+            found.let_go()
+            raise
         self._keep(writer)
         if self._closed:  # meanwhile, perhaps before the writer could be found
             writer.close()
