@@ -505,6 +505,9 @@ class World:
                 self.ledgers[self.next_ledger] = ModelLedger(step, process.seen)
                 return self.next_ledger
             case RecoverLedger(segment):
+                if segment.ledger_id not in self.ledgers:
+                    assert segment.ledger_id not in self.listed(), "a listed ledger is gone"
+                    return None
                 ledger = self.existing(segment.ledger_id)
                 ledger.close(self.random, by_writer=False)
                 return ledger.end()

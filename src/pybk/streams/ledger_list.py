@@ -123,7 +123,10 @@ class CreateLedger(NamedTuple):
 
 
 class RecoverLedger(NamedTuple):
-    """Fence the writer of a segment's ledger, and close it. Result: its ``SegmentEnd``."""
+    """Fence the writer of a segment's ledger, and close it.
+
+    Result: its ``SegmentEnd``; None if the ledger was deleted, because the record does not list it any more.
+    """
 
     segment: Segment
 
@@ -196,6 +199,8 @@ def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
         if record.sealed:
             raise LogSealedError(f"log {name!r} was sealed after record {record.end_seq - 1}; it takes no more")
         ends = yield from _recovered(record)
+        if ends is None:
+            continue
         ledger_id = yield from _create_ledger(record, record.epoch + 1)
         changed = record.taken_over(ends, ledger_id, now_ns())
         settled = yield from _list_ledger(name, ledger_id, changed, found.version)
@@ -401,7 +406,8 @@ def drop(name: str) -> Steps[None]:
         uid = record.uid
         if record.open_segments:
             ends = yield from _recovered(record)
-            yield WriteList(record.closed(ends, 0).emptied(), found.version)
+            if ends is not None:
+                yield WriteList(record.closed(ends, 0).emptied(), found.version)
         elif not record.sealed or record.segments:
             yield WriteList(record.emptied(), found.version)
         elif record.pending_deletes:
@@ -433,6 +439,8 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
         uid = found.record.uid
         found.record.check_rename()
         ends = yield from _recovered(found.record)
+        if ends is None:
+            continue
         renamed = found.record.closed(ends, now_ns()).renamed(target)
         if isinstance((yield MoveList(renamed, found.version)), Written):
             return
@@ -500,11 +508,14 @@ def _check_epoch(record: ListRecord, epoch: int) -> None:
         )
 
 
-def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd]]:
-    """Fence the writer of every open segment, the older first (rule T2)."""
+def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd] | None]:
+    """Fence the writer of every open segment, the older first (rule T2); None if the record has changed since."""
     ends = {}
     for each in record.open_segments:
-        ends[each.number] = yield RecoverLedger(each)
+        end: SegmentEnd | None = yield RecoverLedger(each)
+        if end is None:
+            return None
+        ends[each.number] = end
     return ends
 
 

@@ -226,6 +226,10 @@ class LedgerSteps:
         writer = self.spec.create(self.manager, {SEGMENT_KEY: header.describe()})
         try:
             writer.append(header.encode())
+        except NoSuchLedgerError:
+            if self.existing().record.next_segment <= step.number:
+                raise
+            return writer.ledger_id  # a sweep deleted it, as another owner has used its number: it cannot be listed
         except PybkError:
             self.delete(writer.ledger_id)
             raise
@@ -278,24 +282,30 @@ class LedgerSteps:
                 f"log {self.name!r} is emptied, and a ledger of it could not be deleted; try again"
             )
 
-    def _end_of(self, segment: Segment) -> SegmentEnd:
-        """Close a ledger unless that is done, and return what it holds."""
+    def _end_of(self, segment: Segment) -> SegmentEnd | None:
+        """Close a ledger unless that is done, and return what it holds; None if it is gone, and not listed any more."""
+        where = f"log {self.name!r}, ledger {segment.ledger_id}"
         try:
-            reader = self.open_segment(segment, recover=True)
+            with self.open_segment(segment, recover=True) as reader:
+                return segment_end(reader, segment, where=where)
         except NoSuchLedgerError as error:
+            found = self.read()
+            if found is None or segment.ledger_id not in found.record.ledgers:
+                return None
             raise CorruptError(
                 f"log {self.name!r}: ledger {segment.ledger_id} of segment {segment.number} is missing; restore it, or "
                 "give its records up"
             ) from error
-        with reader:
-            return segment_end(reader, segment, where=f"log {self.name!r}, ledger {segment.ledger_id}")
 
     def _close(self, segment: Segment) -> SegmentEnd:
         try:
             self._writing.close_segment(segment)
-        except LedgerFencedError as error:
+        except (LedgerFencedError, NoSuchLedgerError) as error:
             raise LogFencedError(f"log {self.name!r} was taken over by another writer") from error
-        return self._end_of(segment)
+        end = self._end_of(segment)
+        if end is None:
+            raise LogFencedError(f"log {self.name!r} was taken over by another writer, or deleted")
+        return end
 
     def delete(self, ledger_id: int) -> bool:
         """Delete a ledger that no list names; returns whether it is gone."""
