@@ -590,21 +590,23 @@ class ClusterBackend:
     def look(self, descriptor: LedgerDescriptor, *, follows: bool = False) -> None:
         """Update the LAC and the state of an open ledger: the LAC first, because an end in the metadata is final.
 
-        A follower looks once, when it begins to wait: from then on ``Followers`` reports every change. If that look
-        fails because too few bookies answer, the long poll of ``Followers`` finds what it missed.
+        A follower that waits, so that its callback is registered, looks once: ``Followers`` reports every change since
+        then. If that look fails because too few bookies answer, the long poll of ``Followers`` finds what it missed.
+        One that does not wait gets no report, and looks each time.
         """
         ledger = _remote(descriptor)
         writing = self._writings.get(ledger.ledger_id)
         if ledger.is_final or (writing is not None and writing.ledger is ledger):
             return
+        waits = bool(ledger.advanced_callbacks)
         if not follows:
             self.look_at_bookies(ledger)
-        elif not ledger.looked:
+        elif not (waits and ledger.looked):
             try:
                 self.look_at_bookies(ledger)
             except (LedgerRecoveryError, EntryUnknownError, MetadataError) as error:
                 logger.warning("ledger %d: its last add confirmed cannot be read now: %s", ledger.ledger_id, error)
-            ledger.looked = True
+            ledger.looked = waits
 
     def look_at_bookies(self, ledger: RemoteLedger) -> None:
         """Advance a ledger to the last add confirmed that its bookies know."""
