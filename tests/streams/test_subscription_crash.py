@@ -16,7 +16,11 @@ from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
 from tests.streams.subscription_workload import Model, opened, work
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
+    "ignore::pytest.PytestUnraisableExceptionWarning",
+    "ignore::ResourceWarning",
+)
 
 STEPS = 60
 SEEDS = 4
