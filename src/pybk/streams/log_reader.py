@@ -52,7 +52,8 @@ class LogReader(Handle):
     record is checked to follow the one before it, so none is ever skipped without an error, or without being counted in
     ``skipped``.
 
-    Threads: one at a time; ``close`` from any. After an error, read again from ``seq`` with another reader.
+    Threads: one at a time; ``close`` from any. A read that was cancelled, or failed, returned no record, and the
+        next one continues at ``seq``.
 
     Attributes:
         skipped: How many records this reader skipped because they were truncated before it read them.
@@ -66,6 +67,8 @@ class LogReader(Handle):
         self._ready: Iterator[LogRecord] = iter(())
         self._seq = seq
         self._closed = False
+        self._unsure = False
+        """Whether a read was cancelled or failed, for which records may have been read that were not returned."""
         self.skipped = 0
         self._reader = self._opened(seq)
 
@@ -87,6 +90,7 @@ class LogReader(Handle):
         """Continue at a record, unless this is closed meanwhile."""
         before = self._reader
         self._reader = reader = self._opened(seq)
+        self._unsure = False
         if self._closed:
             reader.close()
         before.close()
@@ -143,7 +147,7 @@ class LogReader(Handle):
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
         while not (found := self._taken(wanted)):
             try:
-                if not self._filled(self._reader.read(timeout=seconds)):
+                if not self._fill(seconds):
                     return []
             except TruncatedError:
                 self._jump()
@@ -160,7 +164,7 @@ class LogReader(Handle):
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
         while not (found := self._taken(wanted)):
             try:
-                if not self._filled(await self._reader.read_async(timeout=seconds)):
+                if not await self._fill_async(seconds):
                     return []
             except TruncatedError:
                 await asyncio.to_thread(self._jump)
@@ -173,6 +177,24 @@ class LogReader(Handle):
         if found:
             self._seq = found[-1].position.seq + 1
         return found
+
+    def _fill(self, seconds: float | None) -> bool:
+        """Read the records that come next, to be taken; returns whether there are any."""
+        if self._unsure:
+            self._jump()
+        self._unsure = True
+        found = self._reader.read(timeout=seconds)
+        self._unsure = False
+        return self._filled(found)
+
+    async def _fill_async(self, seconds: float | None) -> bool:
+        """Read as ``_fill`` does, without blocking the event loop."""
+        if self._unsure:
+            await asyncio.to_thread(self._jump)
+        self._unsure = True
+        found = await self._reader.read_async(timeout=seconds)
+        self._unsure = False
+        return self._filled(found)
 
     def _filled(self, records: Records | None) -> bool:
         """Keep records to be taken; returns whether there are any."""
@@ -189,7 +211,7 @@ class LogReader(Handle):
             raise ClosedError(f"log {self._steps.name!r}, or this reader of it, was closed; make another reader")
 
     def _jump(self) -> None:
-        """Continue with the first record that was not truncated; raises if this is strict."""
+        """Continue with the next record, or the first that was not truncated; raises then if this is strict."""
         self._reopen(self._seq)
 
     def __iter__(self) -> Iterator[LogRecord]:
@@ -199,7 +221,7 @@ class LogReader(Handle):
             yield from self._drained(last)
             try:
                 if self._seq <= last:
-                    self._filled(self._reader.read(timeout=None))
+                    self._fill(None)
             except TruncatedError:
                 self._jump()
             except LogSealedError:
@@ -213,7 +235,7 @@ class LogReader(Handle):
                 yield record
             try:
                 if self._seq <= last:
-                    self._filled(await self._reader.read_async(timeout=None))
+                    await self._fill_async(None)
             except TruncatedError:
                 await asyncio.to_thread(self._jump)
             except LogSealedError:
