@@ -132,7 +132,7 @@ class StoreBackend:
         self.store.check_usable()
         if isinstance(self.store, ReadOnlyStore):
             raise IllegalOperationError(
-                f"{self.where} is open read-only; LedgerManager.open(path) without read_only=True can change it"
+                f"{self.where} is open read-only; open it without read_only=True, or with mode='w', to change it"
             )
         return self.store
 

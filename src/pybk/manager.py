@@ -38,7 +38,14 @@ from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.credentials import checked_password
 from pybk.digest import DigestType, entry_digest
-from pybk.errors import ClosedError, IllegalOperationError, LedgerExistsError, NoSuchLedgerError, UnauthorizedError
+from pybk.errors import (
+    ClosedError,
+    IllegalOperationError,
+    LedgerExistsError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+    UsageError,
+)
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.health import Health
@@ -982,6 +989,8 @@ class LedgerManager:
 
 def backend_of(manager: LedgerManager) -> LedgerBackend:
     """Return the backend of a manager, for layers that keep named records, too."""
+    if not isinstance(manager, LedgerManager):
+        raise UsageError(f"manager is {manager!r:.50}; it takes a LedgerManager, such as of LedgerManager.open(path)")
     return manager._usable()
 
 

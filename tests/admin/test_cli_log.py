@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -41,6 +42,9 @@ class Shell:
         status, out, err = self.run(verb, *arguments, stdin=stdin)
         assert (status, err) == (0, "")
         return out
+
+    def error(self) -> str:
+        return self._capture.readouterr()[1].decode()
 
     def json(self, verb: str, *arguments: object, stdin: bytes = b"") -> Any:
         return json.loads(self.out(verb, *arguments, "--json", stdin=stdin))
@@ -95,6 +99,9 @@ def test_a_record_is_printed_with_all_it_carries(shell: Shell, store: Path) -> N
     }
     with pytest.raises(SystemExit):
         shell.run("cat", "log", "--first", "yesterday")
+    with pytest.raises(SystemExit):
+        shell.run("cat", "log", "--first", "time=2026-01-31T12:00")
+    assert "names no time zone; write it as 2026-01-31T12:00Z" in shell.error()
 
 
 def test_subscriptions_are_listed_while_their_owners_live(shell: Shell, store: Path) -> None:
@@ -130,7 +137,10 @@ def test_a_wrong_password_is_refused(shell: Shell, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYBK_PASSWORD", "another")
     for verb, *arguments in (("cat",), ("tail",), ("seal",), ("rename", "new"), ("delete",), ("truncate", "1")):
         status, _, err = shell.run(verb, "orders", *arguments)
-        assert (status, "password" in err) == (2, True), verb
+        assert (status, "the password is not that of log 'orders'" in err) == (2, True), verb
+    monkeypatch.delenv("PYBK_PASSWORD")
+    status, _, err = shell.run("cat", "orders")
+    assert (status, "log 'orders' has a password, and none was given" in err) == (2, True)
 
 
 def test_tail_follows_another_process(store: Path) -> None:
@@ -145,3 +155,15 @@ def test_tail_follows_another_process(store: Path) -> None:
             writer.seal()
             assert child.stdout.read() == b""
             assert child.wait(PROCESS_S) == 0
+
+
+def test_an_interrupt_ends_a_tail_without_a_traceback(store: Path) -> None:
+    with Log.open(store, "log") as log, log.writer() as writer:
+        writer.append(b"first")
+        command = [sys.executable, "-m", "pybk", "log", "tail", str(store), "log", "-f"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"first\n"
+            child.send_signal(signal.SIGINT)
+            assert child.communicate(timeout=PROCESS_S) == (b"", b"")
+            assert child.returncode == 130

@@ -385,6 +385,13 @@ def test_wrong_arguments_say_what_to_do(tmp_path: Path) -> None:
             (lambda: writer.append_many(None), "records is None"),  # type: ignore[arg-type]
             (lambda: log.reader("latest"), "start is 'latest'"),  # type: ignore[arg-type]
             (lambda: log.reader(-1), "start is -1"),
+            (lambda: log.reader(datetime(2026, 1, 31)), "start is 2026-01-31 00:00:00, without a time zone"),
+            (lambda: log.reader(TxId("7")), "start is TxId"),  # type: ignore[arg-type]
+            (lambda: log.truncate(9), "its last is -1"),
+            (lambda: log.set_retention(7), r"it takes Retention\(\.\.\.\)"),  # type: ignore[arg-type]
+            (lambda: log.subscribe("s", ack_timeout="1"), "ack_timeout is '1'"),  # type: ignore[arg-type]
+            (lambda: log.subscribe("s", dead_letters=writer), r"it takes DeadLetters\(writer\)"),  # type: ignore[arg-type]
+            (lambda: Log.delete("store", "log", password=PASSWORD), "it takes a LedgerManager"),  # type: ignore[arg-type]
             (lambda: log.reader().read_many(0), "most is 0"),
             (lambda: log.reader().read("1"), "timeout is '1'"),  # type: ignore[arg-type]
             (lambda: log.writer(segment_bytes=0), "segment_bytes is 0"),

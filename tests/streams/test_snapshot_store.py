@@ -154,6 +154,8 @@ def test_a_snapshot_that_was_not_finished_does_not_exist(blobs: BlobStore, tmp_p
     (tmp_path / "state" / "link").symlink_to("nowhere")
     with pytest.raises(UsageError, match="neither a file nor a directory"):
         snapshots.save(tmp_path / "state")
+    with pytest.raises(UsageError, match="lsn is '3'"):
+        snapshots.save(b"state", lsn="3")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="pathlib"):
         snapshots.save(str(tmp_path / "state"))  # type: ignore[arg-type]
 

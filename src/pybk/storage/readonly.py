@@ -91,7 +91,7 @@ class ReadOnlyStore(StoreReader):
         root = os.path.abspath(root)
         cookie = find_cookie(fs, root, tiers)
         if cookie is None:
-            raise CookieError(f"there is no store at {root}; LedgerManager.open({root!r}) makes one")
+            raise CookieError(f"there is no store at {root}: check the path; opening it for writing makes one")
         volumes = Volumes(fs, root, store_directories(fs, root, cookie, tiers))
         index_environment = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
         entries: dict[int, Environment] = {}

@@ -82,8 +82,8 @@ def settings_of(
     value = found.read() if isinstance(found, Secret) else checked_password(found)
     if not value and not flag_of(insecure, "insecure"):
         raise UsageError(
-            f"there is no password: pass password=..., set {PASSWORD} or {PASSWORD}_FILE in the environment, or pass "
-            "insecure=True to do without"
+            f"there is no password: pass password=... (in a shell: --password-file FILE), set {PASSWORD} or "
+            f"{PASSWORD}_FILE in the environment, or pass insecure=True to do without"
         )
     if digest_type is None:
         digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C

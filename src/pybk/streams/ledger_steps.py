@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
+from pybk.credentials import PASSWORD
 from pybk.errors import (
     CorruptError,
     LedgerFencedError,
@@ -264,8 +265,16 @@ class LedgerSteps:
             for segment in reversed(record.segments):
                 with suppress(NoSuchLedgerError):
                     if not self.manager.check_password(segment.ledger_id, self.spec.password):
-                        raise UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
+                        raise self._unauthorized()
                     return
+
+    def _unauthorized(self) -> UnauthorizedError:
+        if self.spec.password:
+            return UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
+        return UnauthorizedError(
+            f"log {self.name!r} has a password, and none was given: pass password=... (in a shell: --password-file "
+            f"FILE) or set {PASSWORD}; nothing was changed"
+        )
 
     def delete_list(self) -> None:
         """Delete the log for good.

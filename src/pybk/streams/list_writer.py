@@ -165,9 +165,13 @@ class ListWriter:
                 self._backend.break_lock(self._lock_name)
             elif time.monotonic() >= deadline:
                 holder = self._backend.lock_owner(self._lock_name)
+                log, _, subscription = self._name.partition("@")
+                what = f"log {log!r} has a live writer"
+                if subscription:
+                    what = f"subscription {subscription!r} of log {log!r} has a live owner"
                 raise LogLockedError(
-                    f"log {self._name!r} has a live writer ({holder}); close it there, wait for it with wait=..., or "
-                    "take the log from it with steal=True, which fences it"
+                    f"{what} ({holder}); close it there, wait for it with wait=..., or take it over with steal=True, "
+                    "which fences it"
                 )
             else:
                 time.sleep(LOOK_SECONDS)

@@ -726,7 +726,7 @@ class Log(Handle):
             record = self._record()
             seq, last = seq_of(self._steps, start), self.last_seq
             if seq > last + 1:
-                raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; it has {last} so far")
+                raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; its last is {last}")
             try:
                 steps = ledger_list.truncate(self.name, record.epoch, record.generation, seq, force=force)
                 return self._steps.perform(steps).first_seq

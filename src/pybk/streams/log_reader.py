@@ -272,11 +272,13 @@ def seq_of(steps: LedgerSteps, start: Start) -> int:
             return steps.last_seq() + 1
         case Position():
             return start.seq
-        case TxId(value):
+        case TxId(value) if whole(value) is not None:
             return first_seq_of_txid(steps, value)
         case datetime() if start.tzinfo is not None:
             since = start - _EPOCH
             return first_seq_at_time(steps, (since.days * 86_400 + since.seconds) * 10**9 + since.microseconds * 1000)
+    if isinstance(start, datetime):
+        raise UsageError(f"start is {start}, without a time zone; give it one, such as datetime.now(tz=UTC)")
     seq = whole(start)
     if seq is None or not 0 <= seq <= SEQ_MAX:
         raise UsageError(

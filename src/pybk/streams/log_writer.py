@@ -395,4 +395,4 @@ class _One:
 
 
 def _int64(value: object, name: str) -> int:
-    return whole_from(value, 0, name, "a number below 2**63", _INT64_MAX)
+    return whole_from(value, 0, name, "a number", _INT64_MAX)

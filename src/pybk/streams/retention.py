@@ -154,6 +154,8 @@ def retention_of(record: ListRecord) -> Retention | None:
 
 def set_retention(steps: LedgerSteps, retention: Retention | None) -> None:
     """Store the retention of a log, or None for none, in its record; its writer applies it from then on."""
+    if retention is not None and not isinstance(retention, Retention):
+        raise UsageError(f"retention is {retention!r:.50}; it takes Retention(...), or None to drop nothing")
 
     def changed(record: ListRecord) -> ListRecord:
         properties = {name: value for name, value in record.properties.items() if name != RETENTION_PROPERTY}

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
+from pybk.arguments import whole_from
 from pybk.errors import (
     BlobLockedError,
     CorruptError,
@@ -231,6 +232,7 @@ class SnapshotStore:
         """
         if isinstance(content, str):
             raise UsageError(f"content is the string {content!r:.50}; it takes bytes, or a path as pathlib.Path")
+        lsn = whole_from(lsn, 0, "lsn", "a log sequence number")
         with self._locked():
             number = max(self._numbers(), default=0) + 1
             saving = _Saving(self._blobs, self._parts, self._part_bytes)

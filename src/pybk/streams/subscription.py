@@ -959,8 +959,9 @@ def open_subscription(
     limit = whole(max_unacked)
     if limit is None or limit < 1:
         raise UsageError(f"max_unacked is {max_unacked!r:.50}; it takes a number of records, at least 1")
-    if ack_timeout is not None and not ack_timeout > 0:
-        raise UsageError(f"ack_timeout is {ack_timeout!r:.50}; it takes seconds above 0, or None")
+    ack_timeout = _ack_timeout_of(ack_timeout)
+    if dead_letters is not None and not isinstance(dead_letters, DeadLetters):
+        raise UsageError(f"dead_letters is {dead_letters!r:.50}; it takes DeadLetters(writer), or None")
     if dead_letters is not None and dead_letters.max_deliveries < 1:
         raise UsageError(f"max_deliveries is {dead_letters.max_deliveries!r:.50}; it takes at least 1")
     cursor: Cursor | MemoryCursor
@@ -970,6 +971,12 @@ def open_subscription(
         cursor = MemoryCursor(steps, name, seq_of(steps, start))
     deliveries = Deliveries(cursor.state, ack_timeout_s=ack_timeout, max_unacked=limit)
     return Subscription(steps, cursor, SubscriptionMode(mode), deliveries, dead_letters, limit)
+
+
+def _ack_timeout_of(seconds: object) -> float | None:
+    if seconds is None or (isinstance(seconds, int | float) and seconds > 0):
+        return seconds
+    raise UsageError(f"ack_timeout is {seconds!r:.50}; it takes seconds above 0, or None")
 
 
 class _AckMember:

@@ -841,7 +841,7 @@ class WriteAheadLog(Handle):
         meta = _checked_meta(meta)
         if covered > durable:
             raise UsageError(
-                f"a checkpoint cannot cover record {covered} of log {self.name!r}: it has {durable} so far"
+                f"a checkpoint cannot cover record {covered} of log {self.name!r}; its last is {durable} so far"
             )
         newest = max((each.lsn for each in self.checkpoints()), default=0)
         if covered < newest:
@@ -895,7 +895,7 @@ class WriteAheadLog(Handle):
         def truncate() -> None:
             appender, durable = writer.appender, self.durable_lsn
             if lsn > durable + 1:
-                raise UsageError(f"log {self.name!r}: records before {lsn} cannot be dropped; it has {durable} so far")
+                raise UsageError(f"log {self.name!r}: records before {lsn} cannot be dropped; its last is {durable}")
             self._steps.perform(ledger_list.truncate(self.name, appender.epoch, appender.generation, lsn))
 
         writer.operate(truncate)  # so that no cut comes between

@@ -2,7 +2,8 @@
 
 Passwords and cluster secrets come from a file or from the environment: PYBK_PASSWORD, PYBK_CLUSTER_SECRET.
 
-Exit status: 0 if all is sound, 1 if damage was found, 2 for wrong usage, or a store or cluster that cannot be opened.
+Exit status: 0 if all is sound, 1 if damage was found, 2 for wrong usage, or a store or cluster that cannot be opened,
+130 if Ctrl-C ended it.
 """
 
 # Each module of this package holds the commands of one noun, such as ``store`` or ``ledger``. To add a command, write
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pybk.admin.cli import bookie, feature_level, ledger, log, permissions, spark, store, wal
-from pybk.admin.cli.output import DAMAGED, FAILED, SOUND
+from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, SOUND
 from pybk.errors import CorruptError, DigestMismatchError, PybkError
 from pybk.version import __version__
 
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # standard output at its end, and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SOUND
+    except KeyboardInterrupt:
+        return INTERRUPTED  # the usual end of `tail -f`
     except (CorruptError, DigestMismatchError) as error:
         text = _one_line(error)
         where = "" if parsed.path in text else f"{parsed.path}: "  # an error of the index does not name its store

@@ -63,7 +63,10 @@ def _place(text: str) -> Start:
         if equals and name == "txid":
             return TxId(int(value))
         if equals and name == "time":
-            return datetime.fromisoformat(value)
+            time = datetime.fromisoformat(value)
+            if time.tzinfo is None:
+                raise argparse.ArgumentTypeError(f"{text!r:.50} names no time zone; write it as {value:.30}Z for UTC")
+            return time
         return Position.parse(text) if ":" in text else int(text)
     except (ValueError, UsageError):
         raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACE}") from None

@@ -19,6 +19,9 @@ DAMAGED: Final = 1
 FAILED: Final = 2
 """Wrong usage, or a store or cluster that cannot be opened."""
 
+INTERRUPTED: Final = 130
+"""Ended by Ctrl-C, as shells report it."""
+
 _PROGRESS_AFTER_SECONDS: Final = 1.0
 
 
