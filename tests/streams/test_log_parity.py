@@ -81,3 +81,15 @@ def test_roll_log_segments_without_traffic(manager: LedgerManager) -> None:
         writer.append(b"b")
         wait_until(lambda: len(log.segments()) == 3)
         assert [record.data for record in reader.read_many(1) + reader.read_many(1)] == [b"a", b"b"]
+
+
+def test_non_blocking_reads(manager: LedgerManager) -> None:
+    """Reads that do not wait see each record once, over rolls."""
+    with opened(manager) as log, log.writer(segment_records=3) as writer, log.reader() as reader:
+        for number in range(20):
+            assert reader.read(timeout=0) is None
+            position = writer.append(b"%d" % number)
+            record = wait_until(lambda: reader.read(timeout=0))
+            assert record is not None
+            assert record.position == position
+        assert reader.caught_up
