@@ -150,11 +150,12 @@ class Log(Handle):
             where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
                 users share, of a store or a cluster.
             name: The log's name; see ``docs/streams.md`` for the rules of names.
-            mode: ``"w"`` to read and change it. ``"r"`` to read it in a directory that another process writes to.
+            mode: ``"w"`` to read and change it; it erases nothing. ``"r"`` to read it in a directory that another
+                process writes to.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
             insecure: Do without a password: records are guarded against damage, not against forgery.
-            create: Make the log if it does not exist; with mode "w".
+            create: Make the log if it does not exist; with mode "w", which makes the store in any case.
             digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
             storage_hints: Where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
@@ -163,6 +164,7 @@ class Log(Handle):
         Raises:
             NoSuchLogError: It does not exist, and is not to be made.
             StoreLockedError: Another process has the directory open for writing.
+            CookieError: With mode "r" there is no store in the directory.
             UnauthorizedError: The password is not the log's.
             UsageError: There is no password, or another argument cannot be.
 

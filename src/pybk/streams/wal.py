@@ -191,7 +191,7 @@ class WriteAheadLog(Handle):
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
             insecure: Do without a password: records are guarded against damage, not against forgery.
-            create: Make the log if it does not exist.
+            create: Make the log if it does not exist; mode "w" makes the store in any case.
             wait: Seconds to wait for a live writer to let go of it.
             steal: Take it from a live writer, which is fenced.
             segment_bytes: Bytes after which the log continues in a new ledger.
@@ -205,6 +205,7 @@ class WriteAheadLog(Handle):
             LogLockedError, StoreLockedError: A live writer has it, in this process or another.
             NoSuchLogError: It does not exist, and is not to be made.
             LogSealedError: It was sealed, so that it can only be read.
+            CookieError: With mode "r" there is no store in the directory.
             UnauthorizedError: The password is not the log's.
             UsageError: There is no password, or another argument cannot be.
             CorruptError: Something that was acknowledged is damaged or missing.
@@ -638,7 +639,7 @@ class WriteAheadLog(Handle):
         """Yield the records that are there now, in order; transactions that were not committed are not.
 
         Args:
-            from_lsn: The first record; None for ``first_lsn``.
+            from_lsn: The first record; None for ``first_lsn``. After the last record nothing is yielded.
             to_lsn: The last record; None for the end as of now.
 
         Raises:
