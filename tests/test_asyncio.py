@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pybk import BlobStore, Log, LogWriter, Namespace
+from pybk import BlobStore, Log, LogReader, LogWriter, Namespace, WriteAheadLog
 from pybk.config import StoreConfig
 from pybk.errors import ClosedError, LedgerClosedError, NoSuchLedgerError, ReadRangeError, UnauthorizedError
 from pybk.flags import ReadFlag, StorageHint, WriteFlag
@@ -26,10 +26,14 @@ from tests.waiting import WAIT_S, wait_until
 CONFIG = StoreConfig(**QUICK)
 
 
-@pytest.mark.parametrize("owner", [LedgerManager, LedgerWriter, LedgerReader, BlobStore, Log, LogWriter, Namespace])
+@pytest.mark.parametrize(
+    "owner",
+    [LedgerManager, LedgerWriter, LedgerReader, BlobStore, Log, LogReader, LogWriter, Namespace, WriteAheadLog],
+)
 def test_every_call_has_its_asyncio_form(owner: type) -> None:
     calls = {name for name, value in inspect.getmembers(owner) if not name.startswith("_") and inspect.isroutine(value)}
-    at_once = {"transaction", "on_change"}  # they read and write nothing; a group's commit has an asyncio form
+    # They read and write nothing themselves; what they return has asyncio forms.
+    at_once = {"transaction", "on_change", "follow"}
     for name in sorted(name for name in calls - at_once if not name.endswith(("_async", "_coro"))):
         assert f"{name}_async" in calls, f"{owner.__name__}.{name} has no asyncio form"
 

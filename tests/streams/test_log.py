@@ -337,9 +337,9 @@ def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
             assert (await log.first_async(), await log.last_async()) == (None, None)
             positions = await asyncio.gather(*(writer.append_coro(b"%d" % number) for number in range(50)))
             assert [each.seq for each in positions] == list(range(50))
-            assert len(await writer.append_many_async([b"x" * 50_000] * 9)) == 9
+            assert len(await writer.append_many_coro([b"x" * 50_000] * 9)) == 9
             assert (await writer.append_async(b"y")).seq == 59
-            assert await writer.flush_async() == 59
+            assert await writer.sync_async() == 59
             reader = await log.reader_async()
             assert [record.seq async for record in reader] == list(range(60))
             follower = await log.reader_async(60, follow=True)

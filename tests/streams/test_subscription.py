@@ -195,7 +195,7 @@ def test_tasks_get_different_records(log: Log, writer: LogWriter) -> None:
 
             tasks = [asyncio.create_task(consume()) for _ in range(10)]
             for _ in range(5):
-                await writer.append_many_async([b"x"] * 10)
+                await writer.append_many_coro([b"x"] * 10)
                 await asyncio.sleep(0.01)
             await writer.seal_async()
             await asyncio.gather(*tasks)
@@ -225,7 +225,7 @@ def test_tasks_and_threads_share_a_subscription(log: Log, writer: LogWriter) -> 
         async def run() -> None:
             tasks = [asyncio.create_task(consume_too()) for _ in range(3)]
             for _ in range(10):
-                await writer.append_many_async([b"x"] * 7)
+                await writer.append_many_coro([b"x"] * 7)
                 await asyncio.sleep(0.005)
             await writer.seal_async()
             await asyncio.gather(*tasks)

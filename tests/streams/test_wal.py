@@ -706,3 +706,26 @@ def test_a_follower_says_how_far_it_came_and_ends_from_another_thread(manager: L
 
 async def _first(follower: WalFollower) -> bytes:
     return (await anext(follower)).data
+
+
+def test_checkpoints_have_an_asyncio_form(manager: LedgerManager) -> None:
+    async def use() -> None:
+        async with opened(manager) as wal:
+            await wal.append_many_coro([b"a", b"b"])
+            async with wal.checkpoint_async(meta="first") as file:
+                await file.write_async(b"a b")
+            file = await wal.checkpoint_async()
+            await file.write_async(b"given up")
+            file.abort()
+            assert [each.meta for each in await wal.checkpoints_async()] == ["first"]
+            found = await wal.latest_checkpoint_async()
+            assert found is not None
+            with found.open() as read:
+                assert read.read() == b"a b"
+            await wal.append_many_coro([b"c", b"d"])
+            assert [len(each.starts) async for each in wal.replay_batches_async()] == [2]
+            assert await WriteAheadLog.names_async(manager) == ["wal"]
+        await WriteAheadLog.delete_async(manager, "wal", password=PASSWORD)
+        assert await WriteAheadLog.names_async(manager) == []
+
+    asyncio.run(use())

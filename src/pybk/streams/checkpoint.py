@@ -6,6 +6,7 @@ checkpoint that is kept, so that the log never lacks a record that a restart fro
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from collections.abc import Callable
@@ -72,6 +73,10 @@ class CheckpointWriter(io.BufferedIOBase):
         """Append bytes to the checkpoint; returns how many, which is all."""
         return self._blob.write(data)
 
+    async def write_async(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.write, data)
+
     def commit(self) -> None:
         """Commit the checkpoint: its blob is sealed, then one compare-and-set lists it and truncates the log.
 
@@ -99,6 +104,10 @@ class CheckpointWriter(io.BufferedIOBase):
                     self._give_up()
             raise
 
+    async def commit_async(self) -> None:
+        """Commit in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.commit)
+
     def abort(self) -> None:
         """Give the checkpoint up; nothing changes."""
         if not self._ended:
@@ -124,6 +133,16 @@ class CheckpointWriter(io.BufferedIOBase):
     def __enter__(self) -> Self:
         """Return the writer itself."""
         return self
+
+    async def __aenter__(self) -> Self:
+        """Return the writer itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Commit the checkpoint or give it up as ``__exit__`` does, in a thread."""
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
 class WalCheckpoint:

@@ -118,6 +118,10 @@ class LogReader(Handle):
         self._reopen(seq_of(self._steps, start))
         self._ready = iter(())
 
+    async def seek_async(self, start: Start) -> None:
+        """Seek in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.seek, start)
+
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def read(self, timeout: float | None = None) -> LogRecord | None:

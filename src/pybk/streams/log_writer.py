@@ -181,7 +181,14 @@ class LogWriter(Handle):
         """
         return self._writer.append_batch(self._many(records), kick=False).result()
 
-    async def append_many_async(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
+    def append_many_async(self, records: Iterable[bytes | NewRecord]) -> RecordFuture[list[Position]]:
+        """Append records as ``append_many`` does, without waiting for them to be durable.
+
+        It waits when ``max_outstanding_bytes`` are not durable yet; coroutines use ``append_many_coro``.
+        """
+        return self._writer.append_batch(self._many(records), kick=True)
+
+    async def append_many_coro(self, records: Iterable[bytes | NewRecord]) -> list[Position]:
         """Append records as ``append_many`` does, without blocking the event loop."""
         return await self._writer.append_coro(self._many(records))
 
@@ -221,15 +228,15 @@ class LogWriter(Handle):
 
     # ---- changing what there is ----------------------------------------------------------------------------------
 
-    def flush(self) -> int:
+    def sync(self) -> int:
         """Return when everything that was appended so far is durable; returns the last of these sequence numbers."""
         last = self.last_seq
         self._writer.appender.flush()
         return last
 
-    async def flush_async(self) -> int:
-        """Flush in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.flush)
+    async def sync_async(self) -> int:
+        """Sync in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.sync)
 
     def roll(self) -> None:
         """Continue in a new segment now; appends do not wait for it, but for a moment.

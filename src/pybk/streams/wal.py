@@ -8,8 +8,8 @@ import os
 import secrets
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
@@ -254,6 +254,11 @@ class WriteAheadLog(Handle):
         """
         return names_of(manager, ListKind.WAL, prefix)
 
+    @staticmethod
+    async def names_async(manager: LedgerManager, prefix: str = "") -> list[str]:
+        """Return the ``names``, listed in a thread."""
+        return await asyncio.to_thread(WriteAheadLog.names, manager, prefix)
+
     @classmethod
     def delete(
         cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
@@ -272,6 +277,13 @@ class WriteAheadLog(Handle):
             PybkError: Something could not be deleted; call it again.
         """
         LedgerSteps(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure)).delete_list()
+
+    @classmethod
+    async def delete_async(
+        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
+    ) -> None:
+        """Delete a log in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(cls.delete, manager, name, password=password, insecure=insecure)
 
     @classmethod
     def sweep(
@@ -756,24 +768,26 @@ class WriteAheadLog(Handle):
         first, generation, timeout = _checked_follow(from_lsn, generation, timeout)
         return WalFollower(self.name, lambda: self._reader(first, generation), timeout)
 
-    def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
+    async def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
         """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
+        async with aclosing(self.replay_batches_async(from_lsn, to_lsn)) as batches:
+            async for records in batches:
+                for record in wal_records(records):
+                    yield record
+
+    async def replay_batches_async(
+        self, from_lsn: int | None = None, to_lsn: int | None = None
+    ) -> AsyncGenerator[Records, None]:
+        """Yield records as ``replay_batches`` does; use with ``async for``. A thread reads and verifies them."""
 
         def begin() -> tuple[RecordReader, int]:
             first, last = self._checked_range(from_lsn, to_lsn)
             return self._reader(first), last
 
-        return self._records_async(begin, 0.0)
-
-    async def _records_async(
-        self, begin: Callable[[], tuple[RecordReader, int]], timeout: float | None
-    ) -> AsyncIterator[WalRecord]:
-        """Yield the records up to a last one; ``begin`` returns a reader and that, and is called in a thread."""
         reader, last = await asyncio.to_thread(begin)
         try:
-            while (records := await reader.read_async(timeout=timeout, last=last)) is not None:
-                for record in wal_records(records):
-                    yield record
+            while (records := await reader.read_async(timeout=0.0, last=last)) is not None:
+                yield records
             self._check_over(reader)
         finally:
             reader.close()
@@ -850,9 +864,20 @@ class WriteAheadLog(Handle):
         owner = writer.appender.epoch, writer.appender.generation
         return CheckpointWriter(self._steps, owner, covered, meta, keep, writer.operate, truncate=truncate)
 
+    def checkpoint_async(
+        self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
+    ) -> Opening[CheckpointWriter]:
+        """Begin a checkpoint as ``checkpoint`` does, in a thread; use it with ``async with``, which commits it."""
+        begin = partial(self.checkpoint, lsn, meta=meta, keep=keep, truncate=truncate)
+        return Opening("WriteAheadLog.checkpoint_async()", begin)
+
     def checkpoints(self) -> list[WalCheckpoint]:
         """Return the checkpoints that are kept, the oldest first."""
         return [WalCheckpoint(self._steps, each) for each in self._record().checkpoints]
+
+    async def checkpoints_async(self) -> list[WalCheckpoint]:
+        """Return the ``checkpoints``, looked up in a thread."""
+        return await asyncio.to_thread(self.checkpoints)
 
     def latest_checkpoint(self) -> WalCheckpoint | None:
         """Return the newest checkpoint that is whole, read to its end; None if the log has none.
@@ -878,6 +903,10 @@ class WriteAheadLog(Handle):
         if problem is not None:
             raise CorruptError(f"log {self.name!r}: all {len(found)} checkpoints are damaged: {problem}") from problem
         return None
+
+    async def latest_checkpoint_async(self) -> WalCheckpoint | None:
+        """Return the ``latest_checkpoint``, read in a thread."""
+        return await asyncio.to_thread(self.latest_checkpoint)
 
     def truncate_before(self, lsn: int) -> None:
         """Drop the records before ``lsn``, at once for readers; ledgers that only hold such records are deleted.
