@@ -123,6 +123,18 @@ def test_subscriptions_are_listed_while_their_owners_live(shell: Shell, store: P
     assert "late" in shell.out("subscriptions", "log")
 
 
+def test_logs_of_another_password_are_listed_by_name_alone(shell: Shell, store: Path) -> None:
+    shell.run("append", "mine", stdin=b"a\n")
+    with Log.open(store, "other", password=b"another") as log, log.writer() as writer:
+        writer.append(b"b")
+    mine, other = json.loads(shell.run("list", "--json")[1])
+    assert (mine["name"], mine["last_seq"]) == ("mine", 0)
+    assert other == {"name": "other", "other_password": True}
+    status, out, err = shell.run("list")
+    assert (status, err) == (0, "pybk: 1 log has another password\n")
+    assert "other" in out
+
+
 def test_a_log_without_a_password_has_to_be_asked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYBK_PASSWORD")
     for verb in ("create", "append"):

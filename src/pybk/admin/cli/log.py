@@ -16,6 +16,7 @@ from pybk.admin.cli.logs import (
     print_records,
     print_result,
     print_rows,
+    rows_of,
     takes_insecure,
     takes_prefix,
     takes_tail,
@@ -82,21 +83,20 @@ def _names(parsed: argparse.Namespace, manager: LedgerManager, *, insecure: bool
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    rows = []
     with manager_of(parsed, read_only=True) as manager, _names(parsed, manager) as logs:
-        for name in logs.names(parsed.prefix):
+
+        def describe(name: str) -> dict[str, Any]:
             with _open(parsed, manager, name, "r") as log:
-                rows.append(
-                    {
-                        "name": name,
-                        "first_seq": log.first_seq,
-                        "last_seq": log.last_seq,
-                        "sealed": log.is_sealed,
-                        "ledgers": [each.ledger_id for each in log.segments()],
-                        "subscriptions": log.subscriptions(),
-                        "properties": dict(log.properties),
-                    }
-                )
+                return {
+                    "first_seq": log.first_seq,
+                    "last_seq": log.last_seq,
+                    "sealed": log.is_sealed,
+                    "ledgers": [each.ledger_id for each in log.segments()],
+                    "subscriptions": log.subscriptions(),
+                    "properties": dict(log.properties),
+                }
+
+        rows = rows_of(logs.names(parsed.prefix), describe)
     headers = ("name", "first_seq", "last_seq", "sealed", "ledgers", "subscriptions")
     return print_rows(rows, headers, as_json=parsed.json)
 

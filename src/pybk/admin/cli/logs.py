@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
-from pybk.admin.cli.output import SOUND, base64, print_json, print_table
+from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_table
+from pybk.errors import UnauthorizedError
 from pybk.manager import LedgerManager
 from pybk.streams.record_future import RecordFuture
 
@@ -106,13 +107,29 @@ def print_records(
         sys.stdout.flush()
 
 
+def rows_of(names: Iterable[str], describe: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each log; one that has another password has a row that says so, and nothing else."""
+    rows = []
+    for name in names:
+        try:
+            rows.append({"name": name, **describe(name)})
+        except UnauthorizedError:
+            rows.append({"name": name, "other_password": True})
+    return rows
+
+
 def print_rows(rows: list[dict[str, Any]], headers: Iterable[str], *, as_json: bool) -> int:
     """Print rows as JSON or as a table of some of their columns; returns the exit status."""
     if as_json:
         print_json(rows)
     else:
         names = list(headers)
-        print_table([[shown(row[name]) for name in names] for row in rows], [name.replace("_", " ") for name in names])
+        print_table(
+            [[shown(row.get(name, "?")) for name in names] for row in rows], [name.replace("_", " ") for name in names]
+        )
+    others = sum("other_password" in row for row in rows)
+    if others:
+        print(f"pybk: {counted(others, 'log has', 'logs have')} another password", file=sys.stderr)
     return SOUND
 
 

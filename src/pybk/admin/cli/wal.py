@@ -13,6 +13,7 @@ from pybk.admin.cli.logs import (
     print_records,
     print_result,
     print_rows,
+    rows_of,
     shown,
     takes_insecure,
     takes_prefix,
@@ -51,21 +52,20 @@ def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: s
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    rows = []
     with manager_of(parsed, read_only=True) as manager:
-        for name in WriteAheadLog.names(manager, parsed.prefix):
+
+        def describe(name: str) -> dict[str, Any]:
             with _open(parsed, manager, name, "r") as wal:
-                rows.append(
-                    {
-                        "name": name,
-                        "first_lsn": wal.first_lsn,
-                        "last_lsn": wal.last_lsn,
-                        "generation": wal.generation,
-                        "epoch": wal.epoch,
-                        "ledgers": list(wal.ledgers),
-                        "checkpoints": [each.lsn for each in wal.checkpoints()],
-                    }
-                )
+                return {
+                    "first_lsn": wal.first_lsn,
+                    "last_lsn": wal.last_lsn,
+                    "generation": wal.generation,
+                    "epoch": wal.epoch,
+                    "ledgers": list(wal.ledgers),
+                    "checkpoints": [each.lsn for each in wal.checkpoints()],
+                }
+
+        rows = rows_of(WriteAheadLog.names(manager, parsed.prefix), describe)
     headers = ("name", "first_lsn", "last_lsn", "generation", "epoch", "ledgers", "checkpoints")
     return print_rows(rows, headers, as_json=parsed.json)
 
