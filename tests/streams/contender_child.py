@@ -1,7 +1,7 @@
 """Competes for a log of a cluster until it is killed: ``python -m tests.streams.contender_child URL KIND SEED``.
 
-It takes the log over, by waiting for the other writer or by stealing from it, appends, and does so again. It prints
-each epoch that it owns, and each record that was acknowledged.
+It takes the log over, by waiting for the other writer or by stealing from it at once, appends, and does so again. It
+prints each epoch that it owns, and each record that was acknowledged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def owned_log(manager: LedgerManager, *, steal: bool) -> Iterator[tuple[int, App
     """Own a named log; provide the epoch, and a function that appends and returns the sequence number."""
     with (
         Log.open(manager, NAME, insecure=True) as log,
-        log.writer(wait=WAIT_S, steal=steal, segment_records=20) as writer,
+        log.writer(wait=0.0 if steal else WAIT_S, steal=steal, segment_records=20) as writer,
     ):
         yield writer.epoch, lambda data: writer.append(data).seq
 
@@ -40,7 +40,8 @@ def owned_log(manager: LedgerManager, *, steal: bool) -> Iterator[tuple[int, App
 @contextmanager
 def owned_wal(manager: LedgerManager, *, steal: bool) -> Iterator[tuple[int, Append]]:
     """Own a write-ahead log, as ``owned_log``."""
-    with WriteAheadLog.open(manager, NAME, insecure=True, wait=WAIT_S, steal=steal, segment_bytes=2000) as wal:
+    wait = 0.0 if steal else WAIT_S
+    with WriteAheadLog.open(manager, NAME, insecure=True, wait=wait, steal=steal, segment_bytes=2000) as wal:
         yield wal.epoch, wal.append
 
 
