@@ -202,18 +202,22 @@ class ConsumerServer(Handle):
         """Read for a consumer; ConnectionError, with nothing handed out, if it leaves while it waits."""
         reading = asyncio.ensure_future(self._subscription.read_many_async(min(most, MOST_RECORDS), timeout))
         leaving = asyncio.ensure_future(reader.read(1))  # nothing is sent before the response, so this is the end
+        handed = False
         try:
             await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            raise ConnectionError("the consumer left")
+            handed = reading.done()
         finally:
             leaving.cancel()
-            await asyncio.wait((leaving,))  # only one at a time may read
-            if not reading.done():
-                reading.cancel()
-                with suppress(asyncio.CancelledError, PybkError):
-                    self._subscription.nack(await reading)  # it may have ended before it was cancelled
+            try:
+                await asyncio.wait((leaving,))  # only one at a time may read
+            finally:
+                if not handed:
+                    reading.cancel()
+                    with suppress(asyncio.CancelledError, PybkError):
+                        self._subscription.nack(await reading)  # it may have ended meanwhile
+        if not handed:
+            raise ConnectionError("the consumer left")
+        return reading.result()
 
 
 def _within(held: set[int], ranges: list[range]) -> list[int]:
