@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pybk import BlobStore, LedgerManager, UsageError
+from pybk.backend import NamedRecord
 from pybk.errors import (
     BlobExistsError,
     BlobGivenUpError,
@@ -25,6 +26,7 @@ from pybk.errors import (
     StoreLockedError,
     UnauthorizedError,
 )
+from pybk.manager import backend_of
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import Hold
 from pybk.streams.ledger_spec import settings_of
@@ -289,6 +291,29 @@ def test_many_writers_of_a_name_leave_one_blob(blobs: BlobStore, manager: Ledger
     for thread in threads:
         thread.join()
     assert blobs.stat("a").version == 20
+    blobs.put("b", b"")
+    assert ledgers(manager) == 2
+
+
+def test_a_clean_up_does_not_forget_what_another_one_leaves_meanwhile(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = BlobCatalog(manager, "blobs", settings_of("blob", PASSWORD, insecure=False), 0.0)
+    blobs = BlobStore(manager, catalog, 1, owns=False)
+    blobs.put("a", b"1")
+    backend, file = backend_of(manager), blobs.open_blob("a")
+    read = backend.read_record
+
+    def overtaken(name: str) -> NamedRecord | None:
+        found = read(name)
+        monkeypatch.setattr(backend, "read_record", read)
+        blobs.put("a", b"2")  # the ledger of the first is being read, and is left for later
+        return found
+
+    monkeypatch.setattr(backend, "read_record", overtaken)
+    catalog.clean("a")
+    assert ledgers(manager) == 2
+    file.close()
     blobs.put("b", b"")
     assert ledgers(manager) == 2
 

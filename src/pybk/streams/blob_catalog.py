@@ -368,6 +368,18 @@ class BlobCatalog:
         Returns:
             How many ledgers were deleted.
         """
+        self._late.discard(name)  # before the record is read: what others note from here on stays noted
+        try:
+            deleted, left = self._clean_name(name, before_ns)
+        except BaseException:
+            self._late.add(name)
+            raise
+        if left:
+            self._late.add(name)
+        return deleted
+
+    def _clean_name(self, name: str, before_ns: int) -> tuple[int, bool]:
+        """Clean a name; returns how many ledgers were deleted, and whether something is left for later."""
         record = self.read(name)
         dead = [each.token for each in record.uploads if self._is_dead(each, before_ns)]
         if dead:
@@ -390,11 +402,8 @@ class BlobCatalog:
                 gone.append(each.token)
         if gone:
             record = self.update(name, lambda found: found.forgotten(gone))
-        if all(record.is_held(each.ledger_id) and not each.home for each in record.dropped):
-            self._late.discard(name)
-        else:
-            self._late.add(name)
-        return len(deleted) + sum(map(self.clean_name, others))
+        left = any(each.home or not record.is_held(each.ledger_id) for each in record.dropped)
+        return len(deleted) + sum(map(self.clean_name, others)), left
 
     def sweep(self, before_ns: int) -> int:
         """Clean all names, and delete ledgers that no name will ever refer to.
