@@ -80,7 +80,7 @@ from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
-from pybk.streams.log import Log, LogSegment, SubscriptionState
+from pybk.streams.log import Log, LogSegment, LogWriterOptions, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter, NewRecord
@@ -166,6 +166,7 @@ __all__ = [
     "LogSealedError",
     "LogSegment",
     "LogWriter",
+    "LogWriterOptions",
     "LostEntries",
     "MetadataError",
     "MetadataExistsError",

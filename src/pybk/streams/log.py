@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import ref
 
 from pybk.arguments import flag_of, whole_from
@@ -20,7 +20,6 @@ from pybk.digest import DigestType
 from pybk.errors import ClosedError, LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
-from pybk.handle import Handle
 from pybk.manager import LedgerManager
 from pybk.metadata.store import Watch
 from pybk.opening import Opening
@@ -34,12 +33,12 @@ from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, R
 from pybk.streams.log_reader import LogEnd, LogReader, Start, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
+from pybk.streams.named_list import NamedList
 from pybk.streams.names import checked_name
 from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
-from pybk.streams.sweep import sweep
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
@@ -85,7 +84,18 @@ class SubscriptionState(NamedTuple):
     properties: Mapping[str, int | str]
 
 
-class Log(Handle):
+class LogWriterOptions(TypedDict, total=False):
+    """Keyword arguments of ``Log.writer``."""
+
+    wait: float
+    steal: bool
+    ordered_txids: bool
+    segment_bytes: int
+    segment_age_s: float
+    segment_records: int | None
+
+
+class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     """A named log in a store or a cluster.
 
     Open it, and append with its writer or read with readers::
@@ -193,76 +203,6 @@ class Log(Handle):
     def open_async(cls, where: str | os.PathLike[str] | LedgerManager, name: str, **options: Any) -> Opening[Self]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(f"Log.open_async({name!r:.100})", partial(cls.open, where, name, **options))
-
-    @classmethod
-    def delete(
-        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
-    ) -> None:
-        """Delete a log for good: its writer is fenced, its record emptied, its ledgers deleted, its record removed.
-
-        Args:
-            manager: Has the log.
-            name: The log's.
-            password: As for ``open``.
-            insecure: As for ``open``.
-
-        Raises:
-            NoSuchLogError: It does not exist.
-            UnauthorizedError: The password is not the log's; nothing was deleted.
-            PybkError: Something could not be deleted; call it again.
-        """
-        steps = LedgerSteps(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure))
-        steps.check_password()
-        for cursor in steps.existing().record.cursors:
-            delete_cursor(manager, steps, cursor.name, steal=True)
-        steps.delete_list()
-
-    @classmethod
-    async def delete_async(
-        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
-    ) -> None:
-        """Delete a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(cls.delete, manager, name, password=password, insecure=insecure)
-
-    @classmethod
-    def sweep(
-        cls,
-        manager: LedgerManager,
-        prefix: str = "",
-        *,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> list[int]:
-        """Delete ledgers that processes which died had created for logs and subscriptions, and that none will name.
-
-        Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``.
-
-        Args:
-            manager: Has the logs.
-            prefix: Only ledgers of logs whose names begin with it.
-            password: As for ``open``; ledgers that have another password are left, with a warning in the log of
-                ``logging``.
-            insecure: As for ``open``.
-
-        Returns:
-            The ledgers that were deleted.
-
-        Cost: Reads the metadata of all ledgers, twice, and the records of the logs.
-        """
-        kinds = ListKind.LOG, ListKind.CURSOR
-        return [each for kind in kinds for each in sweep(manager, spec_of(kind, password, insecure), prefix)]
-
-    @classmethod
-    async def sweep_async(
-        cls,
-        manager: LedgerManager,
-        prefix: str = "",
-        *,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> list[int]:
-        """Sweep in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(cls.sweep, manager, prefix, password=password, insecure=insecure)
 
     @classmethod
     def rebuild(
@@ -402,27 +342,9 @@ class Log(Handle):
             self._check_open()
         return writer
 
-    def writer_async(
-        self,
-        *,
-        wait: float = 0.0,
-        steal: bool = False,
-        ordered_txids: bool = True,
-        segment_bytes: int = SEGMENT_BYTES,
-        segment_age_s: float = SEGMENT_AGE_S,
-        segment_records: int | None = None,
-    ) -> Opening[LogWriter]:
+    def writer_async(self, **options: Unpack[LogWriterOptions]) -> Opening[LogWriter]:
         """Become the writer as ``writer`` does, in a thread; ``await`` it or use ``async with``."""
-        call = partial(
-            self.writer,
-            wait=wait,
-            steal=steal,
-            ordered_txids=ordered_txids,
-            segment_bytes=segment_bytes,
-            segment_age_s=segment_age_s,
-            segment_records=segment_records,
-        )
-        return Opening("Log.writer_async()", call)
+        return Opening("Log.writer_async()", partial(self.writer, **options))
 
     def reader(self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False) -> LogReader:
         """Return a reader.

@@ -34,7 +34,6 @@ from pybk.errors import (
 )
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
-from pybk.handle import Handle
 from pybk.keys import KeyRing
 from pybk.manager import LedgerManager, backend_of
 from pybk.opening import Opening
@@ -48,11 +47,11 @@ from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
 from pybk.streams.list_writer import LOOK_SECONDS, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
+from pybk.streams.named_list import NamedList
 from pybk.streams.names import checked_name
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
-from pybk.streams.sweep import sweep
 from pybk.streams.wal_follower import WalFollower
 from pybk.streams.wal_record import WalRecord, wal_records
 
@@ -126,7 +125,7 @@ class WalOptions(TypedDict, total=False):
     config: StoreConfig | None
 
 
-class WriteAheadLog(Handle):
+class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     """A durable log of records with dense log sequence numbers (LSNs).
 
     Open it, append, and after a crash replay::
@@ -258,71 +257,6 @@ class WriteAheadLog(Handle):
     async def names_async(manager: LedgerManager, prefix: str = "") -> list[str]:
         """Return the ``names``, listed in a thread."""
         return await asyncio.to_thread(WriteAheadLog.names, manager, prefix)
-
-    @classmethod
-    def delete(
-        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
-    ) -> None:
-        """Delete a log for good: its writer is fenced, its record emptied, its ledgers deleted, its record removed.
-
-        Args:
-            manager: Has the log.
-            name: The log's.
-            password: As for ``open``.
-            insecure: As for ``open``.
-
-        Raises:
-            NoSuchLogError: It does not exist.
-            UnauthorizedError: The password is not the log's; nothing was deleted.
-            PybkError: Something could not be deleted; call it again.
-        """
-        LedgerSteps(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure)).delete_list()
-
-    @classmethod
-    async def delete_async(
-        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
-    ) -> None:
-        """Delete a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(cls.delete, manager, name, password=password, insecure=insecure)
-
-    @classmethod
-    def sweep(
-        cls,
-        manager: LedgerManager,
-        prefix: str = "",
-        *,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> list[int]:
-        """Delete ledgers that processes which died had created for logs, and that no log will ever name.
-
-        Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``.
-
-        Args:
-            manager: Has the logs.
-            prefix: Only ledgers of logs whose names begin with it.
-            password: As for ``open``; ledgers that have another password are left, with a warning in the log of
-                ``logging``.
-            insecure: As for ``open``.
-
-        Returns:
-            The ledgers that were deleted.
-
-        Cost: Reads the metadata of all ledgers, and the records of the logs.
-        """
-        return sweep(manager, spec_of(ListKind.WAL, password, insecure), prefix)
-
-    @classmethod
-    async def sweep_async(
-        cls,
-        manager: LedgerManager,
-        prefix: str = "",
-        *,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> list[int]:
-        """Sweep in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(cls.sweep, manager, prefix, password=password, insecure=insecure)
 
     @classmethod
     def rebuild(
