@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from pybk.storage.io import spare_descriptors
 from pybk.storage.io.failures import NotOpenedError, is_refused, syncing
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.storage.io.mapped_memory import populate
+from pybk.writer import LedgerWriter
 from tests.internals import store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick
 from tests.waiting import wait_until
@@ -65,6 +67,14 @@ def _no_descriptors() -> Iterator[None]:
 # ---- what runs in a process of its own -----------------------------------------------------------------------------
 
 
+def _appended(writer: LedgerWriter, data: bytes, number: int) -> bool:
+    try:
+        assert writer.append(data) == number
+    except StorageRefusedError:
+        return False
+    return True
+
+
 def _embedded(path: str) -> None:
     """Append through a time without descriptors, in which the log needs new files and checkpoints are due."""
     manager = LedgerManager.open(path, config=StoreConfig(**QUICK))
@@ -81,12 +91,7 @@ def _embedded(path: str) -> None:
             except StorageRefusedError:
                 assert manager.health().state != "failed"
                 time.sleep(0.01)
-    while True:  # the next look of maintenance takes the ledger in again
-        try:
-            assert writer.append(b"after") == len(acknowledged)
-            break
-        except StorageRefusedError:
-            time.sleep(0.01)
+    wait_until(partial(_appended, writer, b"after", len(acknowledged)))  # maintenance takes the ledger in again
     acknowledged.append(b"after")
     wait_until(lambda: manager.health().state == "ok")
     assert manager.health().troubles == ()

@@ -9,11 +9,10 @@ from random import Random
 import pytest
 
 from pybk import LedgerManager
-from pybk.errors import PybkError, StorageRefusedError
+from pybk.errors import StorageRefusedError
 from pybk.streams import cursor
-from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
-from tests.storage.store_harness import abandon, open_world
+from tests.streams.crashing import Crashing
 from tests.streams.subscription_workload import Model, opened, work
 
 pytestmark = pytest.mark.filterwarnings(
@@ -34,25 +33,28 @@ def _short_cursors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor, "BOUND_SECONDS", 0.01)
 
 
-def run(fs: SimFileSystem, model: Model, seed: int) -> None:
-    """Work on a log of the disk until it stops or the steps are done."""
-    manager: LedgerManager | None = None
-    try:
-        manager = open_world(fs)
+def run(manager: LedgerManager, model: Model, seed: int) -> None:
+    """Work on a log until the steps are done."""
+    log = opened(manager)
+    for _ in islice(work(log, log.writer(), Random(seed), model.take), STEPS):
+        pass
+    log.close()
+
+
+def run_through(manager: LedgerManager, model: Model) -> None:
+    """Work on a log; open it again after a lack of space."""
+    for seed in range(4):
         log = opened(manager)
-        for _ in islice(work(log, log.writer(), Random(seed), model.take), STEPS):
-            pass
-        log.close()
-        manager.close()
-        manager = None
-    finally:
-        if manager is not None:
-            abandon(manager)
+        try:
+            for _ in islice(work(log, log.writer(steal=True), Random(seed), model.take), STEPS):
+                pass
+        except StorageRefusedError:
+            with suppress(StorageRefusedError):  # nothing was done, and another open continues
+                log.close()
 
 
-def check(fs: SimFileSystem, model: Model) -> None:
-    """Compare what a disk has with the model, and work on."""
-    manager = open_world(fs)
+def check(manager: LedgerManager, model: Model) -> None:
+    """Compare the log with the model, work on, and compare again."""
     with opened(manager) as log:
         writer = log.writer()
         model.check(manager, log)
@@ -60,50 +62,17 @@ def check(fs: SimFileSystem, model: Model) -> None:
             pass
     with opened(manager) as log:
         model.check(manager, log)
-    manager.close()
+
+
+CRASHING = Crashing(Model, run, run_through, check)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_acknowledgement_is_lost_when_the_machine_stops_at_any_operation(seed: int) -> None:
-    whole = SimFileSystem(0)
-    run(whole, Model(), seed)
-    assert len(whole.operations) > 150, "the workload hardly touches the disk"
-    for operation in range(seed % 3, len(whole.operations), 3):
-        fs, model = SimFileSystem(operation), Model()
-        fs.crash_at(operation)
-        with suppress(SimCrash, PybkError):
-            run(fs, model, seed)
-        check(fs.crash() if operation // 3 % 2 else fs.kill(), model)
-
-
-def run_through(fs: SimFileSystem, model: Model, seed: int) -> None:
-    """Work on a log of a disk that fails; continue after a lack of space."""
-    try:
-        manager = open_world(fs)
-    except PybkError:
-        return
-    try:
-        for attempt in range(4):
-            log = opened(manager)
-            try:
-                for _ in islice(work(log, log.writer(steal=True), Random(seed + attempt), model.take), STEPS):
-                    pass
-            except StorageRefusedError:
-                with suppress(StorageRefusedError):  # nothing was done, and another open continues
-                    log.close()
-    except PybkError:
-        pass
-    finally:
-        abandon(manager)
+    CRASHING.stop_at_operations(seed, seed % 3, 3, at_least=150)
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 @pytest.mark.parametrize("forever", [False, True])
 def test_no_acknowledgement_is_lost_when_any_operation_fails(error: ErrorName, forever: bool) -> None:
-    whole = SimFileSystem(0)
-    run(whole, Model(), 0)
-    for operation in range(0, len(whole.operations), 5):
-        fs, model = SimFileSystem(operation), Model()
-        fs.fail_at(operation, error, forever=forever)
-        run_through(fs, model, 0)
-        check(fs.kill(), model)
+    CRASHING.fail_at_operations(error, 5, forever=forever)

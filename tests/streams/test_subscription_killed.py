@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-import time
+from itertools import islice
 from pathlib import Path
 
 from pybk import LedgerManager
@@ -14,6 +14,8 @@ from tests.paths import ROOT
 from tests.streams.subscription_workload import Model, opened
 
 ROUNDS = 10
+LINES = 120
+"""Lines after which a consumer is killed, at most: it may write some more until then."""
 
 
 def test_queuelib_5_a_killed_consumer_loses_nothing(tmp_path: Path) -> None:
@@ -30,9 +32,9 @@ def test_queuelib_5_a_killed_consumer_loses_nothing(tmp_path: Path) -> None:
             assert child.stdout is not None
             begun = child.stdout.readline()
             assert begun.startswith("opened ")
-            time.sleep(source.uniform(0, 0.3))
+            lines = list(islice(child.stdout, source.randrange(LINES)))
             child.kill()
-            lines = [line for line in child.stdout if line.endswith("\n")]  # the last one may be cut off
+            lines += [line for line in child.stdout if line.endswith("\n")]  # the last one may be cut off
         for line in lines:
             model.take(line)
         acked += sum(line.startswith("acked") for line in lines)
