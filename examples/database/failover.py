@@ -63,7 +63,7 @@ class Load:
         self._lines = enumerate(chain.from_iterable(source.repeated()))
         self._sockets = sockets
         self._bar = bar
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._threads = [threading.Thread(target=self._run, args=(f"client {number}",)) for number in range(CLIENTS)]
@@ -88,10 +88,10 @@ class Load:
 
     def wait_for(self, commits: int) -> None:
         """Return when so many commits are acknowledged."""
-        while len(self.acknowledged) < commits:
-            if self._failure is not None:
-                raise self._failure
-            time.sleep(0.01)
+        with self._changed:
+            self._changed.wait_for(lambda: len(self.acknowledged) >= commits or self._failure is not None)
+        if self._failure is not None:
+            raise self._failure
 
     def _run(self, name: str) -> None:
         client = Client(self._sockets)
@@ -99,12 +99,14 @@ class Load:
             while not self._stop.is_set():
                 self._commit(client, name)
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            self._failure = error
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
         finally:
             client.close()
 
     def _commit(self, client: Client, name: str) -> None:
-        with self._lock:
+        with self._changed:
             lines = list(islice(self._lines, LINES_EACH))
         rows = {f"line {number}": line.decode("latin-1") for number, line in lines}
         number = lines[0][0]
@@ -112,12 +114,13 @@ class Load:
         adds = number // LINES_EACH % 10 == 0
         if adds:
             client.update(["sum"], lambda values: {"sum": str(int(values["sum"] or 0) + 1)})
-        with self._lock:
+        with self._changed:
             self.acknowledged.append(Commit(rows, lsn))
             self.added += adds
             self.resent += client.resent
             client.resent = 0
             self._bar.update(1)
+            self._changed.notify_all()
 
 
 class Watcher:
