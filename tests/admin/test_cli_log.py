@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from pybk import Log, NewRecord
+from pybk import LedgerManager, Log, NewRecord
 from pybk.admin.cli import main
+from pybk.manager import backend_of
 from tests.waiting import PROCESS_S
 
 
@@ -80,6 +81,20 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.out("delete", "orders/eu") == "log orders/eu is deleted\n"
     assert shell.json("list") == []
     assert shell.run("cat", "orders/eu")[0] == 2
+
+
+def test_a_log_is_made_again(shell: Shell, store: Path) -> None:
+    shell.out("append", "orders", stdin=b"a\nb\nc")
+    assert shell.out("sweep") == "0 ledgers deleted\n"
+    assert "sound" in shell.run("rebuild", "orders")[2]
+    with LedgerManager.open(store) as manager:
+        found = backend_of(manager).read_record("logs/orders")
+        assert found is not None
+        backend_of(manager).write_record("logs/orders", None, found.version)
+    assert shell.run("cat", "orders")[0] == 2
+    assert shell.json("rebuild", "orders", "--first", 1)["last_seq"] == 2
+    assert shell.out("cat", "orders") == "b\nc\n"
+    assert shell.json("sweep", "orders") == {"deleted": []}
 
 
 def test_a_record_is_printed_with_all_it_carries(shell: Shell, store: Path) -> None:

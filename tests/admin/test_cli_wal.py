@@ -35,6 +35,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_life_of_a_log(
     store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert run(capfdbinary, "wal", "create", store, "orders")[:2] == (0, "log orders is created\n")
+    assert "exists" in run(capfdbinary, "wal", "create", store, "orders")[2]
     give(monkeypatch, b"a\nb\nc")
     assert run(capfdbinary, "wal", "append", store, "orders") == (0, "3 records appended, up to LSN 3\n", "")
     assert run(capfdbinary, "wal", "cat", store, "orders") == (0, "a\nb\nc\n", "")

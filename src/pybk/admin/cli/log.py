@@ -11,11 +11,14 @@ from typing import Any
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
     Verbs,
+    add_repairs,
     append_lines,
     manager_of,
+    print_rebuilt,
     print_records,
     print_result,
     print_rows,
+    print_swept,
     rows_of,
     takes_insecure,
     takes_prefix,
@@ -53,6 +56,7 @@ def add_log(commands: Any) -> None:
     add("seal", _seal, "end a log for good")
     rename = add("rename", _rename, "give a log another name")
     rename.add_argument("target", metavar="NEW", help="its new name")
+    add_repairs(add, _sweep, _rebuild, "SEQ")
     add("delete", _delete, "delete a log with its records and subscriptions")
     add("subscriptions", _subscriptions, "list the subscriptions of a log with what they have not acknowledged")
 
@@ -173,6 +177,20 @@ def _rename(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
         logs.rename(parsed.name, parsed.target)
     return print_result(parsed, {"renamed": parsed.target}, f"log {parsed.name} has the name {parsed.target} now")
+
+
+def _sweep(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=False) as manager:
+        return print_swept(
+            parsed, Log.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
+        )
+
+
+def _rebuild(parsed: argparse.Namespace) -> int:
+    with manager_of(parsed, read_only=False) as manager:
+        password = password_of(parsed) or b""
+        found = Log.rebuild(manager, parsed.name, first_seq=parsed.first, password=password, insecure=True)
+    return print_rebuilt(parsed, found)
 
 
 def _delete(parsed: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_table
 from pybk.errors import UnauthorizedError
 from pybk.manager import LedgerManager
+from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
 
 _TAIL: Final = 10
@@ -63,6 +64,26 @@ def takes_tail(command: argparse.ArgumentParser) -> None:
     """Have a command take how many records it prints, and whether it follows."""
     command.add_argument("-n", type=int, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
     command.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
+
+
+def add_repairs(
+    add: Callable[..., argparse.ArgumentParser],
+    sweep: Callable[[argparse.Namespace], int],
+    rebuild: Callable[[argparse.Namespace], int],
+    number: str,
+) -> None:
+    """Add the verbs that clean up and repair.
+
+    Args:
+        add: Adds a verb.
+        sweep: Runs the first.
+        rebuild: Runs the second.
+        number: What the number of a record is called.
+    """
+    command = add("sweep", sweep, "delete ledgers that processes which died left behind", named=False)
+    takes_prefix(command, "only of logs whose names begin with it")
+    command = add("rebuild", rebuild, "make a log whose record is lost or damaged again from its ledgers")
+    command.add_argument("--first", type=int, metavar=number, help="first record to keep, giving up those before")
 
 
 def takes_insecure(command: argparse.ArgumentParser) -> None:
@@ -139,6 +160,23 @@ def print_result(parsed: argparse.Namespace, content: dict[str, Any], text: str)
         print_json(content)
     else:
         print(text)
+    return SOUND
+
+
+def print_swept(parsed: argparse.Namespace, deleted: list[int]) -> int:
+    """Print which ledgers a sweep deleted; returns the exit status."""
+    return print_result(parsed, {"deleted": deleted}, f"{counted(len(deleted), 'ledger')} deleted")
+
+
+def print_rebuilt(parsed: argparse.Namespace, found: RebuiltList) -> int:
+    """Print what a log has that was rebuilt, and what it lacks; returns the exit status."""
+    if parsed.json:
+        print_json(found._asdict())
+    else:
+        print(f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}")
+        print(f"checkpoints: {shown(found.checkpoints) or 'none'}; ledgers left out: {shown(found.left_out) or 'none'}")
+        for each in found.not_restored:
+            print(f"- {each}")
     return SOUND
 
 

@@ -8,18 +8,21 @@ from typing import Any
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
     Verbs,
+    add_repairs,
     append_lines,
     manager_of,
+    print_rebuilt,
     print_records,
     print_result,
     print_rows,
+    print_swept,
     rows_of,
-    shown,
     takes_insecure,
     takes_prefix,
     takes_tail,
 )
-from pybk.admin.cli.output import SOUND, counted, print_json
+from pybk.admin.cli.output import SOUND, counted
+from pybk.errors import LogExistsError
 from pybk.manager import LedgerManager
 from pybk.streams.wal import WriteAheadLog
 
@@ -29,6 +32,7 @@ def add_wal(commands: Any) -> None:
     add = Verbs(commands, "wal", "list, read and change write-ahead logs").add
     listing = add("list", _list, "list the logs with their records and checkpoints", named=False)
     takes_prefix(listing, "list only names that begin with it")
+    takes_insecure(add("create", _create, "create a log without records"))
     cat = add("cat", _cat, "print the data of a log's records, a line each")
     cat.add_argument("--first", type=int, metavar="LSN", help="first record; default: the first that was not truncated")
     cat.add_argument("--last", type=int, metavar="LSN", help="last record; default: the last one")
@@ -37,10 +41,7 @@ def add_wal(commands: Any) -> None:
     truncate = add("truncate", _truncate, "drop the records of a log before one of them")
     truncate.add_argument("before", metavar="LSN", type=int, help="the first record to keep")
     add("seal", _seal, "end a log for good")
-    sweep = add("sweep", _sweep, "delete ledgers that processes which died left behind", named=False)
-    takes_prefix(sweep, "only of logs whose names begin with it")
-    rebuild = add("rebuild", _rebuild, "make a log whose record is lost or damaged again from its ledgers")
-    rebuild.add_argument("--first", type=int, metavar="LSN", help="first record to keep, giving up those before")
+    add_repairs(add, _sweep, _rebuild, "LSN")
     add("delete", _delete, "delete a log with its records and checkpoints")
 
 
@@ -68,6 +69,15 @@ def _list(parsed: argparse.Namespace) -> int:
         rows = rows_of(WriteAheadLog.names(manager, parsed.prefix), describe)
     headers = ("name", "first_lsn", "last_lsn", "generation", "epoch", "ledgers", "checkpoints")
     return print_rows(rows, headers, as_json=parsed.json)
+
+
+def _create(parsed: argparse.Namespace) -> int:
+    password = password_of(parsed)
+    with manager_of(parsed, read_only=False) as manager:
+        if parsed.name in WriteAheadLog.names(manager, parsed.name):
+            raise LogExistsError(f"log {parsed.name!r} exists in {manager.location}; choose another name")
+        WriteAheadLog.open(manager, parsed.name, password=password or b"", insecure=parsed.insecure).close()
+    return print_result(parsed, {"created": parsed.name}, f"log {parsed.name} is created")
 
 
 def _cat(parsed: argparse.Namespace) -> int:
@@ -110,22 +120,16 @@ def _seal(parsed: argparse.Namespace) -> int:
 
 def _sweep(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager:
-        deleted = WriteAheadLog.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
-    return print_result(parsed, {"deleted": deleted}, f"{counted(len(deleted), 'ledger')} deleted")
+        return print_swept(
+            parsed, WriteAheadLog.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
+        )
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager:
         password = password_of(parsed) or b""
         found = WriteAheadLog.rebuild(manager, parsed.name, first_lsn=parsed.first, password=password, insecure=True)
-    if parsed.json:
-        print_json(found._asdict())
-    else:
-        print(f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}")
-        print(f"checkpoints: {shown(found.checkpoints) or 'none'}; ledgers left out: {shown(found.left_out) or 'none'}")
-        for each in found.not_restored:
-            print(f"- {each}")
-    return SOUND
+    return print_rebuilt(parsed, found)
 
 
 def _delete(parsed: argparse.Namespace) -> int:
