@@ -23,7 +23,7 @@ class Crashing(Generic[M]):
 
     Attributes:
         model: Makes a model.
-        work: Works on a store, drawn from a seed, and tells the model; closes nothing after an error.
+        work: Works on a store, drawn from a seed, and reports to the model; closes nothing after an error.
         work_through: Does the same on a disk that fails, and continues after a lack of space.
         check: Compares what a store has with the model, and works on a little.
     """

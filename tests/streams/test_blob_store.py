@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pybk import BlobStore, LedgerManager, UsageError
+from pybk import BlobStore, LedgerManager, StoreConfig, UsageError, WriteAheadLog
 from pybk.backend import NamedRecord
 from pybk.errors import (
     BlobExistsError,
@@ -335,6 +335,20 @@ def test_the_password_guards_what_exists(blobs: BlobStore, manager: LedgerManage
     insecure.put("a", b"2")
     assert insecure.get("a") == b"2"
     assert ledgers(manager) == 2
+
+
+def test_small_entries_make_small_chunks(tmp_path: Path) -> None:
+    config = StoreConfig(max_entry_bytes=4096)
+    with LedgerManager.open(tmp_path, config=config) as manager:
+        blobs, data = opened(manager), os.urandom(10_000)
+        assert blobs.put("a", data).chunk == 4096
+        assert blobs.get("a") == data
+        with WriteAheadLog.open(manager, insecure=True) as wal, wal.checkpoint() as file:
+            file.write(data)
+        found = wal.latest_checkpoint()
+        assert found is not None
+        with found.open() as stored:
+            assert stored.read() == data
 
 
 def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager: LedgerManager) -> None:

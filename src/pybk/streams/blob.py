@@ -19,6 +19,7 @@ from xxhash import xxh3_128
 from pybk.entry import EntryBatch
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError
 from pybk.futures import AppendFuture
+from pybk.manager import LedgerManager, backend_of
 from pybk.reader import LedgerReader
 from pybk.writer import LedgerWriter
 
@@ -39,6 +40,11 @@ _ENTRY_BYTES: Final = 128
 """More than an entry has besides its payload."""
 
 
+def usual_chunk_bytes(manager: LedgerManager) -> int:
+    """Return the bytes of a chunk for those who name none."""
+    return min(CHUNK_BYTES, backend_of(manager).config.max_entry_bytes)
+
+
 class BlobWriter(io.RawIOBase):
     """Writes a blob; nothing of it counts before ``finish`` returns.
 
@@ -53,7 +59,7 @@ class BlobWriter(io.RawIOBase):
         chunk_bytes: As given.
     """
 
-    def __init__(self, writer: LedgerWriter, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, writer: LedgerWriter, chunk_bytes: int) -> None:
         super().__init__()
         self.ledger_id = writer.ledger_id
         self._writer = writer

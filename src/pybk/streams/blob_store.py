@@ -37,7 +37,7 @@ from pybk.handle import Handle
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.opening import Opening
-from pybk.streams.blob import CHUNK_BYTES, BlobReader, BlobWriter
+from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
 from pybk.streams.ledger_spec import settings_of
@@ -217,7 +217,7 @@ class BlobStore(Handle):
         *,
         meta: Mapping[str, str] | None = None,
         overwrite: bool = True,
-        chunk: int = CHUNK_BYTES,
+        chunk: int | None = None,
     ) -> BlobUpload:
         """Return a file to write a blob to, which is published by leaving its ``with``.
 
@@ -225,7 +225,8 @@ class BlobStore(Handle):
             name: The blob's name: 1 to 120 bytes in UTF-8, in parts separated by ``/``, as for logs.
             meta: Text by names, at most 4 KiB in all.
             overwrite: Replace a blob of this name; False raises instead.
-            chunk: Bytes of a chunk, at most ``max_entry_bytes``: a read at any position reads whole chunks.
+            chunk: Bytes of a chunk, at most ``max_entry_bytes``: a read at any position reads whole chunks. None for
+                1 MiB, or ``max_entry_bytes`` if that is less.
 
         Raises:
             BlobExistsError: There is one, and it is not to be replaced.
@@ -238,7 +239,7 @@ class BlobStore(Handle):
         catalog = self._open()
         name = checked_name(name, "a blob")
         most = backend_of(self._manager).config.max_entry_bytes
-        chunk_bytes = whole(chunk)
+        chunk_bytes = usual_chunk_bytes(self._manager) if chunk is None else whole(chunk)
         if chunk_bytes is None or not 1 <= chunk_bytes <= most:
             raise UsageError(f"chunk is {chunk!r:.50}; it takes 1 to {most} bytes, which is max_entry_bytes")
         return BlobUpload(catalog, name, _checked_meta(meta), chunk_bytes, self._keep, overwrite=overwrite)
@@ -249,7 +250,7 @@ class BlobStore(Handle):
         *,
         meta: Mapping[str, str] | None = None,
         overwrite: bool = True,
-        chunk: int = CHUNK_BYTES,
+        chunk: int | None = None,
     ) -> Opening[BlobUpload]:
         """Begin a blob as ``create_blob`` does, in a thread; ``await`` it or use ``async with``."""
         begin = partial(self.create_blob, name, meta=meta, overwrite=overwrite, chunk=chunk)
@@ -262,7 +263,7 @@ class BlobStore(Handle):
         *,
         meta: Mapping[str, str] | None = None,
         overwrite: bool = True,
-        chunk: int = CHUNK_BYTES,
+        chunk: int | None = None,
     ) -> BlobInfo:
         """Write and publish a blob.
 
@@ -299,7 +300,7 @@ class BlobStore(Handle):
         *,
         meta: Mapping[str, str] | None = None,
         overwrite: bool = True,
-        chunk: int = CHUNK_BYTES,
+        chunk: int | None = None,
     ) -> BlobInfo:
         """Write and publish a blob in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)

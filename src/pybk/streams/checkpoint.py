@@ -16,7 +16,7 @@ from typing import Final, Self
 
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, LogFencedError, PybkError
 from pybk.streams import ledger_list
-from pybk.streams.blob import BlobReader, BlobWriter
+from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Checkpoint
 
@@ -53,7 +53,7 @@ class CheckpointWriter(io.BufferedIOBase):
         self._truncate = truncate
         self._operate = operate
         self._ended = False
-        self._blob = BlobWriter(steps.create_blob(self._epoch, lsn, self._generation))
+        self._blob = BlobWriter(steps.create_blob(self._epoch, lsn, self._generation), usual_chunk_bytes(steps.manager))
         try:
             operate(lambda: steps.perform(ledger_list.begin_upload(steps.name, self._epoch, self._blob.ledger_id)))
         except PybkError as error:
