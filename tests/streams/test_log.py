@@ -276,6 +276,7 @@ def test_a_reader_that_is_left_in_the_middle_knows_where(manager: LedgerManager)
             if record.seq == 4:
                 break
         assert reader.seq == 5
+        assert repr(reader) == "<LogReader of 'log' at 5>"
         assert [record.seq for record in reader] == [5, 6, 7, 8, 9]
         reader.close()
         with pytest.raises(ClosedError):

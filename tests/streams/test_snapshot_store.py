@@ -71,6 +71,10 @@ def test_a_directory_comes_back_and_only_what_changed_is_written_again(blobs: Bl
     assert tree(tmp_path / "old") == before
     with pytest.raises(FileExistsError):
         snapshots.restore(state)
+    (tmp_path / "file").write_bytes(b"kept")
+    with pytest.raises(FileExistsError, match="is a file"):
+        snapshots.restore(tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"kept"
     (tmp_path / "made").mkdir()
     snapshots.restore(tmp_path / "made")
     assert tree(tmp_path / "made") == tree(state)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pybk import CheckpointWriter, LedgerManager, PybkError, StoreLockedError, UsageError, WalFollower
+from pybk import CheckpointWriter, LedgerManager, Log, PybkError, StoreLockedError, UsageError, WalFollower
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -76,6 +76,37 @@ def test_every_way_to_append_gives_dense_numbers(manager: LedgerManager) -> None
 
 async def _appended(wal: WriteAheadLog) -> list[int]:
     return list(await asyncio.gather(*(wal.append_coro(b"%d" % number) for number in range(4))))
+
+
+def test_a_log_that_is_not_to_be_made_makes_no_store(tmp_path: Path) -> None:
+    for kind in (WriteAheadLog, Log):
+        with pytest.raises(NoSuchLogError, match="check the path"):
+            kind.open(tmp_path / "absent", "wal", insecure=True, create=False)
+    assert not (tmp_path / "absent").exists()
+    with WriteAheadLog.open(tmp_path / "db", insecure=True) as wal:
+        wal.append(b"a")
+    with WriteAheadLog.open(tmp_path / "db", insecure=True, create=False) as wal:
+        assert data_of(wal) == [b"a"]
+
+
+def test_a_transaction_takes_records_inside_its_with_alone(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        transaction = wal.transaction()
+        with pytest.raises(IllegalOperationError, match="inside its `with`"):
+            transaction.append(b"early")
+        with transaction:
+            buffer = bytearray(b"a")
+            transaction.append(buffer)  # type: ignore[arg-type]
+            buffer[:] = b"z"
+            with pytest.raises(UsageError, match="encode text"):
+                transaction.append("b")  # type: ignore[arg-type]
+            with pytest.raises(IllegalOperationError, match="begin another"), transaction:
+                pass
+        with pytest.raises(IllegalOperationError, match="inside its `with`"):
+            transaction.append(b"late")
+        with transaction:
+            transaction.append(b"c")
+        assert [record.data for record in wal.replay()] == [b"a", b"c"]
 
 
 def test_a_transaction_that_raises_appends_nothing(manager: LedgerManager) -> None:
@@ -689,6 +720,7 @@ def test_a_follower_says_how_far_it_came_and_ends_from_another_thread(manager: L
             follower = reader.follow(2)
             assert next(follower).data == b"b"
             assert follower.applied == (1, 2)
+            assert repr(follower) == "<WalFollower of 'wal' after (1, 2)>"
             rest: list[bytes] = []
             thread = threading.Thread(target=lambda: rest.extend(record.data for record in follower))
             thread.start()

@@ -42,6 +42,7 @@ from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
 from pybk.streams.ledger_spec import settings_of
 from pybk.streams.names import checked_name
+from pybk.streams.whereabouts import manager_at
 from pybk.whole_numbers import whole
 
 META_BYTES_MAX: Final = 4 << 10
@@ -140,7 +141,7 @@ class BlobStore(Handle):
             read_only: Open the directory for reading, also while another process writes.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
-            insecure: Do without a password: blobs are guarded against damage, not against forgery.
+            insecure: Do without a password if none is named: blobs are guarded against damage, not against forgery.
             keep: The number of versions of a name to keep, 1 to 64, when another is published here.
             grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes, or of other
                 managers. Readers of this manager keep what they have open in any case.
@@ -165,10 +166,7 @@ class BlobStore(Handle):
         if not 0 <= grace_s < 1e9:
             raise UsageError(f"grace_s is {grace_s!r:.50}; it takes seconds, from 0 up")
         with ExitStack() as undo:
-            if isinstance(where, LedgerManager):
-                manager = where
-            else:
-                manager = undo.enter_context(LedgerManager.open(where, read_only=read_only, config=config))
+            manager = manager_at(where, undo, read_only=read_only, config=config)
             store = cls(manager, BlobCatalog(manager, name, settings, grace_s), kept, owns=manager is not where)
             undo.pop_all()
         return store

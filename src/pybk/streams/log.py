@@ -39,6 +39,7 @@ from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
+from pybk.streams.whereabouts import manager_at
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
@@ -164,8 +165,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
                 process writes to.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
-            insecure: Do without a password: records are guarded against damage, not against forgery.
-            create: Make the log if it does not exist; with mode "w", which makes the store in any case.
+            insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
+            create: Make the log, and the store in a directory, if it does not exist; with mode "w".
             digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
             storage_hints: Where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
@@ -186,10 +187,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         name = checked_name(name)
         with ExitStack() as undo:
-            if isinstance(where, LedgerManager):
-                manager = where
-            else:
-                manager = undo.enter_context(LedgerManager.open(where, read_only=mode == "r", config=config))
+            manager = manager_at(where, undo, read_only=mode == "r", create=create, config=config)
             log = cls(manager, name, spec, owns=manager is not where)
             if create and mode == "w":
                 uid = secrets.token_bytes(UID_BYTES)

@@ -95,6 +95,10 @@ class LogReader(Handle):
             reader.close()
         before.close()
 
+    def __repr__(self) -> str:
+        """Name the log and the record that is read next."""
+        return f"<LogReader of {self._steps.name!r} at {self.seq}{', closed' if self._closed else ''}>"
+
     # ---- position ------------------------------------------------------------------------------------------------
 
     @property

@@ -30,6 +30,7 @@ from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.log import FIRST_SEQ, Log
 from pybk.streams.name_watch import NameWatch
 from pybk.streams.names import checked_name
+from pybk.streams.whereabouts import manager_at
 
 
 class Namespace(Handle):
@@ -78,7 +79,7 @@ class Namespace(Handle):
             mode: ``"w"`` to read and change logs. ``"r"`` to read them in a directory that another process writes to.
             password: The password of their ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
-            insecure: Do without a password: records are guarded against damage, not against forgery.
+            insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
             digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
             storage_hints: Where their ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
@@ -91,9 +92,11 @@ class Namespace(Handle):
         spec = spec_of(ListKind.LOG, password, insecure, digest_type, storage_hints, quorums)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
-        if isinstance(where, LedgerManager):
-            return cls(where, spec, mode, owns=False)
-        return cls(LedgerManager.open(where, read_only=mode == "r", config=config), spec, mode, owns=True)
+        with ExitStack() as undo:
+            manager = manager_at(where, undo, read_only=mode == "r", config=config)
+            names = cls(manager, spec, mode, owns=manager is not where)
+            undo.pop_all()
+        return names
 
     @classmethod
     def open_async(cls, where: str | os.PathLike[str] | LedgerManager, **options: Any) -> Opening[Self]:

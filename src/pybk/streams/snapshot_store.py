@@ -367,7 +367,8 @@ class SnapshotStore:
         Raises:
             NoSuchBlobError: There is no snapshot, or none of this number.
             CorruptError, DigestMismatchError: The snapshot of this number is damaged; or all are.
-            FileExistsError: The destination is a directory that is not empty.
+            FileExistsError: The destination is a directory that is not empty, or a file where the snapshot is of a
+                directory, or the other way round.
 
         Durability: On return the destination is durable.
         """
@@ -433,6 +434,9 @@ class SnapshotStore:
         """Write a snapshot next to the target, and move it there."""
         if manifest.info.is_directory and target.is_dir() and any(target.iterdir()):
             raise FileExistsError(f"{target} is not empty; restore to a directory that does not exist")
+        if target.exists() and target.is_dir() != manifest.info.is_directory:
+            what, is_a = ("directory", "file") if manifest.info.is_directory else ("file", "directory")
+            raise FileExistsError(f"the snapshot is of a {what}, and {target} is a {is_a}; restore to another path")
         parent = target.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as work:

@@ -54,6 +54,7 @@ from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_follower import WalFollower
 from pybk.streams.wal_record import WalRecord, wal_records
+from pybk.streams.whereabouts import manager_at
 
 logger = logging.getLogger(__name__)
 
@@ -189,8 +190,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             mode: ``"w"`` to read and append. ``"r"`` to read only, also while a writer appends: nothing is fenced.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
-            insecure: Do without a password: records are guarded against damage, not against forgery.
-            create: Make the log if it does not exist; mode "w" makes the store in any case.
+            insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
+            create: Make the log, and the store in a directory, if it does not exist; with mode "w".
             wait: Seconds to wait for a live writer to let go of it.
             steal: Take it from a live writer, which is fenced.
             segment_bytes: Bytes after which the log continues in a new ledger.
@@ -218,10 +219,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         wait, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
         name, policy = checked_name(name), RollPolicy.checked(segment_bytes, segment_age_s)
         with ExitStack() as undo:
-            if isinstance(where, LedgerManager):
-                manager = where
-            else:
-                manager = undo.enter_context(LedgerManager.open(where, read_only=mode == "r", config=config))
+            manager = manager_at(where, undo, read_only=mode == "r", create=create, config=config)
             wal = cls(manager, name, spec, policy, owns=manager is not where)
             wal._config = config
             if mode == "w":
@@ -1041,32 +1039,53 @@ class Transaction:
     """
 
     def __init__(self, wal: WriteAheadLog) -> None:
+        """Use ``WriteAheadLog.transaction`` instead."""
         self._wal = wal
-        self._batch: list[bytes] = []
+        self._batch: list[bytes] | None = None
         self.lsns: range = range(0)
         """The LSNs of its records, once it is committed."""
 
     def append(self, data: bytes) -> None:
-        """Add a record."""
-        self._batch.append(data)
+        """Add a record.
+
+        Raises:
+            UsageError: The data is not bytes, or is too long; the transaction is as before.
+            IllegalOperationError: Its ``with`` has not begun, or has ended.
+        """
+        if self._batch is None:
+            raise IllegalOperationError(
+                "a transaction takes records inside its `with`; begin one by `with wal.transaction() as transaction`"
+            )
+        self._batch.append(self._wal._checked(data, None))
+
+    def _begin(self) -> Self:
+        if self._batch is not None:
+            raise IllegalOperationError("this transaction has begun already; begin another")
+        self._batch = []
+        return self
+
+    def _end(self, kind: type[BaseException] | None) -> list[bytes]:
+        """Return what to commit, and take no more records."""
+        batch, self._batch = self._batch, None
+        return batch if batch and kind is None else []
 
     def __enter__(self) -> Self:
-        """Return the transaction itself."""
-        return self
+        """Begin it; returns the transaction itself."""
+        return self._begin()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, unless an exception is on its way."""
-        if kind is None and self._batch:
-            self.lsns = self._wal.append_many(self._batch)
+        if batch := self._end(kind):
+            self.lsns = self._wal.append_many(batch)
 
     async def __aenter__(self) -> Self:
-        """Return the transaction itself."""
-        return self
+        """Begin it; returns the transaction itself."""
+        return self._begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commit, unless an exception is on its way."""
-        if kind is None and self._batch:
-            self.lsns = await self._wal.append_many_coro(self._batch)
+        if batch := self._end(kind):
+            self.lsns = await self._wal.append_many_coro(batch)
 
 
 def _runs(lsns: Sequence[int]) -> Iterator[list[int]]:

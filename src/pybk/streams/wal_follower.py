@@ -32,6 +32,10 @@ class WalFollower(Handle):
         self._applied: tuple[int, int] | None = None
         self._closed = False
 
+    def __repr__(self) -> str:
+        """Name the log and the last record that was yielded."""
+        return f"<WalFollower of {self._name!r} after {self._applied}{', closed' if self._closed else ''}>"
+
     @property
     def applied(self) -> tuple[int, int] | None:
         """Generation and LSN of the last record that was yielded, as ``promote`` takes them; None before the first."""
