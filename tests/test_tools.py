@@ -75,7 +75,7 @@ def project(tmp_path: Path) -> Path:
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "replication.md").write_text("| C1 | A rule |\n")
-    (tmp_path / "docs" / "streams.md").write_text("| T1 | Another rule |\n")
+    (tmp_path / "docs" / "ledger_lists.md").write_text("| T1 | Another rule |\n")
     git(tmp_path, "init", "--quiet")
     return tmp_path
 
