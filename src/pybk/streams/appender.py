@@ -284,7 +284,7 @@ class Appender:
                 self.needs_repair = False
                 raise _nothing_staged(error) from error
             if staged is not None:
-                self._count(payloads, batch.records)
+                self._count(len(payloads), sum(map(len, payloads)), batch.records)
             self.needs_repair = False
             return None if staged is None else (staged, batch.staged(seq, segment.number, entry))
 
@@ -321,7 +321,7 @@ class Appender:
         if staged is None:
             self.needs_repair = True
             return None
-        self._count((payload,), records)
+        self._count(1, len(payload), records)
         return staged
 
     def _stage_many(self, payloads: list[bytes], records: int, *, kick: bool) -> Staged | None:
@@ -335,18 +335,18 @@ class Appender:
         except PybkError as error:
             raise log_error(error) from error
         if staged is not None:
-            self._count(payloads, records)
+            self._count(len(payloads), sum(map(len, payloads)), records)
             self.needs_repair = False
         return staged
 
-    def _count(self, payloads: Sequence[bytes], records: int) -> None:
+    def _count(self, entries: int, nbytes: int, records: int) -> None:
         """Count records whose entries were staged; the caller holds the lock."""
-        self._tip = (self.next_seq + records - 1, self._last_entry + len(payloads))
+        self._tip = (self.next_seq + records - 1, self._last_entry + entries)
         self.next_seq += records
-        self.segment_bytes += sum(map(len, payloads))
+        self.segment_bytes += nbytes
         self.segment_records += records
         # Last: after an interrupt the next append finds that the ledger ends elsewhere.
-        self._last_entry += len(payloads)
+        self._last_entry += entries
 
     def flush(self) -> None:
         """Return when everything that was appended is durable."""

@@ -151,6 +151,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         self._spec = spec
         self._policy = policy
         self._steps = LedgerSteps(manager, name, spec)
+        self._data_bytes_max = self._steps.data_bytes_max
         self._writer: ListWriter | None = None
         self._closed = False
         self._unapplied: tuple[int | None, int | None] | None = None
@@ -573,10 +574,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             )
         return view.tobytes()
 
-    @property
-    def _data_bytes_max(self) -> int:
-        return self._steps.data_bytes_max
-
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def replay(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Iterator[WalRecord]:
@@ -988,6 +985,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         backend_of(manager).key_ring.adopt(key_ring)  # else scrypt would take most of the time of a take-over
         self._manager = manager
         self._steps = LedgerSteps(manager, self.name, self._spec)
+        self._data_bytes_max = self._steps.data_bytes_max
 
     async def promote_async(
         self,
