@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pybk import BlobStore, Log, Namespace, WriteAheadLog
 from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import Passwords
 from pybk.errors import IllegalOperationError, UsageError
@@ -158,6 +159,42 @@ def test_paths_and_settings_are_what_they_should_be(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="config is"):
             LedgerManager.open(tmp_path / "data", config=bad)
     assert list(tmp_path.iterdir()) == []
+
+
+OPENS: dict[str, Callable[[Any], object]] = {
+    "manager": LedgerManager.open,
+    "reader": lambda where: LedgerManager.open(where, read_only=True),
+    "wal": lambda where: WriteAheadLog.open(where, insecure=True),
+    "existing wal": lambda where: WriteAheadLog.open(where, insecure=True, create=False),
+    "log": lambda where: Log.open(where, "orders", insecure=True),
+    "namespace": lambda where: Namespace.open(where, insecure=True),
+    "blobs": lambda where: BlobStore.open(where, insecure=True),
+}
+
+
+@pytest.mark.parametrize("name", OPENS)
+def test_the_url_of_a_cluster_is_no_directory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in ("lmdb:///data/metadata", "zk://a:2181,b:2181/pybk", Path("lmdb:///data/metadata"), "s3://bucket"):
+        with pytest.raises(UsageError, match=r"LedgerManager\.connect"):
+            OPENS[name](url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_may_have_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("2026:01", "./lmdb:/x", tmp_path / "zk:" / "x"):
+        LedgerManager.open(path).close()
+
+
+def test_a_store_that_is_read_here_says_what_to_close(tmp_path: Path) -> None:
+    LedgerManager.open(tmp_path).close()
+    with LedgerManager.open(tmp_path, read_only=True):
+        with pytest.raises(IllegalOperationError) as caught:
+            LedgerManager.open(tmp_path)
+        assert f"the store {tmp_path} is open for reading in this process" in str(caught.value)
+        assert "promote()" in str(caught.value)
+    LedgerManager.open(tmp_path).close()
 
 
 @pytest.mark.parametrize("bad", [5, b"lmdb:///x", None, ["lmdb:///x"]], ids=id_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
@@ -17,6 +18,9 @@ from pybk.whole_numbers import whole
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 
 LEDGER_ID_MAX: Final = (1 << 63) - 2
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|(?:lmdb|zk):/")
+"""The beginning of a URL; ``pathlib.Path`` makes one slash of several."""
 
 E = TypeVar("E", bound=Enum)
 
@@ -120,6 +124,17 @@ def path_of(path: str | os.PathLike[str]) -> str:
         raise UsageError("path is empty; give the store's directory, or '.' for the current one")
     if "\0" in name:
         raise UsageError(f"path is {path!r:.100}; no path holds a NUL character")
+    return name
+
+
+def store_path_of(path: str | os.PathLike[str]) -> str:
+    """Return the path of a directory to open a store in as ``str``; raise UsageError if it is the URL of a cluster."""
+    name = path_of(path)
+    if _URL.match(name):
+        raise UsageError(
+            f"path is {path!r:.100}, a URL; it takes a directory; for a cluster, use LedgerManager.connect(url) and "
+            "pass that manager"
+        )
     return name
 
 

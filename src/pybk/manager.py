@@ -27,8 +27,8 @@ from pybk.arguments import (
     id_for,
     join_cluster,
     member_of,
-    path_of,
     quorums_of,
+    store_path_of,
     system_type,
     user_type,
 )
@@ -125,12 +125,14 @@ class LedgerManager:
             The manager. Every entry that was acknowledged as durable can be read.
 
         Raises:
+            UsageError: An argument cannot be, such as the URL of a cluster for ``path``; ``connect`` takes that.
             StoreLockedError: Another process has it open; ``pid`` names it.
+            IllegalOperationError: This process has it open for reading, so it cannot open it for writing.
             CookieError: A directory belongs to another store, was moved, or is missing.
             CorruptError: Durable data are damaged or missing.
         """
         config = config_of(config)
-        root = path_of(path)
+        root = store_path_of(path)
         if tiers is not None:
             named_paths(tiers)  # before anything is made
         flag_of(read_only, "read_only")

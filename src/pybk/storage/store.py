@@ -133,6 +133,18 @@ def open_environment(path: str, access: Access = PRIVATE) -> Environment:
     return LmdbEnvironment(path, access=access)
 
 
+def _open_environment_of(root: str, access: Access, path: str) -> Environment:
+    """Open an LMDB environment of the store in a directory; IllegalOperationError if this process reads the store."""
+    try:
+        return open_environment(path, access)
+    except IllegalOperationError as error:
+        raise IllegalOperationError(
+            f"the store {root} is open for reading in this process, which therefore cannot open it for writing: first "
+            "close the manager, log, blob store or file system that reads it; a write-ahead log that was opened with "
+            "mode='r' becomes the writer by promote()"
+        ) from error
+
+
 class Store(StoreReader):
     """One directory's ledgers, open for appending.
 
@@ -168,6 +180,7 @@ class Store(StoreReader):
             UsageError: ``tiers`` is malformed, a path is not a directory, or ``config.group`` cannot be used; or
                 ``config.cold_compression`` needs a package that is not installed, and nothing was touched.
             StoreLockedError: Another process has it open.
+            IllegalOperationError: This process has it open for reading.
             CookieError: A directory belongs to another store or tier, or is not named.
             CorruptError: Something that was durable is damaged or missing.
 
@@ -176,7 +189,7 @@ class Store(StoreReader):
         check_codec(config.cold_compression)
         root = os.path.abspath(root)
         fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), config.group))
-        environment = environment or partial(open_environment, access=fs.access)
+        environment = environment or partial(_open_environment_of, root, fs.access)
         with ExitStack() as undo:
             try:
                 fs.acquire_spares()

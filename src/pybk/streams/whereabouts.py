@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
+from pybk.arguments import store_path_of
 from pybk.config import StoreConfig
 from pybk.errors import NoSuchLogError
 from pybk.manager import LedgerManager
@@ -29,10 +30,12 @@ def manager_at(
 
     Raises:
         NoSuchLogError: There is no store, and none is to be made.
+        UsageError: ``where`` is the URL of a cluster, or cannot be a directory.
         PybkError: As ``LedgerManager.open``.
     """
     if isinstance(where, LedgerManager):
         return where
+    store_path_of(where)
     if not create and not read_only and not _has_files(where):
         raise NoSuchLogError(f"there is no store at {where}: check the path, or open with create=True")
     return undo.enter_context(LedgerManager.open(where, read_only=read_only, config=config))
@@ -43,5 +46,5 @@ def _has_files(path: str | os.PathLike[str]) -> bool:
         return bool(os.listdir(path))
     except FileNotFoundError:
         return False
-    except (OSError, TypeError, ValueError):  # opening it says what is wrong
+    except OSError:  # opening it says what is wrong
         return True
