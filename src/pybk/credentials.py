@@ -13,7 +13,7 @@ from pybk.errors import UsageError
 from pybk.whole_numbers import whole
 
 PASSWORD: Final = "PYBK_PASSWORD"
-"""Environment variable of a ledger's password."""
+"""Environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""
 
 CLUSTER_SECRET: Final = "PYBK_CLUSTER_SECRET"
 """Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it."""
@@ -51,7 +51,8 @@ class Secret:
     Attributes:
         value: The secret itself.
         file: Path of a file that holds it, on each machine that reads it; a trailing line end is removed.
-        variable: An environment variable that holds it; the variable with ``_FILE`` appended may name such a file.
+        variable: An environment variable that holds it; the variable with ``_FILE`` appended may name such a file. If
+            both are set, the file is taken.
     """
 
     value: bytes | None = field(default=None, repr=False)
@@ -72,6 +73,18 @@ class Secret:
             return None
         file = os.environ.get(f"{self.variable}_FILE")
         return read_secret_file(file) if file else os.environb.get(self.variable.encode())
+
+    @property
+    def source(self) -> str | None:
+        """Where ``read`` looks, for errors; None if it is the value itself, or nothing was given."""
+        if self.value is not None or (self.file is None and self.variable is None):
+            return None
+        if self.file is not None:
+            return f"the file {self.file}"
+        file = os.environ.get(f"{self.variable}_FILE")
+        if file:
+            return f"the file {file}, which {self.variable}_FILE names,"
+        return f"the environment variable {self.variable}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, UsageError, WriteAheadLog
+from pybk import LedgerManager, Secret, UnauthorizedError, UsageError, WriteAheadLog
 
 
 @pytest.fixture
@@ -63,6 +64,7 @@ CALLS: dict[str, Callable[[WriteAheadLog], object]] = {
     "generation": lambda wal: list(wal.follow(generation="0", timeout=0)),  # type: ignore[arg-type]
     "generation=-1": lambda wal: list(wal.follow(generation=-1, timeout=0)),
     "lsn": lambda wal: wal.read(True),
+    "lsns": lambda wal: list(wal.read_many(5)),  # type: ignore[arg-type]
     "truncate": lambda wal: wal.truncate_before(1.0),  # type: ignore[arg-type]
     "keep": lambda wal: wal.checkpoint(keep="2"),  # type: ignore[arg-type]
 }
@@ -74,3 +76,68 @@ def test_an_argument_of_a_call_is_refused(manager: LedgerManager, call: str) -> 
         with pytest.raises(UsageError):
             CALLS[call](wal)
         assert wal.last_lsn == 0
+
+
+def test_log_sequence_numbers_begin_with_1(manager: LedgerManager) -> None:
+    with WriteAheadLog.open(manager, insecure=True) as wal:
+        wal.append(b"a")
+        calls: list[Callable[[], object]] = [
+            lambda: wal.read(0),
+            lambda: list(wal.replay(0)),
+            lambda: list(wal.read_many([0, 1])),
+            lambda: list(wal.follow(0, timeout=0)),
+        ]
+        for call in calls:
+            with pytest.raises(UsageError, match="begin with 1"):
+                call()
+
+
+@pytest.mark.parametrize("variable", ["PYBK_PASSWORD", "PYBK_PASSWORD_FILE"])
+def test_a_password_for_a_log_that_has_none_is_named(
+    manager: LedgerManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    with WriteAheadLog.open(manager, insecure=True) as wal:
+        wal.append(b"a")
+    (tmp_path / "password").write_text("secret\n", encoding="ascii")
+    monkeypatch.setenv(variable, str(tmp_path / "password"))
+    for mode in ("r", "w"):
+        with pytest.raises(UnauthorizedError, match="log 'wal' has no password, and one was given: unset PYBK_"):
+            WriteAheadLog.open(manager, mode=mode, insecure=True)
+        with WriteAheadLog.open(manager, mode=mode, insecure=True, password=b""):
+            pass
+    with WriteAheadLog.open(manager, "guarded") as wal:
+        wal.append(b"a")
+    with pytest.raises(UnauthorizedError, match="the password is not that of log 'guarded'"):
+        WriteAheadLog.open(manager, "guarded", password=b"another")
+
+
+def test_the_source_of_a_password_that_is_missing_is_named(
+    manager: LedgerManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.write_bytes(b"\n")
+    monkeypatch.setenv("FILED_FILE", str(empty))
+    for secret, source in (
+        (Secret(variable="NOPE"), "variable NOPE holds no password"),
+        (Secret(file=str(empty)), f"the file {empty} holds no password"),
+        (Secret(variable="FILED"), f"the file {empty}, which FILED_FILE names, holds no password"),
+        (Secret(), "there is no password"),
+        (Secret(b""), "there is no password"),
+        (None, "there is no password"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(source)):
+            WriteAheadLog.open(manager, password=secret)
+    monkeypatch.setenv("PYBK_PASSWORD", "")
+    with pytest.raises(UsageError, match="PYBK_PASSWORD holds no password"):
+        WriteAheadLog.open(manager)
+    with WriteAheadLog.open(manager, password=Secret(variable="NOPE"), insecure=True):
+        pass
+
+
+def test_the_file_of_a_password_comes_before_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "password").write_text("from the file\n", encoding="ascii")
+    monkeypatch.setenv("PYBK_PASSWORD", "from the variable")
+    monkeypatch.setenv("PYBK_PASSWORD_FILE", str(tmp_path / "password"))
+    assert Secret(variable="PYBK_PASSWORD").read() == b"from the file"
+    monkeypatch.delenv("PYBK_PASSWORD_FILE")
+    assert Secret(variable="PYBK_PASSWORD").read() == b"from the variable"

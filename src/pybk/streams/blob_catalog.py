@@ -41,7 +41,7 @@ from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.reader import LedgerReader
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
-from pybk.streams.ledger_spec import LedgerSettings
+from pybk.streams.ledger_spec import LedgerSettings, wrong_password
 from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
@@ -285,9 +285,14 @@ class BlobCatalog:
     def check_password(self, record: BlobRecord) -> None:
         """Raise UnauthorizedError if the password is not that of a name's newest blob."""
         if record.latest is not None:
+            ledger_id = record.latest.reference.ledger_id
             with suppress(NoSuchLedgerError):
-                if not self.manager.check_password(record.latest.reference.ledger_id, self.settings.password):
-                    raise UnauthorizedError(f"the password is not that of blob {record.name!r}; nothing was changed")
+                if not self.manager.check_password(ledger_id, self.settings.password):
+                    raise self.unauthorized(record.name, ledger_id)
+
+    def unauthorized(self, name: str, ledger_id: int) -> UnauthorizedError:
+        """Return the error for a password that is not that of a blob's ledger."""
+        return wrong_password(self.manager, ledger_id, f"blob {name!r}", self.settings.password)
 
     def open_ledger(self, ledger_id: int, key: object) -> LedgerReader:
         """Open a ledger for reading; it is not deleted by this process until ``close_ledger(key)``.

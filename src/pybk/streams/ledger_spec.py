@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pybk.arguments import flag_of, hints_of, member_of, quorums_of
 from pybk.credentials import PASSWORD, Secret, checked_password
 from pybk.digest import DigestType
-from pybk.errors import UsageError
+from pybk.errors import PybkError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.streams.list_record import ListKind
@@ -65,6 +65,37 @@ class LedgerSpec(LedgerSettings):
     kind: ListKind
 
 
+def wrong_password(manager: LedgerManager, ledger_id: int, what: str, password: bytes) -> UnauthorizedError:
+    """Return the error for a password that is not that of a ledger.
+
+    Args:
+        manager: Has the ledger.
+        ledger_id: The ledger.
+        what: What it belongs to, such as "log 'orders'".
+        password: What was given; empty for none.
+    """
+    if not password:
+        text = (
+            f"{what} has a password, and none was given: pass password=... (in a shell: --password-file FILE) or set "
+            f"{PASSWORD}"
+        )
+    elif _has_none(manager, ledger_id):
+        text = (
+            f"{what} has no password, and one was given: unset {PASSWORD} and {PASSWORD}_FILE, or pass password=b'' "
+            "(in a shell: leave --password-file out), and pass insecure=True"
+        )
+    else:
+        text = f"the password is not that of {what}"
+    return UnauthorizedError(f"{text}; nothing was changed")
+
+
+def _has_none(manager: LedgerManager, ledger_id: int) -> bool:
+    try:
+        return manager.check_password(ledger_id, b"")
+    except PybkError:  # what is wrong is the password that was given
+        return False
+
+
 def settings_of(
     ledger_type: str,
     password: bytes | Secret | None,
@@ -81,6 +112,9 @@ def settings_of(
     found = Secret(variable=PASSWORD) if password is None else password
     value = found.read() if isinstance(found, Secret) else checked_password(found)
     if not value and not flag_of(insecure, "insecure"):
+        source = found.source if isinstance(found, Secret) else None
+        if source is not None and (password is not None or value is not None):
+            raise UsageError(f"{source} holds no password: put one there, or pass insecure=True to do without")
         raise UsageError(
             f"there is no password: pass password=... (in a shell: --password-file FILE), set {PASSWORD} or "
             f"{PASSWORD}_FILE in the environment, or pass insecure=True to do without"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
-from pybk.credentials import PASSWORD
 from pybk.errors import (
     CorruptError,
     LedgerFencedError,
@@ -17,7 +16,6 @@ from pybk.errors import (
     NoSuchLogError,
     PybkError,
     StorageRefusedError,
-    UnauthorizedError,
     VersionConflictError,
 )
 from pybk.manager import LedgerManager, backend_of
@@ -47,7 +45,7 @@ from pybk.streams.ledger_list import (
     WriteList,
     Written,
 )
-from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.ledger_spec import LedgerSpec, wrong_password
 from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd
 from pybk.writer import LedgerWriter
 
@@ -265,16 +263,8 @@ class LedgerSteps:
             for segment in reversed(record.segments):
                 with suppress(NoSuchLedgerError):
                     if not self.manager.check_password(segment.ledger_id, self.spec.password):
-                        raise self._unauthorized()
+                        raise wrong_password(self.manager, segment.ledger_id, f"log {self.name!r}", self.spec.password)
                     return
-
-    def _unauthorized(self) -> UnauthorizedError:
-        if self.spec.password:
-            return UnauthorizedError(f"the password is not that of log {self.name!r}; nothing was changed")
-        return UnauthorizedError(
-            f"log {self.name!r} has a password, and none was given: pass password=... (in a shell: --password-file "
-            f"FILE) or set {PASSWORD}; nothing was changed"
-        )
 
     def delete_list(self) -> None:
         """Delete the log for good.

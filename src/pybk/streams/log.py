@@ -164,7 +164,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             mode: ``"w"`` to read and change it; it erases nothing. ``"r"`` to read it in a directory that another
                 process writes to.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
             insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
             create: Make the log, and the store in a directory, if it does not exist; with mode "w".
             digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.

@@ -222,7 +222,8 @@ class LogWriter(Handle):
         if view.nbytes + attribute_bytes > self._data_bytes_max:
             raise UsageError(
                 f"the record has {view.nbytes} bytes, and its key and headers {attribute_bytes}; together they take at "
-                f"most {self._data_bytes_max}: split it, or open the store with StoreConfig(max_entry_bytes=...)"
+                f"most {self._data_bytes_max}: split it, or append it by a program that opens the store with "
+                "StoreConfig(max_entry_bytes=...)"
             )
         return data if type(data) is bytes else view.tobytes()
 

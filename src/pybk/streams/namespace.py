@@ -78,7 +78,7 @@ class Namespace(Handle):
                 other users share, of a store or a cluster.
             mode: ``"w"`` to read and change logs. ``"r"`` to read them in a directory that another process writes to.
             password: The password of their ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
             insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
             digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
             storage_hints: Where their ledgers should live.

@@ -190,7 +190,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             name: The log's name; see ``docs/streams.md`` for the rules of names.
             mode: ``"w"`` to read and append. ``"r"`` to read only, also while a writer appends: nothing is fenced.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
             insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
             create: Make the log, and the store in a directory, if it does not exist; with mode "w".
             wait: Seconds to wait for a live writer to let go of it.
@@ -569,8 +569,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             ) from None
         if view.nbytes > self._data_bytes_max:
             raise UsageError(
-                f"the record has {view.nbytes} bytes; it takes at most {self._data_bytes_max}: split it, or open the "
-                "store with StoreConfig(max_entry_bytes=...)"
+                f"the record has {view.nbytes} bytes; it takes at most {self._data_bytes_max}: split it, or append it "
+                "by a program that opens the store with StoreConfig(max_entry_bytes=...)"
             )
         return view.tobytes()
 
@@ -598,7 +598,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     def _checked_range(self, from_lsn: object, to_lsn: object) -> tuple[int | None, int]:
         """Return the first record to replay, None for that of the log, and the last one."""
-        first = None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn")
+        first = None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn")
         return first, self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
 
     def _batches(self, first: int | None, last: int) -> Generator[Records, None, None]:
@@ -621,7 +621,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         Cost: Opens a ledger and reads some entries: at first as many as the logarithm of the entries in a segment, and
             fewer as searches have met more of them.
         """
-        for record in self.replay(_whole_lsn(lsn, "lsn"), lsn):
+        for record in self.replay(_lsn_of_record(lsn, "lsn"), lsn):
             return record
         raise NoSuchEntryError(f"log {self.name!r} has records up to {self.durable_lsn}, and no record {lsn}")
 
@@ -637,7 +637,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
         Cost: As ``read`` for those that are far apart, without opening the ledger again; as ``replay`` for others.
         """
-        wanted = [_whole_lsn(lsn, "lsns") for lsn in lsns]
+        if not isinstance(lsns, Iterable):
+            raise UsageError(f"lsns is {lsns!r:.50}; it takes log sequence numbers, ascending, such as [1, 17]")
+        wanted = [_lsn_of_record(lsn, "lsns") for lsn in lsns]
         if any(lsn >= following for lsn, following in pairwise(wanted)):
             raise UsageError("lsns takes log sequence numbers in ascending order, each once")
         if not wanted:
@@ -1108,11 +1110,19 @@ def _whole_lsn(lsn: object, name: str) -> int:
     return whole_from(lsn, 0, name, "a log sequence number", SEQ_MAX)
 
 
+def _lsn_of_record(lsn: object, name: str) -> int:
+    """Return the LSN of a record that may be there one day."""
+    found = _whole_lsn(lsn, name)
+    if found < _FIRST_LSN:
+        raise UsageError(f"{name} is {found}; log sequence numbers begin with {_FIRST_LSN}")
+    return found
+
+
 def _checked_follow(
     from_lsn: object, generation: object, timeout: object
 ) -> tuple[int | None, int | None, float | None]:
     return (
-        None if from_lsn is None else _whole_lsn(from_lsn, "from_lsn"),
+        None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn"),
         None if generation is None else _whole_generation(generation),
         seconds_of(timeout),
     )

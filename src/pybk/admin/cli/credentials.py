@@ -12,7 +12,7 @@ def takes_password(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--password-file",
         metavar="FILE",
-        help=f"holds the password; one line end after it is ignored; default: the password in {PASSWORD}",
+        help=f"holds the password; one line end after it is ignored; default: {PASSWORD}_FILE, {PASSWORD}",
     )
 
 
@@ -36,7 +36,8 @@ def takes_secret(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--cluster-secret-file",
         metavar="FILE",
-        help=f"holds the cluster's secret; one line end after it is ignored; default: the secret in {CLUSTER_SECRET}",
+        help="holds the cluster's secret; one line end after it is ignored; default: "
+        f"{CLUSTER_SECRET}_FILE, {CLUSTER_SECRET}",
     )
 
 
