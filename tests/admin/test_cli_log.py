@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, Log, NewRecord
+from pybk import LedgerManager, Log, NewRecord, StoreConfig
 from pybk.admin.cli import main
 from pybk.manager import backend_of
 from tests.waiting import PROCESS_S
@@ -203,3 +203,16 @@ def test_an_interrupt_ends_a_tail_without_a_traceback(store: Path) -> None:
             finally:
                 child.kill()
             assert child.returncode == 130
+
+
+def test_a_line_that_is_too_long_is_named_with_what_was_appended(shell: Shell) -> None:
+    status, out, err = shell.run("append", "orders", stdin=b"a\n" + bytes(StoreConfig().max_entry_bytes))
+    assert (status, out, err.startswith("pybk: line 2: the record has ")) == (2, "", True)
+    assert "split it, or append it by a program" in err
+    assert "1 line before it, up to record" in err
+    assert shell.out("cat", "orders") == "a\n"
+
+
+def test_a_log_without_records_is_sealed_without_records(shell: Shell) -> None:
+    shell.out("create", "orders")
+    assert shell.out("seal", "orders") == "log orders is sealed without records\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, WriteAheadLog
+from pybk import LedgerManager, StoreConfig, WriteAheadLog
 from pybk.admin.cli import main
 from pybk.manager import backend_of
 from tests.waiting import PROCESS_S
@@ -110,3 +110,49 @@ def test_tail_follows_another_process(store: Path) -> None:
             wal.seal()
             assert child.stdout.read() == b""
             assert child.wait(PROCESS_S) == 0
+
+
+def test_a_line_that_is_too_long_is_named_with_what_was_appended(
+    store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = StoreConfig().max_entry_bytes
+    for before, data in ((2, b"a\nb\n" + bytes(size) + b"\nc\n"), (0, bytes(size) + b"\n")):
+        give(monkeypatch, data)
+        status, out, err = run(capfdbinary, "wal", "append", store, "orders")
+        assert (status, out) == (2, "")
+        assert err.startswith(f"pybk: line {before + 1}: the record has {size} bytes; it takes at most ")
+        assert "split it, or append it by a program" in err
+        last = ", up to record 2," if before else ""
+        assert err.endswith(f"; {before} lines before it{last} were appended\n")
+        assert run(capfdbinary, "wal", "cat", store, "orders")[1] == "a\nb\n"
+
+
+def test_a_log_without_records_is_sealed_without_records(
+    store: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run(capfdbinary, "wal", "create", store, "orders")
+    assert run(capfdbinary, "wal", "seal", store, "orders")[1] == "log orders is sealed without records\n"
+
+
+def test_wrong_arguments_say_what_is_taken(
+    store: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    status, _, err = run(capfdbinary, "wal", "list", tmp_path / "file")
+    assert status == 2
+    assert err.startswith(f"pybk: {tmp_path / 'file'} is a file; PATH takes the directory of a store")
+    with pytest.raises(SystemExit) as caught:
+        run(capfdbinary, "wal", "tail", store, "orders", "-n", "-1")
+    assert caught.value.code == 2
+    assert "'-1' is not a number of records" in capfdbinary.readouterr()[1].decode()
+
+
+def test_a_password_for_a_log_without_one_is_named(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYBK_PASSWORD", raising=False)
+    give(monkeypatch, b"a\n")
+    run(capfdbinary, "wal", "append", tmp_path, "open", "--insecure")
+    monkeypatch.setenv("PYBK_PASSWORD", "secret")
+    status, _, err = run(capfdbinary, "wal", "cat", tmp_path, "open")
+    assert (status, "log 'open' has no password, and one was given: unset PYBK_PASSWORD" in err) == (2, True)

@@ -169,8 +169,9 @@ def _truncate(parsed: argparse.Namespace) -> int:
 def _seal(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as log:
         log.seal()
-        last = log.last_seq
-    return print_result(parsed, {"last_seq": last}, f"log {parsed.name} is sealed after record {last}")
+        first, last = log.first_seq, log.last_seq
+    after = f"after record {last}" if last >= first else "without records"
+    return print_result(parsed, {"last_seq": last}, f"log {parsed.name} is sealed {after}")
 
 
 def _rename(parsed: argparse.Namespace) -> int:

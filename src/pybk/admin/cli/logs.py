@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_table
-from pybk.errors import UnauthorizedError
+from pybk.errors import PybkError, UnauthorizedError, UsageError
 from pybk.manager import LedgerManager
 from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
@@ -62,8 +64,15 @@ def takes_prefix(command: argparse.ArgumentParser, text: str) -> None:
 
 def takes_tail(command: argparse.ArgumentParser) -> None:
     """Have a command take how many records it prints, and whether it follows."""
-    command.add_argument("-n", type=int, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
+    command.add_argument("-n", type=_count, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
     command.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
+
+
+def _count(text: str) -> int:
+    """Return the number of records that a text names."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number of records; it takes a number from 0 up")
+    return int(text)
 
 
 def add_repairs(
@@ -92,25 +101,46 @@ def takes_insecure(command: argparse.ArgumentParser) -> None:
 
 
 def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
-    """Open the store or the cluster that PATH names."""
+    """Open the store or the cluster that PATH names; UsageError if it names a file."""
     if is_url(parsed.path):
         with secret_needed():
             return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
+    if os.path.exists(parsed.path) and not os.path.isdir(parsed.path):
+        raise UsageError(f"{parsed.path} is a file; PATH takes {STORE_OR_CLUSTER}")
     return LedgerManager.open(parsed.path, read_only=read_only)
 
 
 def append_lines(append: Callable[[bytes], RecordFuture[Any]]) -> tuple[int, Any]:
-    """Append each line of standard input; returns how many, and what the last append returned, None for none."""
+    """Append each line of standard input; returns how many, and what the last append returned, None for none.
+
+    Raises:
+        PybkError: A line was not appended, or it is not known; the error names it and the last that was appended.
+    """
     count, last = 0, None
-    futures: list[RecordFuture[Any]] = []
-    for line in sys.stdin.buffer:
-        futures.append(append(line.removesuffix(b"\n")))
-        if len(futures) >= _APPEND_AT_ONCE:
-            last = futures[-1].result()
-            futures.clear()
-        count += 1
-    for future in futures:
-        last = future.result()
+    futures: deque[RecordFuture[Any]] = deque()
+
+    def wait() -> None:
+        nonlocal count, last
+        while futures:
+            last = futures.popleft().result()
+            count += 1
+
+    try:
+        for line in sys.stdin.buffer:
+            try:
+                futures.append(append(line.removesuffix(b"\n")))
+            except PybkError:
+                wait()
+                raise
+            if len(futures) >= _APPEND_AT_ONCE:
+                wait()
+        wait()
+    except PybkError as error:
+        before = f"{counted(count, 'line')} before it" + (f", up to record {last}," if count else "")
+        raise PybkError(
+            f"line {count + 1}: {error}; {before} {'was' if count == 1 else 'were'} appended",
+            outcome_unknown=error.outcome_unknown,
+        ) from error
     return count, last
 
 

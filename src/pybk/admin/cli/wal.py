@@ -113,9 +113,10 @@ def _truncate(parsed: argparse.Namespace) -> int:
 
 def _seal(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as wal:
-        last = wal.last_lsn
+        first, last = wal.first_lsn, wal.last_lsn
         wal.seal()
-    return print_result(parsed, {"last_lsn": last}, f"log {parsed.name} is sealed after LSN {last}")
+    after = f"after LSN {last}" if last >= first else "without records"
+    return print_result(parsed, {"last_lsn": last}, f"log {parsed.name} is sealed {after}")
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
