@@ -25,7 +25,7 @@ from fsspec.tests.abstract import (
     AbstractPutTests,
 )
 
-from pybk import BlobStore, LedgerManager, StoreLockedError, UsageError
+from pybk import BlobStore, IllegalOperationError, LedgerManager, StoreLockedError, UsageError
 from pybk.adapters.blob_filesystem import BlobFileSystem
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
@@ -183,6 +183,30 @@ def test_file_systems_of_the_same_options_share_a_store(fs: BlobFileSystem, opti
     for wrong in ({}, {"store": "x", "blob_store": fs.blob_store}):
         with pytest.raises(UsageError):
             BlobFileSystem(**wrong)  # type: ignore[arg-type]
+
+
+def test_options_that_are_not_known_are_refused(options: dict[str, Any]) -> None:
+    for unknown in ({"readonly": True}, {"password": "secret"}):
+        with pytest.raises(UsageError, match=r"unknown storage options: .*read_only"):
+            fsspec.filesystem("pybk", **options, **unknown)
+    for known in ({"use_listings_cache": False}, {"skip_instance_cache": True}, {"asynchronous": False, "loop": None}):
+        assert isinstance(fsspec.filesystem("pybk", **options, **known), BlobFileSystem)
+    with fsspec.open("pybk://a.gz", "wt", compression="gzip", encoding="ascii", **options) as file:
+        file.write("text")
+    with fsspec.open("pybk://a.gz", "rt", compression="infer", **options) as file:
+        assert file.read() == "text"
+    with fsspec.open("simplecache::pybk://a.gz", "rb", pybk=options) as file:
+        assert file.read(2) == b"\x1f\x8b"
+
+
+def test_a_file_system_that_reads_is_closed_before_this_process_writes(options: dict[str, Any]) -> None:
+    BlobFileSystem(**options).pipe("a", b"1")
+    BlobFileSystem(**options).close()
+    assert fsspec.open("pybk://a", **options, read_only=True).open().read() == b"1"
+    with pytest.raises(IllegalOperationError, match="first close the manager, log, blob store or file system"):
+        BlobFileSystem(**options)
+    BlobFileSystem(**options, read_only=True).close()
+    BlobFileSystem(**options).pipe("a", b"2")
 
 
 def test_another_process_reads_while_one_writes(fs: BlobFileSystem, options: dict[str, Any]) -> None:

@@ -144,9 +144,16 @@ def test_an_upload_is_published_by_its_with_alone(blobs: BlobStore, manager: Led
     file.abort()
     with pytest.raises(ClosedError):
         file.commit()
+    closed = blobs.create_blob("a")
+    closed.write(b"half")
+    closed.close()
+    with pytest.raises(ClosedError, match="file of blob 'a' is closed"):
+        closed.write(b"more")
+    with pytest.raises(ClosedError, match="file of blob 'a' is closed"):
+        closed.commit()
     dropped = blobs.create_blob("a")
     dropped.write(b"half")
-    del dropped, file
+    del dropped, file, closed
     gc.collect()
     assert blobs.get("a") == b"old"
     with blobs.create_blob("a") as upload, io.TextIOWrapper(upload) as text:
@@ -326,14 +333,18 @@ def test_the_password_guards_what_exists(blobs: BlobStore, manager: LedgerManage
         lambda: wrong.put("a", b"2"),
         lambda: wrong.delete("a"),
     ):
-        with pytest.raises(UnauthorizedError):
+        with pytest.raises(UnauthorizedError, match="the password is not that of blob 'a'"):
             refused()
+    gc.collect()  # pytest fails for an error of a finaliser
     assert blobs.get("a") == b"1"
     with pytest.raises(UsageError, match="PYBK_PASSWORD"):
         BlobStore.open(manager)
     insecure = BlobStore.open(manager, "open", insecure=True)
     insecure.put("a", b"2")
     assert insecure.get("a") == b"2"
+    for guarded in (opened(manager, name="open").get, opened(manager, name="open").delete):
+        with pytest.raises(UnauthorizedError, match="blob 'a' has no password, and one was given"):
+            guarded("a")
     assert ledgers(manager) == 2
 
 
@@ -365,6 +376,15 @@ def test_arguments_are_checked_before_anything_is_done(blobs: BlobStore, manager
     for name in ("", "a//b", "/a", ".a", 5, "x" * 121):
         with pytest.raises(UsageError):
             blobs.put(name, b"")  # type: ignore[arg-type]
+    data: Any
+    for data in (5, None, object()):
+        with pytest.raises(UsageError, match="data is"):
+            blobs.put("a", data)
+    for data in (["text"], io.StringIO("text"), [5]):
+        with pytest.raises(UsageError, match="write takes bytes"):
+            blobs.put("a", data)
+    with pytest.raises(UsageError, match="encode it first"), blobs.create_blob("a") as upload:
+        upload.write("text")  # type: ignore[arg-type]
     for options in ({"name": "a/b"}, {"name": "x" * 33}, {"keep": 0}, {"keep": "all"}, {"grace_s": -1}):
         with pytest.raises(UsageError):
             opened(manager, **options)
@@ -498,6 +518,9 @@ def test_everything_has_an_asyncio_form(manager: LedgerManager) -> None:
             assert [info.version for info in await blobs.versions_async("a")] == [1]
             with await blobs.open_blob_async("a") as stored:
                 assert await asyncio.to_thread(stored.read) == b"1"
+            async with blobs.open_blob_async("a") as stored:
+                assert await asyncio.to_thread(stored.read) == b"1"
+            assert stored.closed
             await blobs.delete_async("d")
             assert await blobs.sweep_async() == 0
 

@@ -199,3 +199,10 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         for options in ({"name": "x" * 49}, {"name": ""}, {"keep": 0}, {"part_bytes": 0}):
             with pytest.raises(UsageError):
                 SnapshotStore(blobs, **options)
+        with pytest.raises(UsageError, match="it takes a BlobStore"):
+            SnapshotStore(5, "x")  # type: ignore[arg-type]
+        snapshots = SnapshotStore(blobs)
+        content: Any
+        for content in (5, lambda file: file.write("text")):
+            with pytest.raises(UsageError, match="write takes bytes"):
+                snapshots.save(content)

@@ -557,6 +557,14 @@ def test_a_checkpoint_is_committed_by_its_with_alone(manager: LedgerManager) -> 
         with suppress(ZeroDivisionError), wal.checkpoint() as file, wrapped(file) as text:
             text.write("half")
             raise ZeroDivisionError
+        with pytest.raises(UsageError, match="encode it first"), wal.checkpoint() as file:
+            file.write("text")  # type: ignore[arg-type]
+        closed = wal.checkpoint()
+        closed.write(b"half")
+        closed.close()
+        for ended in (lambda: closed.write(b"more"), closed.commit):
+            with pytest.raises(ClosedError, match="file of the checkpoint of record 1 is closed"):
+                ended()
         dropped = wal.checkpoint()
         dropped.write(b"half")
         del dropped

@@ -6,6 +6,7 @@ have no directories: a path is one if blobs lie below it.
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import threading
@@ -22,6 +23,20 @@ from pybk.manager import LedgerManager
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
 
 _MODES: Final = ("rb", "wb", "xb")
+_FSSPEC_OPTIONS: Final = frozenset(
+    {
+        "add_aliases",
+        "add_docs",
+        "asynchronous",
+        "batch_size",
+        "listings_expiry_time",
+        "loop",
+        "max_paths",
+        "skip_instance_cache",
+        "use_listings_cache",
+    }
+)
+"""Options that every file system of fsspec takes."""
 
 
 class _Stores:
@@ -83,16 +98,19 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         store: The directory of a store, or the URL of a cluster's metadata store (``zk://…``, ``lmdb://…``). It stays
             open, for all file systems of these options, until ``close`` or the end of the process.
         blobs: The name of the blob store.
-        password_file: A file that holds the password of its ledgers; else it is that of ``PYBK_PASSWORD``, or in the
-            file that ``PYBK_PASSWORD_FILE`` names.
+        password_file: A file that holds the password of its ledgers; else it is in the file that ``PYBK_PASSWORD_FILE``
+            names; else it is that of ``PYBK_PASSWORD``.
         cluster_secret_file: A file that holds the secret of a cluster.
-        read_only: Open the directory for reading, also while another process writes.
+        read_only: Open the directory for reading, also while another process writes. This process can open it for
+            writing after ``close`` only.
         insecure: Do without a password.
         blob_store: A ``BlobStore`` that is open, instead of all these; such a file system cannot be pickled.
+        options: Those that every file system of fsspec takes, such as ``use_listings_cache``; others are refused.
 
     Raises:
-        UsageError: Not one of ``store`` and ``blob_store`` is given, or there is no password.
+        UsageError: Not one of ``store`` and ``blob_store`` is given, there is no password, or an option is unknown.
         StoreLockedError: Another process has the directory open for writing.
+        IllegalOperationError: This process has it open with ``read_only``, so it cannot open it for writing.
 
     Threads: any.
     """
@@ -113,6 +131,12 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         blob_store: BlobStore | None = None,
         **options: object,
     ) -> None:
+        if unknown := options.keys() - _FSSPEC_OPTIONS:
+            known = inspect.signature(BlobFileSystem.__init__).parameters.keys() - {"self", "options"}
+            raise UsageError(
+                f"unknown storage options: {', '.join(sorted(unknown))}; a file system of blobs takes "
+                f"{', '.join(sorted(known))}, and those of all of fsspec: {', '.join(sorted(_FSSPEC_OPTIONS))}"
+            )
         super().__init__(**options)
         if (store is None) == (blob_store is None):
             raise UsageError("a file system of blobs needs store=..., a directory or a URL; or blob_store=...")
@@ -131,7 +155,10 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         self.blob_store: Final = blob_store
 
     def close(self) -> None:
-        """Close the store, also for other file systems of the same options; a later file system opens it again."""
+        """Close the store, also for other file systems of the same options; a later file system opens it again.
+
+        One that a library such as pandas made is closed by making another of the same options and closing that.
+        """
         _STORES.close(self.blob_store)
 
     @classmethod

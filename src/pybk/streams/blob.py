@@ -17,7 +17,7 @@ from typing import Final
 from xxhash import xxh3_128
 
 from pybk.entry import EntryBatch
-from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError
+from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError, UsageError
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager, backend_of
 from pybk.reader import LedgerReader
@@ -43,6 +43,18 @@ _ENTRY_BYTES: Final = 128
 def usual_chunk_bytes(manager: LedgerManager) -> int:
     """Return the bytes of a chunk for those who name none."""
     return min(CHUNK_BYTES, backend_of(manager).config.max_entry_bytes)
+
+
+def bytes_of(data: object) -> memoryview:
+    """Return a view of what is to be written; raise UsageError if it has no bytes in a row."""
+    try:
+        return memoryview(data).cast("B")  # type: ignore[arg-type]  # anything with a buffer
+    except TypeError:
+        hint = "encode it first, as text.encode(), or write it to io.TextIOWrapper(file)"
+        raise UsageError(
+            f"write takes bytes or another contiguous bytes-like object, not {type(data).__name__}"
+            + (f": {hint}" if isinstance(data, str) else "")
+        ) from None
 
 
 class BlobWriter(io.RawIOBase):
@@ -87,11 +99,12 @@ class BlobWriter(io.RawIOBase):
         """Append bytes to the blob; returns how many, which is all.
 
         Raises:
+            UsageError: The data is not bytes; nothing was written.
             PybkError: As ``LedgerWriter.append``.
         """
         if self.closed:
             raise ClosedError("the blob is closed; write another")
-        view = memoryview(data).cast("B")
+        view = bytes_of(data)
         self._digest.update(view)
         at = 0
         if self._buffer:
@@ -150,6 +163,7 @@ class BlobReader(io.RawIOBase):
     def __init__(self, reader: LedgerReader) -> None:
         super().__init__()
         self._reader = reader
+        self._threads: ThreadPoolExecutor | None = None
         where = f"ledger {reader.ledger_id}"
         last = reader.last_add_confirmed
         if not reader.is_closed or last < 1:
@@ -175,7 +189,6 @@ class BlobReader(io.RawIOBase):
         """The chunks that were read last, which are consecutive."""
         self._fetching: deque[tuple[int, Future[list[EntryBatch]]]] = deque()
         """What threads read ahead: the first chunk, and the batches from there."""
-        self._threads: ThreadPoolExecutor | None = None
         self._hash = xxh3_128()
         self._hashed = 0
         """Bytes from the beginning that were read in order, and are in ``_hash``."""

@@ -29,6 +29,7 @@ from pybk.errors import (
     NoSuchBlobError,
     NoSuchLedgerError,
     PybkError,
+    UnauthorizedError,
     UsageError,
 )
 from pybk.flags import StorageHint
@@ -37,6 +38,7 @@ from pybk.handle import Handle
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.opening import Opening
+from pybk.reader import LedgerReader
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
@@ -138,9 +140,10 @@ class BlobStore(Handle):
             where: The directory of a store, which is made if needed and is this blob store's own; or a manager, which
                 other users share, of a store or a cluster.
             name: The blob store's name: 1 to 32 bytes in UTF-8 without ``/``, else as for logs.
-            read_only: Open the directory for reading, also while another process writes.
+            read_only: Open the directory for reading, also while another process writes. This process can open it for
+                writing after ``close`` only.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from ``PYBK_PASSWORD``, or from the file that ``PYBK_PASSWORD_FILE`` names.
+                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
             insecure: Do without a password if none is named: blobs are guarded against damage, not against forgery.
             keep: The number of versions of a name to keep, 1 to 64, when another is published here.
             grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes, or of other
@@ -152,6 +155,7 @@ class BlobStore(Handle):
 
         Raises:
             StoreLockedError: Another process has the directory open for writing.
+            IllegalOperationError: This process has it open for reading, so it cannot open it for writing.
             UsageError: There is no password, or another argument cannot be.
         """
         settings = settings_of("blob", password, insecure, digest_type, storage_hints, quorums)
@@ -278,6 +282,13 @@ class BlobStore(Handle):
 
         Durability: On return the blob is durable, and the name stands for it.
         """
+        if not isinstance(data, str | os.PathLike | bytes | bytearray | memoryview | Iterable) and not hasattr(
+            data, "read"
+        ):
+            raise UsageError(
+                f"data is {data!r:.50}; it takes bytes, the path of a file, a file open for reading, or an iterable of "
+                "bytes"
+            )
         with self.create_blob(name, meta=meta, overwrite=overwrite, chunk=chunk) as file:
             if isinstance(data, str | os.PathLike):
                 with open(data, "rb") as source:
@@ -433,7 +444,7 @@ class BlobStore(Handle):
         found = catalog.version(name, version)
         while True:
             try:
-                reader = _StoredBlob(catalog, name, found)
+                reader = _StoredBlob.open(catalog, name, found)
             except NoSuchLedgerError as error:
                 again = catalog.version(name, version)
                 if again == found:
@@ -442,11 +453,14 @@ class BlobStore(Handle):
                     ) from error
                 found = again
             else:
-                return io.BufferedReader(reader, _BUFFER_BYTES)
+                return _BlobFile(reader, _BUFFER_BYTES)
 
-    async def open_blob_async(self, name: str, version: int | None = None) -> io.BufferedReader:
-        """Open a blob as ``open_blob`` does, in a thread; reads of the file block, so call them in a thread, too."""
-        return await asyncio.to_thread(self.open_blob, name, version)
+    def open_blob_async(self, name: str, version: int | None = None) -> Opening[io.BufferedReader]:
+        """Open a blob as ``open_blob`` does, in a thread; ``await`` it or use ``async with``.
+
+        Reads of the file block, so call them in a thread, too.
+        """
+        return Opening(f"BlobStore.open_blob_async({name!r:.100})", partial(self.open_blob, name, version))
 
     def get(self, name: str, version: int | None = None) -> bytes:
         """Read a whole blob; arguments and errors as for ``open_blob``."""
@@ -499,7 +513,7 @@ class BlobUpload(io.BufferedIOBase):
     """Writes a blob; made by ``BlobStore.create_blob``.
 
     Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
-    or if the file is dropped, nothing changes.
+    or if the file is dropped or only closed, nothing changes.
 
     Threads: one.
 
@@ -552,10 +566,11 @@ class BlobUpload(io.BufferedIOBase):
 
         Raises:
             BlobGivenUpError: A sweep has given this upload up.
+            ClosedError: The file is closed, or the upload has ended.
+            UsageError: The data is not bytes; nothing was written.
             PybkError: As ``LedgerWriter.append``.
         """
-        if self._ended:
-            raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
+        self._check_open()
         with _given_up(self.name):
             return self._blob.write(data)
 
@@ -566,16 +581,32 @@ class BlobUpload(io.BufferedIOBase):
     def commit(self) -> BlobInfo:
         """Complete the blob, and publish it: from now on its name stands for it.
 
-        Leaving the ``with`` calls it. Closing the file does not publish: a file is also closed when it is dropped, and
-        by what wraps it, such as ``io.TextIOWrapper``; leaving the ``with`` publishes after that, too.
+        Leaving the ``with`` does it. Closing the file does not publish: a file is also closed when it is dropped, and
+        by what wraps it, such as ``io.TextIOWrapper``. A file that is closed cannot be committed, except by leaving its
+        ``with``.
 
         Raises:
+            ClosedError: The file is closed, or the upload has ended; nothing was published.
             BlobExistsError: Another writer has published one meanwhile, and it is not to be replaced.
             BlobGivenUpError: A sweep has given this upload up.
             PybkError: The blob may be published or not if ``outcome_unknown`` is set, else it is not.
 
         Durability: On return the blob is durable, and the name stands for it.
         """
+        self._check_open()
+        return self._commit()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
+        if self.closed:
+            raise ClosedError(
+                f"the file of blob {self.name!r} is closed, which publishes nothing; make another, and end it by "
+                "commit() or by leaving its with"
+            )
+
+    def _commit(self) -> BlobInfo:
+        """Publish the blob, also if what wraps the file has closed it."""
         if self._ended:
             raise ClosedError(f"the upload of blob {self.name!r} has ended; make another")
         self._ended = True
@@ -614,7 +645,7 @@ class BlobUpload(io.BufferedIOBase):
             self._catalog.give_up(self.name, self._reference.token)
 
     def close(self) -> None:
-        """Close the file, which publishes nothing."""
+        """Close the file, which publishes nothing; outside of its ``with``, what was written is discarded."""
         super().close()
 
     def __del__(self) -> None:
@@ -634,7 +665,7 @@ class BlobUpload(io.BufferedIOBase):
         if kind is not None:
             self.abort()
         elif self._info is None and not self._grouped:
-            self.commit()
+            self._commit()
 
     async def __aenter__(self) -> Self:
         """Return the file itself."""
@@ -726,16 +757,36 @@ def _member_of_upload(upload: BlobUpload) -> _UploadMember:
 class _StoredBlob(BlobReader):
     """Reads a blob of a store, whose ledger stays until this is closed."""
 
-    def __init__(self, catalog: BlobCatalog, name: str, version: BlobVersion) -> None:
+    def __init__(self, catalog: BlobCatalog, name: str, reader: LedgerReader, key: object) -> None:
+        """Use ``_StoredBlob.open`` instead."""
         self._catalog = catalog
         self._name = name
-        self._key = object()
-        self._ledger_id = version.reference.ledger_id
-        super().__init__(catalog.open_ledger(self._ledger_id, self._key))
+        self._key = key
+        self._ledger_id = reader.ledger_id
+        super().__init__(reader)
+
+    @classmethod
+    def open(cls, catalog: BlobCatalog, name: str, version: BlobVersion) -> Self:
+        """Open the blob of a version of a name; NoSuchLedgerError if its ledger was deleted."""
+        key, ledger_id = object(), version.reference.ledger_id
+        try:
+            reader = catalog.open_ledger(ledger_id, key)
+        except UnauthorizedError as error:
+            raise catalog.unauthorized(name, ledger_id) from error
+        try:
+            blob = cls(catalog, name, reader, key)
+            blob._check(version)
+        except BaseException:
+            catalog.close_ledger(key)
+            reader.close()
+            raise
+        return blob
+
+    def _check(self, version: BlobVersion) -> None:
+        """Raise CorruptError if the ledger does not hold what the record says."""
         if (self.size, self.digest.hex()) != (version.size, version.digest):
-            self.close()
             raise CorruptError(
-                f"blob {name!r}: its ledger {self._ledger_id} has {self.size} bytes with digest "
+                f"blob {self._name!r}: its ledger {self._ledger_id} has {self.size} bytes with digest "
                 f"{self.digest.hex()}, and its record says {version.size} and {version.digest}; restore the record"
             )
 
@@ -754,6 +805,16 @@ class _StoredBlob(BlobReader):
         """Let go of the ledger."""
         self._catalog.close_ledger(self._key)
         super().close()
+
+
+class _BlobFile(io.BufferedReader):
+    """A blob that is open for reading; ``async with`` closes it in a thread."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        await asyncio.to_thread(self.close)
 
 
 @contextmanager

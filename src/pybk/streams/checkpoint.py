@@ -25,7 +25,7 @@ class CheckpointWriter(io.BufferedIOBase):
     """Writes a checkpoint; made by ``WriteAheadLog.checkpoint``.
 
     Leaving its ``with`` commits it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called, or
-    if the file is dropped, nothing changes.
+    if the file is dropped or only closed, nothing changes.
 
     Threads: one.
 
@@ -70,7 +70,14 @@ class CheckpointWriter(io.BufferedIOBase):
         return self._blob.tell()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        """Append bytes to the checkpoint; returns how many, which is all."""
+        """Append bytes to the checkpoint; returns how many, which is all.
+
+        Raises:
+            ClosedError: The file is closed, or the checkpoint was committed or given up.
+            UsageError: The data is not bytes; nothing was written.
+            PybkError: As ``LedgerWriter.append``.
+        """
+        self._check_open()
         return self._blob.write(data)
 
     async def write_async(self, data: bytes | bytearray | memoryview) -> int:
@@ -80,14 +87,30 @@ class CheckpointWriter(io.BufferedIOBase):
     def commit(self) -> None:
         """Commit the checkpoint: its blob is sealed, then one compare-and-set lists it and truncates the log.
 
-        Leaving the ``with`` calls it. Closing the file does not commit: a file is also closed when it is dropped, and
-        by what wraps it, such as ``io.TextIOWrapper``; leaving the ``with`` commits after that, too.
+        Leaving the ``with`` does it. Closing the file does not commit: a file is also closed when it is dropped, and by
+        what wraps it, such as ``io.TextIOWrapper``. A file that is closed cannot be committed, except by leaving its
+        ``with``.
 
         Raises:
+            ClosedError: The file is closed, or the checkpoint was committed or given up.
             LogFencedError: Another writer has the log.
             RewoundError: ``truncate_after`` dropped records that the checkpoint covers; nothing was listed.
             PybkError: The checkpoint may be listed or not if ``outcome_unknown`` is set, else it is not.
         """
+        self._check_open()
+        self._commit()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ClosedError(f"the checkpoint of record {self.lsn} was committed or given up; make another")
+        if self.closed:
+            raise ClosedError(
+                f"the file of the checkpoint of record {self.lsn} is closed, which commits nothing; make another, and "
+                "end it by commit() or by leaving its with"
+            )
+
+    def _commit(self) -> None:
+        """Commit the checkpoint, also if what wraps the file has closed it."""
         if self._ended:
             raise ClosedError(f"the checkpoint of record {self.lsn} was committed or given up; make another")
         self._ended = True
@@ -125,7 +148,7 @@ class CheckpointWriter(io.BufferedIOBase):
     ) -> None:
         """Commit the checkpoint, or give it up if an exception is on its way, which is not replaced."""
         if kind is None:
-            self.commit()
+            self._commit()
         else:
             with suppress(PybkError):  # the next owner of the log deletes the blob
                 self.abort()

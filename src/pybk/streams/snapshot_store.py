@@ -31,6 +31,7 @@ from pybk.errors import (
 )
 from pybk.manager import backend_of
 from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.streams.blob import bytes_of
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.names import checked_name
 from pybk.whole_numbers import whole
@@ -189,6 +190,8 @@ class SnapshotStore:
     def __init__(
         self, blobs: BlobStore, name: str = "snapshots", *, keep: int = 2, part_bytes: int = PART_BYTES
     ) -> None:
+        if not isinstance(blobs, BlobStore):
+            raise UsageError(f"blobs is {blobs!r:.50}; it takes a BlobStore, such as of BlobStore.open(path)")
         self.name: Final = checked_name(name, "a snapshot store")
         if len(name.encode()) > NAME_BYTES_MAX:
             raise UsageError(f"the name {name!r:.60} of a snapshot store takes 1 to {NAME_BYTES_MAX} bytes in UTF-8")
@@ -495,7 +498,7 @@ class _Saving(io.BufferedIOBase):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Append bytes to the file; returns how many, which is all."""
-        view = memoryview(data).cast("B")
+        view = bytes_of(data)
         self._size += len(view)
         at = 0
         while at < len(view):
