@@ -22,7 +22,8 @@ SEEDS = 3
 def run(manager: LedgerManager, model: Model, seed: int) -> None:
     """Work on a log until the steps are done."""
     log = opened(manager)
-    for _ in islice(work(log, log.writer(ordered_txids=False), Random(seed), model.take), STEPS):
+    writer = log.writer(ordered_txids=False)
+    for _ in islice(work(log, writer, Random(seed), model.take), STEPS):
         pass
     log.close()
 

@@ -36,7 +36,8 @@ def _short_cursors(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(manager: LedgerManager, model: Model, seed: int) -> None:
     """Work on a log until the steps are done."""
     log = opened(manager)
-    for _ in islice(work(log, log.writer(), Random(seed), model.take), STEPS):
+    writer = log.writer()
+    for _ in islice(work(log, writer, Random(seed), model.take), STEPS):
         pass
     log.close()
 
@@ -46,7 +47,8 @@ def run_through(manager: LedgerManager, model: Model) -> None:
     for seed in range(4):
         log = opened(manager)
         try:
-            for _ in islice(work(log, log.writer(steal=True), Random(seed), model.take), STEPS):
+            writer = log.writer(steal=True)
+            for _ in islice(work(log, writer, Random(seed), model.take), STEPS):
                 pass
         except StorageRefusedError:
             with suppress(StorageRefusedError):  # nothing was done, and another open continues
