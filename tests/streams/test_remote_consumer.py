@@ -171,6 +171,19 @@ def test_the_socket_is_for_this_user_alone(path: str, subscription: Subscription
         RemoteConsumer.connect(path)
 
 
+def test_a_server_keeps_its_path_from_others_and_leaves_theirs_alone(
+    path: str, subscription: Subscription, tmp_path: Path
+) -> None:
+    with pytest.raises(IllegalOperationError, match="served already"):
+        ConsumerServer(subscription, path)
+    first = ConsumerServer(subscription, tmp_path / "other.sock")
+    (tmp_path / "other.sock").unlink()
+    with ConsumerServer(subscription, tmp_path / "other.sock") as second:
+        first.close()
+        with RemoteConsumer.connect(second.path) as consumer:
+            assert consumer.read(timeout=SOON) is not None
+
+
 def test_an_exclusive_subscription_is_not_served(log: Log, tmp_path: Path) -> None:
     with log.subscribe("alone") as subscription, pytest.raises(IllegalOperationError, match="exclusive"):
         ConsumerServer(subscription, tmp_path / "sub.sock")

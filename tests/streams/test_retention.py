@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybk import LedgerManager
+from pybk import LedgerManager, Log
 from pybk.errors import CorruptError, UsageError
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
@@ -27,6 +27,7 @@ from pybk.streams.retention import (
     Retention,
     RetentionKeeper,
     first_kept,
+    period_of,
     retention_of,
     rolls_idle,
     set_retention,
@@ -164,6 +165,13 @@ def test_values_that_cannot_be_are_refused(values: dict[str, Any]) -> None:
         Retention(**values)
 
 
+def test_it_is_looked_at_as_often_as_it_asks_for() -> None:
+    assert period_of(None) == period_of(Retention()) == period_of(Retention(max_age=1000)) == 30
+    assert period_of(Retention(max_age=20)) == 5
+    assert period_of(Retention(max_age=1000, idle_roll=4)) == 1
+    assert period_of(Retention(max_age=0.001)) == 0.25
+
+
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[LedgerManager]:
     with LedgerManager.open(tmp_path / "store") as manager:
@@ -188,6 +196,13 @@ def append(writer: ListWriter, count: int) -> None:
 
 def first_of(writer: ListWriter) -> int:
     return writer.steps.existing().record.first_seq
+
+
+def test_a_short_age_is_applied_soon_without_traffic(manager: LedgerManager) -> None:
+    with Log.open(manager, "log", insecure=True) as log, log.writer() as writer:
+        writer.append(b"a")
+        log.set_retention(Retention(max_age=0.01))
+        wait_until(lambda: log.first_seq == 1, seconds=25)
 
 
 def test_it_is_kept_with_the_log(writer: ListWriter) -> None:

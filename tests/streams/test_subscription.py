@@ -30,6 +30,7 @@ from pybk import (
     Subscription,
     TooManyRequestsError,
     TruncateGuardError,
+    TxId,
     UsageError,
 )
 from pybk.streams import subscription as subscription_module
@@ -145,6 +146,21 @@ def test_persist_queue_76_the_backlog_is_exact(log: Log, writer: LogWriter) -> N
         subscription.ack(range(3, 9))
         append(writer, 5)
         assert (subscription.backlog, other.backlog) == (19, 25)
+
+
+def test_what_stands_for_something_else_than_records_is_not_acknowledged(log: Log) -> None:
+    with log.writer() as writer, log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
+        for number in range(10):
+            writer.append(b"%d" % number, txid=100 + number)
+        wrong: Any
+        for wrong in (TxId(3), [TxId(3)], bytearray(b"\x01"), {1: 2}, range(5, 5)):
+            with pytest.raises(UsageError, match="names no records"):
+                subscription.ack(wrong)
+        assert subscription.backlog == 10
+        subscription.ack(range(1, 10, 2))
+        assert subscription.unacked_ranges() == [range(seq, seq + 1) for seq in range(0, 10, 2)]
+    with pytest.raises(ClosedError):
+        assert subscription.backlog
 
 
 @pytest.mark.usefixtures("writer")

@@ -23,7 +23,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Self
 
 from pybk import errors
@@ -101,11 +100,11 @@ class ConsumerServer(Handle):
 
     Args:
         subscription: It is not closed with the server.
-        path: Where the socket is made, readable and writable by this user alone; at most 100 bytes. A socket that is
-            there is replaced.
+        path: Where the socket is made, readable and writable by this user alone; at most 100 bytes. A socket that a
+            process left behind is replaced.
 
     Raises:
-        IllegalOperationError: The subscription is exclusive.
+        IllegalOperationError: The subscription is exclusive, or a live server has the path.
         UsageError: The path is too long, or something is there that is no socket.
 
     Threads: any.
@@ -117,6 +116,7 @@ class ConsumerServer(Handle):
         self.path: Final = os.fspath(path)
         self._subscription = subscription
         self._listener = _listening(self.path)
+        self._identity = _identity_of(self.path)
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -133,7 +133,8 @@ class ConsumerServer(Handle):
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
             with suppress(FileNotFoundError):
-                Path(self.path).unlink()
+                if _identity_of(self.path) == self._identity:  # else it is somebody else's by now
+                    os.unlink(self.path)
 
     def _run(self, ready: Future[None]) -> None:
         asyncio.run(self._serve(ready))
@@ -237,6 +238,8 @@ def _listening(path: str) -> socket.socket:
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise UsageError(f"{path!r} is no socket; choose another path, or remove it")
+        if _answers(path):
+            raise IllegalOperationError(f"{path!r} is served already; close that server, or choose another path")
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -247,6 +250,24 @@ def _listening(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _answers(path: str) -> bool:
+    """Return whether a live process listens to a socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(path)
+        except BlockingIOError:  # it has many connections to accept
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _identity_of(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
 
 
 class RemoteConsumer(Handle):

@@ -39,7 +39,11 @@ RETENTION_PROPERTY: Final = "pybk.retention"
 """The property of a list that has its retention, as JSON."""
 
 KEEPER_SECONDS: Final = 30.0
-"""How often a writer applies the retention of its log, also if nothing happens."""
+"""How often at least a writer applies the retention of its log, also if nothing happens."""
+
+_KEEPER_SECONDS_MIN: Final = 0.25
+_LOOKS: Final = 4
+"""How often it does in the shortest time that its retention names."""
 
 IDLE_ROLL_SECONDS: Final = 3600.0
 
@@ -50,8 +54,10 @@ class Retention:
 
     Attributes:
         max_age: Seconds after which a segment goes, counted from its close; None for no limit. A record may be up to
-            this much older than that, because its segment is closed when it is as old as this.
-        max_bytes: Bytes of all segments beyond which the oldest go; None for no limit.
+            this much older than that, because its segment is closed when it is as old as this. The log's writer looks
+            every 30 seconds, and four times in a shorter ``max_age`` or ``idle_roll``.
+        max_bytes: Bytes of all segments beyond which the oldest go; None for no limit. The open one counts and stays,
+            so ``segment_bytes`` of the writer should be a fraction of it.
         keep_acked: Keep records until these limits, also if all durable subscriptions have acknowledged them. False
             drops those then; a log without subscriptions keeps them.
         force_expire: Drop records beyond the limits also if a subscription has not acknowledged them. It is logged, and
@@ -140,6 +146,14 @@ def rolls_idle(record: ListRecord, retention: Retention, now_ns: int, last_seq: 
     return not retention.keep_acked and last_seq < needed and age_s > retention.idle_roll
 
 
+def period_of(retention: Retention | None) -> float:
+    """Return how often to apply a retention, seconds."""
+    if retention is None:
+        return KEEPER_SECONDS
+    shortest = min(retention.max_age or math.inf, retention.idle_roll) / _LOOKS
+    return min(KEEPER_SECONDS, max(_KEEPER_SECONDS_MIN, shortest))
+
+
 def retention_of(record: ListRecord) -> Retention | None:
     """Return the retention of a log; None if it has none."""
     text = record.properties.get(RETENTION_PROPERTY)
@@ -180,8 +194,15 @@ class RetentionKeeper:
         self._watch = self._steps.watch(partial(_changed, keeper))
         self._dropped = weakref.finalize(self, _cancel_elsewhere, self._watch)
         self._dropped.atexit = False
-        background().call_later(KEEPER_SECONDS, partial(_tick, keeper))
+        self._period_s = KEEPER_SECONDS
+        self._timers = 0
+        """How many timers were set, of which the last one counts."""
+        self._set_timer()
         self.soon()
+
+    def _set_timer(self) -> None:
+        self._timers += 1
+        background().call_later(self._period_s, partial(_tick, weakref.ref(self), self._timers))
 
     def soon(self) -> None:
         """Apply the retention in the background."""
@@ -189,10 +210,10 @@ class RetentionKeeper:
             self._due = True
             background().submit(partial(_apply, weakref.ref(self)))
 
-    def on_timer(self) -> None:
+    def on_timer(self, number: int) -> None:
         """Apply the retention in the background, and again some time later."""
-        if not self._writer.closed:
-            background().call_later(KEEPER_SECONDS, partial(_tick, weakref.ref(self)))
+        if number == self._timers and not self._writer.closed:
+            self._set_timer()
             self.soon()
 
     def in_background(self) -> None:
@@ -223,6 +244,9 @@ class RetentionKeeper:
         """
         record = self._steps.existing().record
         retention = retention_of(record)
+        if self._period_s != (period := period_of(retention)):
+            self._period_s = period
+            self._set_timer()
         if retention is None:
             return Expired(record.first_seq, 0, 0, {})
         appender = self._writer.appender
@@ -267,10 +291,10 @@ def _changed(keeper: weakref.ref[RetentionKeeper]) -> None:
         found.soon()
 
 
-def _tick(keeper: weakref.ref[RetentionKeeper]) -> None:
+def _tick(keeper: weakref.ref[RetentionKeeper], number: int) -> None:
     found = keeper()
     if found is not None:
-        found.on_timer()
+        found.on_timer(number)
 
 
 def _apply(keeper: weakref.ref[RetentionKeeper]) -> None:

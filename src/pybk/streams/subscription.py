@@ -289,6 +289,7 @@ class Subscription(Handle):
     @property
     def backlog(self) -> int:
         """How many records of the log are not acknowledged; exact. Reads one entry, unless the log is at rest."""
+        self._check_open()
         end = self._steps.last_seq() + 1
         with self._lock:
             return self._cursor.state.unacked_count(end)
@@ -299,6 +300,7 @@ class Subscription(Handle):
 
     def unacked_ranges(self) -> list[range]:
         """Return the sequence numbers of the records that are not acknowledged, ascending."""
+        self._check_open()
         end = self._steps.last_seq() + 1
         with self._lock:
             return [range(*each) for each in self._cursor.state.unacked_ranges(0, end)]
@@ -1059,7 +1061,7 @@ def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:
     seq_given = whole(records)
     if seq_given is not None and 0 <= seq_given < SEQ_MAX:
         return [(seq_given, seq_given + 1)]
-    if isinstance(records, Iterable) and not isinstance(records, range | str | bytes):
+    if isinstance(records, Iterable) and not _is_no_collection(records):
         given = list(records)
         seqs = [each.position.seq for each in given if isinstance(each, LogRecord)]
         if seqs and len(seqs) == len(given):
@@ -1070,6 +1072,11 @@ def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:
         f"{records!r:.100} names no records; it takes a record, a position, a sequence number, a range of them, or an "
         "iterable of these, at least one"
     )
+
+
+def _is_no_collection(records: Iterable[object]) -> bool:
+    """Return whether an iterable stands for something else than its items: a ``TxId``, which has a number, for one."""
+    return hasattr(records, "_fields") or isinstance(records, str | bytes | bytearray | memoryview | Mapping)
 
 
 def _whole_most(most: object) -> int:
