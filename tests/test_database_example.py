@@ -221,6 +221,23 @@ def test_a_standby_reads_and_takes_over(tmp_path: Path) -> None:
         assert [row.value for row in database.read(*"abcd").values()] == ["1", "2", "3", "4"]
 
 
+def test_a_standby_keeps_following_after_a_promotion_that_failed(tmp_path: Path) -> None:
+    with Database(tmp_path, PASSWORD) as primary:
+        primary.commit({"a": "1"})
+        with (
+            LedgerManager.open(tmp_path, read_only=True) as manager,
+            Database(manager, PASSWORD, standby=True) as standby,
+        ):
+            for number in (2, 3):
+                with pytest.raises(IllegalOperationError):
+                    standby.promote(wait=0)
+                lsn = primary.commit({"a": str(number)})
+                assert standby.read("a", after=lsn, timeout=WAIT_S) == {"a": Row(lsn, str(number))}
+        with pytest.raises(IllegalOperationError, match="open for writing already"):
+            primary.promote()
+        assert primary.commit({"a": "4"}) == 4
+
+
 def test_a_standby_that_was_away_for_too_long_begins_with_a_snapshot(tmp_path: Path, sockets: Path) -> None:
     path = str(sockets / "standby")
     with Database(tmp_path, PASSWORD) as primary:
@@ -351,6 +368,17 @@ def run(*arguments: object, expect: int = 0) -> str:
     return done.stdout
 
 
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """Start the command line of the server."""
+    return subprocess.Popen(
+        [sys.executable, FOLDER / "server.py", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+    )
+
+
 def test_the_command_line(tmp_path: Path, sockets: Path) -> None:
     both = f"{sockets}/primary,{sockets}/standby"
     with server(str(tmp_path), f"{sockets}/primary", ENVIRONMENT) as primary:
@@ -362,10 +390,21 @@ def test_the_command_line(tmp_path: Path, sockets: Path) -> None:
             assert run("put", both, "a", expect=2) == ""
             assert '"standby": true' in run("status", f"{sockets}/standby")
             assert run("checkpoint", f"{sockets}/primary") == '{"lsn": 2}\n'
+            promoting = start("promote", f"{sockets}/standby")
+            assert promoting.stderr is not None
+            assert "waiting up to 30 s for the primary to end" in promoting.stderr.readline()
             primary.terminate()
             assert primary.wait(WAIT_S) == 0
-            assert '"lsn": 2' in run("promote", f"{sockets}/standby")
+            out, err = promoting.communicate(timeout=PROCESS_S)
+            assert (promoting.returncode, '"lsn": 2' in out, err) == (0, True, "")
             assert run("add", both, "a", "1") == "13\n"
+            run("put", both, "text", "x")
+            for operands, value in ((("text", "1"), "'x'"), (("a", "one"), "'one'")):
+                adding = start("add", both, *operands)
+                out, err = adding.communicate(timeout=PROCESS_S)
+                assert (adding.returncode, out) == (1, "")
+                assert err.startswith(f"server: {value} is not a whole number")
+                assert err.count("\n") == 1
             standby.send_signal(signal.SIGINT)
             assert standby.wait(WAIT_S) == 0
     assert run("get", both, "a", expect=1) == ""

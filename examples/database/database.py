@@ -35,11 +35,9 @@ from pybk import (
     AppendFuture,
     IllegalOperationError,
     LedgerManager,
-    LogLockedError,
     NoSuchLedgerError,
     PybkError,
     Secret,
-    StoreLockedError,
     TruncatedError,
     WalFollower,
     WalRecord,
@@ -49,6 +47,7 @@ from pybk import (
 logger = logging.getLogger("database")
 
 LOOK_S = 0.1  # after how long a standby reads again what it could not read
+PROMOTE_S = 30.0  # how long a promotion waits for the primary to end
 
 
 class ConflictError(Exception):
@@ -253,23 +252,26 @@ class Database:
                     break
                 self._stop.wait(LOOK_S)
 
-    def promote(self, *, wait: float = 30.0, steal: bool = False) -> int:
-        """Become the primary; returns the last record of the one before.
+    def promote(self, *, wait: float = PROMOTE_S, steal: bool = False) -> int:
+        """Become the primary; returns the last record of the one before. If it raises, this one keeps following.
 
         Args:
             wait: Seconds to wait for the primary to end, or to be found dead.
             steal: In a cluster, take the log from a primary that is alive; it can acknowledge nothing more.
 
         Raises:
-            LogLockedError, StoreLockedError: The primary is alive; this one keeps following.
+            LogLockedError, StoreLockedError: The primary is alive.
+            IllegalOperationError: This is the primary, or uses a manager that only reads.
         """
         with self._operation:
-            self._stop_following()
+            if not self.standby:
+                raise IllegalOperationError("this is the primary, so it is open for writing already")
             self._check()
+            self._stop_following()
             try:
                 self.wal.promote(self._apply, applied=(self._generation, self.applied), wait=wait, steal=steal)
-            except (LogLockedError, StoreLockedError, TruncatedError):
-                self._start_following()
+            except BaseException:
+                self._start_following()  # also if the one before is fenced: another promotion applies what is left
                 raise
             self.standby = False  # last: commits come after everything that was applied
             return self.applied

@@ -32,10 +32,10 @@ from io import BufferedRWPair
 from pathlib import Path
 from typing import Any
 
-from database import ConflictError, Database
+from database import PROMOTE_S, ConflictError, Database
 from tables import Row, Writes
 
-from pybk import LedgerManager, PybkError, Secret
+from pybk import LedgerManager, PybkError, Secret, UsageError
 
 PATIENCE_S = 60.0
 RETRY_S = 0.05
@@ -193,13 +193,21 @@ class Client:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
+def whole(text: str) -> int:
+    """Return the whole number that a text is."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{text!r:.50} is not a whole number, and nothing was added; `put` replaces a value") from None
+
+
 def run(client: Client, command: str, operands: list[str]) -> int:
     """Run a client's command; returns the exit code."""
     match command, operands:
         case "put", [key, value]:
             print(client.commit({key: value}))
         case "add", [key, number]:
-            client.update([key], lambda values: {key: str(int(values[key] or 0) + int(number))})
+            client.update([key], lambda values: {key: str(whole(values[key] or "0") + whole(number))})
             print(client.read(key)[key].value)
         case "get", [key]:
             found = client.read(key)[key].value
@@ -208,7 +216,10 @@ def run(client: Client, command: str, operands: list[str]) -> int:
             print(found)
         case "promote", ["steal"]:
             print(json.dumps(client.request({command: True})))
-        case "promote" | "checkpoint" | "status", []:
+        case "promote", []:
+            print(f"waiting up to {PROMOTE_S:.0f} s for the primary to end, or to be found dead", file=sys.stderr)
+            print(json.dumps(client.request({command: False})))
+        case "checkpoint" | "status", []:
             print(json.dumps(client.request({command: False})))
         case _:
             print(f"server: {command} does not take {len(operands)} operands; see --help", file=sys.stderr)
