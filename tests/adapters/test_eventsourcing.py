@@ -20,6 +20,7 @@ from eventsourcing.tests import persistence as cases
 from eventsourcing.tests import projection as projection_cases
 from eventsourcing.utils import Environment, get_topic
 
+from pybk import UsageError
 from pybk.adapters.eventsourcing import (
     PybkAggregateRecorder,
     PybkApplicationRecorder,
@@ -119,6 +120,13 @@ class TestFactory(InStore, cases.InfrastructureFactoryTestCase[PybkFactory]):
 
     def expected_process_recorder_class(self) -> type[ProcessRecorder]:
         return PybkProcessRecorder
+
+
+def test_a_setting_that_is_neither_yes_nor_no_is_refused(tmp_path: Path) -> None:
+    settings = {"PYBK_STORE": str(tmp_path / "store"), "PYBK_INSECURE": "maybe"}
+    with pytest.raises(UsageError, match="PYBK_INSECURE is 'maybe'; it takes y, yes, t, true, on or 1"):
+        PybkFactory(Environment("Cases", settings))
+    assert list(tmp_path.iterdir()) == []
 
 
 class TestExampleApplication(InStore, application_cases.ExampleApplicationTestCase):

@@ -100,7 +100,13 @@ class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
         if not where:
             raise UsageError(f"set {STORE} in the environment to the directory of a store, or to a cluster's URL")
         self._password = self._secret(PASSWORD) or b""
-        self._insecure = strtobool(self.env.get(INSECURE, "no"))
+        try:
+            self._insecure = strtobool(self.env.get(INSECURE, "no"))
+        except ValueError:
+            raise UsageError(
+                f"{INSECURE} is {self.env.get(INSECURE)!r:.50}; it takes y, yes, t, true, on or 1 to do without a "
+                "password, and n, no, f, false, off or 0 otherwise"
+            ) from None
         if not self._password and not self._insecure:
             raise UsageError(f"set {PASSWORD} or {PASSWORD}_FILE in the environment, or {INSECURE}=y to do without")
         key = where if "://" in where else os.path.realpath(where)
