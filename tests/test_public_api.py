@@ -220,6 +220,7 @@ INTERNAL_CONSTRUCTORS = {
     "LogWriter",
     "Namespace",
     "Opening",
+    "RecordFuture",
     "RemoteConsumer",
     "Subscription",
     "Transaction",

@@ -78,7 +78,7 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.out("tail", "orders/eu", "-f") == "b\nc\nd\n", "a sealed log ends"
     status, _, err = shell.run("append", "orders/eu", stdin=b"e\n")
     assert (status, "sealed" in err) == (2, True)
-    assert shell.out("delete", "orders/eu") == "log orders/eu is deleted\n"
+    assert shell.out("delete", "orders/eu", "--steal") == "log orders/eu is deleted\n"
     assert shell.json("list") == []
     assert shell.run("cat", "orders/eu")[0] == 2
 

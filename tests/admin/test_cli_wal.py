@@ -53,7 +53,7 @@ def test_the_life_of_a_log(
     give(monkeypatch, b"d\n")
     status, _, err = run(capfdbinary, "wal", "append", store, "orders")
     assert (status, "sealed" in err) == (2, True)
-    assert run(capfdbinary, "wal", "delete", store, "orders")[1] == "log orders is deleted\n"
+    assert run(capfdbinary, "wal", "delete", store, "orders", "--steal")[1] == "log orders is deleted\n"
     assert json.loads(run(capfdbinary, "wal", "list", store, "--json")[1]) == []
     assert run(capfdbinary, "wal", "cat", store, "orders")[0] == 2
 

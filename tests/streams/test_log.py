@@ -209,7 +209,9 @@ def test_one_writer_fences_the_other(tmp_path: Path) -> None:
         with pytest.raises(LogLockedError):
             log.writer()
         second = log.writer(steal=True)
-        with pytest.raises(LogFencedError) as caught:
+        with pytest.raises(
+            LogFencedError, match=r"^log 'log' was taken over by another owner.*open it again"
+        ) as caught:
             first.append(b"b")
         assert caught.value.outcome_unknown
         second.append(b"c")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +16,20 @@ from pybk import (
     IllegalOperationError,
     LedgerManager,
     Log,
+    LogEnd,
     LogExistsError,
     LogLockedError,
+    LogRecord,
     LogSealedError,
     Namespace,
     NoSuchLogError,
     PybkError,
+    StorageFullError,
+    StorageRefusedError,
+    Subscription,
     UnauthorizedError,
     UsageError,
+    WriteAheadLog,
 )
 from pybk.manager import backend_of
 from tests.waiting import wait_until
@@ -83,6 +91,29 @@ def test_logs_are_created_once_listed_by_prefix_and_deleted(logs: Namespace) -> 
     assert data_of(logs, "orders/us") == [b"one"]
 
 
+def test_wrong_arguments_are_named(logs: Namespace, manager: LedgerManager) -> None:
+    log = logs.create("log")
+    for call, text in (
+        (lambda: logs.names(5), "prefix is 5; it takes a string"),  # type: ignore[arg-type]
+        (lambda: WriteAheadLog.names(manager, 5), "prefix is 5"),  # type: ignore[arg-type]
+        (lambda: logs.watch(5), "callback is 5; it takes a function"),  # type: ignore[arg-type]
+        (lambda: logs.delete("log", steal="yes"), "steal is 'yes'"),  # type: ignore[arg-type]
+        (lambda: log.subscribe(5), "the name of a subscription takes a string, not int"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UsageError, match=text):
+            call()
+
+
+def test_a_log_gets_its_password_by_its_first_writer(logs: Namespace, manager: LedgerManager) -> None:
+    log = logs.create("log")
+    with Namespace.open(manager, password=b"another") as others, others.log("log") as other:
+        other.writer().append(b"one")
+        with pytest.raises(UnauthorizedError):
+            logs.log("log")
+        with pytest.raises(UnauthorizedError):
+            log.first()
+
+
 def test_threads_that_create_one_log_make_one(logs: Namespace) -> None:
     made: list[str] = []
 
@@ -137,6 +168,129 @@ def test_a_log_that_is_made_again_is_another(logs: Namespace) -> None:
     assert data_of(logs, "log") == [b"new", b"newer"]
 
 
+def left_of(manager: LedgerManager) -> list[object]:
+    """Return what there is of logs, their subscriptions and their ledgers."""
+    backend = backend_of(manager)
+    return [*backend.record_names("logs/"), *backend.record_names("cursors/"), *manager.list_ledgers()]
+
+
+def test_a_log_in_use_is_deleted_by_force_alone(logs: Namespace, manager: LedgerManager) -> None:
+    filled(logs, "log", b"one")
+    with logs.log("log") as log:
+        writer = log.writer()
+        with pytest.raises(LogLockedError, match=r"log 'log' has a live writer.*delete the log with steal=True"):
+            logs.delete("log")
+        writer.append(b"two")
+        writer.close()
+        subscription = log.subscribe("sub", start=LogEnd.EARLIEST)
+        with pytest.raises(LogLockedError, match=r"subscription 'sub' of log 'log' has a live owner"):
+            logs.delete("log")
+        subscription.ack(0)
+        assert data_of(logs, "log") == [b"one", b"two"]
+        writer = log.writer()
+        logs.delete("log", steal=True)
+        for use in (lambda: writer.append(b"lost"), writer.roll, lambda: subscription.ack(1), log.first):
+            with pytest.raises(NoSuchLogError, match="'log'"):
+                use()
+        for handle in (writer, subscription):
+            with pytest.raises(NoSuchLogError):
+                handle.close()
+    assert left_of(manager) == []
+
+
+def test_what_reads_a_log_learns_that_it_was_deleted(logs: Namespace) -> None:
+    filled(logs, "log", b"one")
+    errors: list[str] = []
+    seen: list[LogRecord] = []
+
+    def until_it_ends(records: Iterable[LogRecord]) -> None:
+        try:
+            seen.extend(records)
+        except PybkError as error:
+            errors.append(type(error).__name__)
+
+    def read_on(subscription: Subscription) -> Iterator[LogRecord]:
+        while record := subscription.read():
+            yield record
+
+    with logs.log("log") as log:
+        follower = log.reader(follow=True)
+        one, other = (log.subscribe(name, start=LogEnd.EARLIEST) for name in ("one", "other"))
+        readings: list[Iterable[LogRecord]] = [follower, one, read_on(other)]
+        threads = [threading.Thread(target=until_it_ends, args=(each,)) for each in readings]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(seen) == 3)
+        for subscription in (one, other):
+            subscription.ack(0)
+        logs.delete("log", steal=True)
+        for thread in threads:
+            thread.join(60)
+        assert errors == ["NoSuchLogError"] * 3
+        for subscription in (one, other):
+            with pytest.raises(NoSuchLogError):
+                subscription.close()
+
+
+def test_a_log_that_is_deleted_in_part_is_no_sealed_one_and_is_deleted_again(
+    logs: Namespace, manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(logs, "log", b"one")
+    log = logs.log("log")
+    reader = log.reader()
+    reader.read()
+    with monkeypatch.context() as patch:
+
+        def refuse(ledger_id: int, **_: object) -> None:
+            raise StorageFullError(f"no space to note that ledger {ledger_id} was deleted")
+
+        patch.setattr(manager, "delete_ledger", refuse)
+        with pytest.raises(StorageRefusedError, match="delete it again"):
+            logs.delete("log")
+    for use in (
+        lambda: reader.read(timeout=0),
+        log.writer,
+        lambda: log.subscribe("sub"),
+        lambda: logs.log("log"),
+        lambda: logs.rename("log", "other"),
+    ):
+        with pytest.raises(NoSuchLogError, match="delete it again"):
+            use()
+    logs.delete("log")
+    assert left_of(manager) == []
+
+
+def test_a_deletion_that_was_interrupted_anywhere_is_completed_by_the_next(
+    logs: Namespace, manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = backend_of(manager)
+    interrupted = 0
+    while True:
+        filled(logs, "log", b"one")
+        with logs.log("log") as log, log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
+            subscription.ack(0)
+        calls = iter(range(interrupted))
+        with monkeypatch.context() as patch:
+            for owner, name in ((backend, "write_record"), (manager, "delete_ledger")):
+                patch.setattr(owner, name, partial(until_interrupted, calls, getattr(owner, name)))
+            with suppress(KeyboardInterrupt):
+                logs.delete("log")
+                break
+        logs.delete("log")
+        assert left_of(manager) == []
+        interrupted += 1
+    assert interrupted >= 6
+    assert left_of(manager) == []
+
+
+def until_interrupted(
+    calls: Iterator[int], call: Callable[..., object], *arguments: object, **options: object
+) -> object:
+    if next(calls, None) is None:
+        raise KeyboardInterrupt
+    return call(*arguments, **options)
+
+
 # ---- rename ----------------------------------------------------------------------------------------------------------
 
 
@@ -164,11 +318,13 @@ def test_a_rename_that_cannot_be_is_refused(logs: Namespace) -> None:
     filled(logs, "log", b"one")
     with pytest.raises(UsageError):
         logs.rename("log", "a//b")
-    with pytest.raises(LogExistsError):
+    with pytest.raises(LogExistsError, match="has that name already"):
         logs.rename("log", "log")
     with logs.log("log") as log, log.writer() as writer:
-        with pytest.raises(LogLockedError, match="live writer"):
+        with pytest.raises(LogLockedError, match=r"live writer.*close it there before it is renamed$"):
             logs.rename("log", "new")
+        with pytest.raises(LogLockedError, match=r"live writer.*seal it there"):
+            log.seal()
         writer.append(b"two")
     with logs.log("log") as log:
         log.subscribe("sub").close()
@@ -205,7 +361,7 @@ def test_a_writer_that_was_robbed_and_renamed_away_does_no_harm(logs: Namespace)
     logs.rename("log", "new")
     filled(logs, "log", b"another")  # of the same epoch as the writer that was robbed
     for change in (lambda: robbed.append(b"lost"), robbed.roll, robbed.close):
-        with pytest.raises(PybkError):
+        with pytest.raises(NoSuchLogError, match="renamed"):
             change()
     assert (data_of(logs, "new"), data_of(logs, "log")) == ([b"one"], [b"another"])
 

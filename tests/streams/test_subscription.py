@@ -627,7 +627,9 @@ def test_another_owner_has_to_steal_and_fences_the_first(manager: LedgerManager,
             subscribed(other)
         with subscribed(other, steal=True) as second:
             assert seqs_of(second.read_many(2)) == [5, 6]
-            with pytest.raises(LogFencedError):
+            with pytest.raises(
+                LogFencedError, match=r"^subscription 'sub' of log 'log' was taken over by another owner"
+            ):
                 first.ack(6)
             second.ack(5)
     with pytest.raises(LogFencedError):

@@ -511,12 +511,30 @@ def test_logs_are_listed_and_deleted(manager: LedgerManager) -> None:
     live = WriteAheadLog.open(manager, "users", password=PASSWORD)
     with pytest.raises(UnauthorizedError):
         WriteAheadLog.delete(manager, "users", password=b"another")
+    with pytest.raises(LogLockedError, match="delete the log with steal=True"):
+        WriteAheadLog.delete(manager, "users", password=PASSWORD)
+    errors: list[str] = []
+    seen: list[WalRecord] = []
+
+    def follow() -> None:
+        try:
+            seen.extend(live.follow())
+        except PybkError as error:
+            errors.append(type(error).__name__)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    live.append(b"c")
+    wait_until(lambda: len(seen) == 2)
     for name in ("orders/eu", "orders/us", "users"):
-        WriteAheadLog.delete(manager, name, password=PASSWORD)
+        WriteAheadLog.delete(manager, name, password=PASSWORD, steal=name == "users")
+    thread.join(60)
+    assert errors == ["NoSuchLogError"]
     assert WriteAheadLog.names(manager) == []
     assert list(manager.list_ledgers()) == []
-    with pytest.raises(LogFencedError):
-        live.append(b"c")
+    for use in (lambda: live.append(b"d"), live.close):
+        with pytest.raises(NoSuchLogError, match="'users'"):
+            use()
     with pytest.raises(NoSuchLogError):
         WriteAheadLog.delete(manager, "users", password=PASSWORD)
 

@@ -63,6 +63,7 @@ CALLS: dict[str, Callable[[WriteAheadLog], object]] = {
     "timeout=1e300": lambda wal: list(wal.follow(timeout=1e300)),
     "generation": lambda wal: list(wal.follow(generation="0", timeout=0)),  # type: ignore[arg-type]
     "generation=-1": lambda wal: list(wal.follow(generation=-1, timeout=0)),
+    "generation=5": lambda wal: list(wal.follow(1, generation=5, timeout=0)),
     "lsn": lambda wal: wal.read(True),
     "lsns": lambda wal: list(wal.read_many(5)),  # type: ignore[arg-type]
     "truncate": lambda wal: wal.truncate_before(1.0),  # type: ignore[arg-type]

@@ -28,7 +28,6 @@ from pybk.atomic_group import GroupPart
 from pybk.errors import (
     LedgerClosedError,
     LedgerFencedError,
-    LogFencedError,
     NoSuchLedgerError,
     PybkError,
     StorageRefusedError,
@@ -37,7 +36,7 @@ from pybk.storage.transaction_group import DisplacedError
 from pybk.streams.format import encode_record, encode_records, records_bytes
 from pybk.streams.ledger_list import Owned
 from pybk.streams.list_record import Segment
-from pybk.streams.record_future import RecordFuture, log_error
+from pybk.streams.record_future import RecordFuture, fenced_error, log_error
 from pybk.writer import LedgerWriter, Staged, check_takes_entries, ends_with, group_entries, stage, stage_many
 
 SET_BYTES: Final = 64 << 10
@@ -102,6 +101,9 @@ class PlainBatch(NamedTuple):
 class Appender:
     """The writer of a log, from a take-over to its close.
 
+    Args:
+        title: What errors call the log; see ``names.title_of``.
+
     Threads: any.
 
     Attributes:
@@ -114,8 +116,8 @@ class Appender:
         needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._lock = threading.Lock()
         self._writers: dict[int, LedgerWriter] = {}
         """Writers of ledgers that are not closed, by segment number."""
@@ -182,11 +184,9 @@ class Appender:
             writer.force()
         except PybkError as error:
             self.needs_repair = True
-            raise log_error(error) from error
+            raise log_error(error, self._title) from error
         if self.needs_repair:
-            raise StorageRefusedError(
-                f"log {self._name!r}: appends were refused or interrupted, so it is repaired first"
-            )
+            raise StorageRefusedError(f"{self._title}: appends were refused or interrupted, so it is repaired first")
 
     def close_segment(self, segment: Segment) -> None:
         """Wait for what was appended to a segment, and close its ledger."""
@@ -217,7 +217,7 @@ class Appender:
         with self._lock:
             seq = self.next_seq
             staged = self._stage(encode_record(seq, data, time_ns), 1, kick=kick, wait=wait)
-        return None if staged is None else RecordFuture(*staged, seq)
+        return None if staged is None else RecordFuture(*staged, seq, self._title)
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
         """Stage records as one transaction; returns a future of what the batch makes of it, None as ``append``."""
@@ -249,7 +249,7 @@ class Appender:
             staged = self._stage_many(payloads, batch.records, kick=kick)
         else:
             return None
-        return None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry))
+        return None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry), self._title)
 
     def hold(self, batch: Batch[T], stage: Callable[[GroupPart], R | None]) -> tuple[R, T] | None:
         """Stage records as a part of a group, with the lock held.
@@ -282,7 +282,7 @@ class Appender:
                 raise
             except PybkError as error:
                 self.needs_repair = False
-                raise _nothing_staged(error) from error
+                raise _nothing_staged(error, self._title) from error
             if staged is not None:
                 self._count(len(payloads), sum(map(len, payloads)), batch.records)
             self.needs_repair = False
@@ -303,7 +303,7 @@ class Appender:
             try:
                 check_takes_entries(writer)
             except PybkError as error:
-                raise log_error(error) from error
+                raise log_error(error, self._title) from error
             self.needs_repair = not ends_with(writer, self._last_entry)
             if not self.needs_repair:
                 raise
@@ -317,7 +317,7 @@ class Appender:
         try:
             staged = stage(writer, payload, self._last_entry, kick=kick, wait=wait)
         except PybkError as error:
-            raise log_error(error) from error
+            raise log_error(error, self._title) from error
         if staged is None:
             self.needs_repair = True
             return None
@@ -333,7 +333,7 @@ class Appender:
         try:
             staged = stage_many(writer, payloads, self._last_entry, kick=kick)
         except PybkError as error:
-            raise log_error(error) from error
+            raise log_error(error, self._title) from error
         if staged is not None:
             self._count(len(payloads), sum(map(len, payloads)), records)
             self.needs_repair = False
@@ -356,13 +356,13 @@ class Appender:
             try:
                 writer.force()
             except PybkError as error:
-                raise log_error(error) from error
+                raise log_error(error, self._title) from error
 
 
-def _nothing_staged(error: PybkError) -> PybkError:
+def _nothing_staged(error: PybkError, title: str) -> PybkError:
     """Return an error of a group as that of a log; nothing was staged."""
     if isinstance(error, LedgerClosedError | LedgerFencedError | NoSuchLedgerError):
-        return LogFencedError(f"another writer took the log over: {error}; nothing was appended", outcome_unknown=False)
+        return fenced_error(title, f" ({error}; nothing was appended)", outcome_unknown=False)
     return error
 
 

@@ -47,7 +47,7 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
-from pybk.futures import ACKNOWLEDGED, origin_of
+from pybk.futures import ACKNOWLEDGED
 from pybk.group_commit import Completion
 from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
@@ -59,7 +59,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
-from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_future import RecordFuture, with_value
 from pybk.streams.record_reader import RecordReader
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,12 @@ CHANGES_BYTES: Final = 256 << 10
 CHANGES_FACTOR: Final = 8
 """A whole state is due when the changes since the last one have ``CHANGES_BYTES``, and this many times its bytes."""
 
+_DELETE_REMEDY: Final = "close it there, or delete it with steal=True, which fences it"
+
 
 def checked_subscription(name: object) -> str:
     """Return the name of a subscription; UsageError if it cannot be one: as a log's, and without ``@``."""
-    found = checked_name(name)
+    found = checked_name(name, "a subscription")
     if "@" in found:
         raise UsageError(f"the name {found!r} of a subscription has an @, which is reserved; choose another")
     return found
@@ -153,7 +155,7 @@ class Cursor:
                 if _list_made(log, writer.steps, bound):
                     writer.take_over(wait_s=wait_s, steal=steal)
                     break
-            except LogSealedError:
+            except (LogSealedError, NoSuchLogError):
                 continue  # another process is deleting a subscription of this name
         try:
             epoch = writer.appender.epoch
@@ -211,7 +213,7 @@ class Cursor:
         record = encode_acks(ranges, properties)
         with self.lock:
             future = self._append(lambda: [record], kick=kick)
-            return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
+            return with_value(future, self._acked(ranges, properties, len(record)))
 
     def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int] | None:
         """Acknowledge as ``ack`` does; None, with nothing done, if that might have to wait. The caller has the lock."""
@@ -221,7 +223,7 @@ class Cursor:
         with suppress(TooManyRequestsError):
             future = self._staged(lambda: self._writer.append_at_once(PlainBatch((record,))))
             if future is not None:
-                return RecordFuture(*origin_of(future), self._acked(ranges, properties, len(record)))
+                return with_value(future, self._acked(ranges, properties, len(record)))
         return None
 
     def hold(
@@ -511,7 +513,7 @@ def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal:
         return False
     writer = _writer_of(manager, log, name)
     with suppress(CorruptError, NoSuchLogError, LogSealedError):
-        writer.take_over(wait_s=0.0, steal=steal)
+        writer.take_over(wait_s=0.0, steal=steal, remedy=_DELETE_REMEDY)
     log.perform(ledger_list.remove_cursor(log.name, name, bound.uid))
     if writer.appender.epoch:
         writer.close()
@@ -528,8 +530,8 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
     steps = LedgerSteps(manager, cursor_list_name(log.name, bound.name), _spec_of(log))
     while True:
         found = steps.read()
-        if found is None or found.record.uid.hex() != bound.uid:
-            return CursorState(bound.seq)  # its list is being made
+        if found is None or found.record.dropped or found.record.uid.hex() != bound.uid:
+            return CursorState(bound.seq)  # its list is being made, or deleted
         try:
             return _replayed(steps, bound)
         except NoSuchLogError:

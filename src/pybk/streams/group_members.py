@@ -53,7 +53,7 @@ class LogMember(Generic[I]):
 
     def hold(self, stage: Callable[[GroupPart], R | None]) -> R | None:
         """Stage the records as a part of the group."""
-        found = self._writer.appender.hold(self._batch(self._items), stage)
+        found = self._writer.hold(self._batch(self._items), stage)
         if found is None:
             return None
         staged, self.results = found
@@ -65,7 +65,7 @@ class LogMember(Generic[I]):
 
     def commit_alone(self) -> None:
         """Append the records as one transaction of the log."""
-        self.results = self._writer.append_batch(self._batch(self._items), kick=False).result()
+        self.results = self._writer.result_of(self._writer.append_batch(self._batch(self._items), kick=False))
 
     def committed(self) -> None:
         """Roll the log, if that is due now."""

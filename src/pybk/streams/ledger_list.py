@@ -31,6 +31,8 @@ Rules, which the steps' order keeps:
   whose record is gone are kept: the record may be restored, or made again from them.
 - **T13** A log gets another name by one change of both names, after its writer was fenced. Its uid stays the same. An
   owner operates on the list of its uid alone, whatever list has the name then.
+- **T14** The record of a log that is deleted says so before anything of the log is deleted. From then on the log exists
+  for nobody but those who delete what is left, so that no reader takes its end for that of a sealed log.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
 from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, SegmentEnd, new_list
+from pybk.streams.names import title_of
 
 T = TypeVar("T")
 
@@ -395,8 +398,13 @@ def remove_cursor(name: str, cursor: str, uid: str) -> Steps[None]:
     yield from update(name, lambda found: found.unsubscribed(cursor, uid))
 
 
+def begin_drop(name: str) -> Steps[ListRecord]:
+    """Say in the record that the log is deleted, before its subscriptions are (rule T14); returns the record."""
+    return (yield from update(name, ListRecord.marked_dropped, of_dropped=True))
+
+
 def drop(name: str) -> Steps[None]:
-    """Delete a log: fence its writer, empty and seal its record, delete its ledgers, remove the record (rule T6)."""
+    """Delete a log: fence its writer, empty its record, delete its ledgers, remove the record (rules T6 and T14)."""
     uid = b""
     while True:
         found: Found | None = yield ReadList()
@@ -408,7 +416,7 @@ def drop(name: str) -> Steps[None]:
             ends = yield from _recovered(record)
             if ends is not None:
                 yield WriteList(record.closed(ends, 0).emptied(), found.version)
-        elif not record.sealed or record.segments:
+        elif not record.dropped or not record.sealed or record.segments:
             yield WriteList(record.emptied(), found.version)
         elif record.pending_deletes:
             record = yield from _delete_pending(name, record)
@@ -432,8 +440,8 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
         other: Found | None = yield ReadOther(target)
         if other is not None and other.record.uid == uid:
             return  # by an attempt whose answer was lost
-        if found is None or uid not in (b"", found.record.uid):
-            raise NoSuchLogError(f"log {name!r} does not exist: never created, or deleted or renamed")
+        if found is None or found.record.dropped or uid not in (b"", found.record.uid):
+            raise absent(f"log {name!r}", found)
         if other is not None:
             raise LogExistsError(f"log {target!r} exists; delete it, or choose another name for {name!r}")
         uid = found.record.uid
@@ -465,14 +473,31 @@ def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[
     return (yield from _deleted(each for each in never_listed if each not in record.ledgers))
 
 
-def update(name: str, change: Callable[[ListRecord], ListRecord]) -> Steps[ListRecord]:
+def absent(title: str, found: Found | None) -> NoSuchLogError:
+    """Return the error of a list that does not exist, or that was deleted.
+
+    Args:
+        title: What errors call it; see ``names.title_of``.
+        found: Its record, if there is one yet.
+    """
+    if found is not None and found.record.dropped:
+        return NoSuchLogError(f"{title} is being deleted; if that was interrupted, delete it again to complete it")
+    return NoSuchLogError(f"{title} does not exist: never created, or deleted or renamed")
+
+
+def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped: bool = False) -> Steps[ListRecord]:
     """Write what ``change`` makes of the record, which must come to the same if it is applied twice.
+
+    Args:
+        name: The list.
+        change: Returns the next record.
+        of_dropped: Change a log that was deleted, too.
 
     Returns:
         The record, in which the change has taken effect.
     """
     while True:
-        found = yield from _read(name)
+        found = yield from _read(name, of_dropped=of_dropped)
         changed = change(found.record)
         if changed == found.record:
             return changed
@@ -481,10 +506,10 @@ def update(name: str, change: Callable[[ListRecord], ListRecord]) -> Steps[ListR
             return changed
 
 
-def _read(name: str) -> Steps[Found]:
+def _read(name: str, *, of_dropped: bool = False) -> Steps[Found]:
     found: Found | None = yield ReadList()
-    if found is None:
-        raise NoSuchLogError(f"log {name!r} does not exist: never created, or deleted or renamed")
+    if found is None or (found.record.dropped and not of_dropped):
+        raise absent(f"log {name!r}", found)
     return found
 
 
@@ -503,9 +528,13 @@ def _check_owner(record: ListRecord, epoch: int) -> None:
 def _check_epoch(record: ListRecord, epoch: int) -> None:
     if record.epoch != epoch:
         raise LogFencedError(
-            f"log {record.name!r} was taken over by another writer, of epoch {record.epoch}; this one, of epoch "
-            f"{epoch}, can append no more"
+            f"{_title(record)} was taken over by another owner, of epoch {record.epoch}; this one, of epoch {epoch}, "
+            "can change nothing any more: open it again, if this process should have it"
         )
+
+
+def _title(record: ListRecord) -> str:
+    return title_of(record.name, of_cursor=record.kind is ListKind.CURSOR)
 
 
 def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd] | None]:
@@ -551,7 +580,7 @@ def _delete_pending(name: str, record: ListRecord) -> Steps[ListRecord]:
     gone = yield from _deleted(record.pending_deletes)
     if not gone:
         return record
-    return (yield from update(name, lambda found: found.deleted(gone)))
+    return (yield from update(name, lambda found: found.deleted(gone), of_dropped=record.dropped))
 
 
 def _deleted(ledger_ids: Iterable[int]) -> Steps[list[int]]:

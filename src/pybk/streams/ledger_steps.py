@@ -10,12 +10,11 @@ from typing import Any, Final, Protocol, TypeVar
 from pybk.errors import (
     CorruptError,
     LedgerFencedError,
-    LogFencedError,
     MetadataUnreachableError,
     NoSuchLedgerError,
-    NoSuchLogError,
     PybkError,
     StorageRefusedError,
+    UsageError,
     VersionConflictError,
 )
 from pybk.manager import LedgerManager, backend_of
@@ -47,6 +46,8 @@ from pybk.streams.ledger_list import (
 )
 from pybk.streams.ledger_spec import LedgerSpec, wrong_password
 from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd
+from pybk.streams.names import title_of
+from pybk.streams.record_future import fenced_error
 from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ T = TypeVar("T")
 
 def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[str]:
     """Return the names of the lists of a kind in a store or cluster that begin with ``prefix``, ascending."""
+    if not isinstance(prefix, str):
+        raise UsageError(f"prefix is {prefix!r:.50}; it takes a string, with which names begin")
     return [each.partition("/")[2] for each in backend_of(manager).record_names(f"{kind.group}/{prefix}")]
 
 
@@ -101,6 +104,11 @@ class LedgerSteps:
         self.record_name = f"{spec.kind.group}/{name}"
         self._backend = backend_of(manager)
         self._places: EntryPlaces | None = None
+
+    @property
+    def title(self) -> str:
+        """What errors call the list."""
+        return title_of(self.name, of_cursor=self.spec.kind is ListKind.CURSOR)
 
     @property
     def places(self) -> EntryPlaces:
@@ -145,15 +153,18 @@ class LedgerSteps:
         """
         self.uid = self.existing().record.uid
 
-    def existing(self) -> Found:
+    def existing(self, *, of_dropped: bool = False) -> Found:
         """Return the record as it is now.
+
+        Args:
+            of_dropped: Also that of a log that was deleted, and of which something is left.
 
         Raises:
             NoSuchLogError: There is no such log.
         """
         found = self.read()
-        if found is None:
-            raise NoSuchLogError(f"log {self.name!r} does not exist: never created, or deleted or renamed")
+        if found is None or (found.record.dropped and not of_dropped):
+            raise ledger_list.absent(self.title, found)
         return found
 
     @property
@@ -255,10 +266,12 @@ class LedgerSteps:
         """Open the ledger of a segment; NoSuchLedgerError if it was deleted."""
         return self.manager.open_ledger(segment.ledger_id, password=self.spec.password, recover=recover)
 
-    def check_password(self) -> None:
-        """Raise UnauthorizedError if the password is not that of the log's ledgers."""
+    def check_password(self, *, of_dropped: bool = False) -> None:
+        """Raise UnauthorizedError if the password is not that of the log's ledgers; arguments as for ``existing``."""
         looked: ListRecord | None = None
-        while (record := self.existing().record) != looked:  # again if its ledgers were deleted meanwhile
+        while (
+            record := self.existing(of_dropped=of_dropped).record
+        ) != looked:  # again if its ledgers were deleted meanwhile
             looked = record
             for segment in reversed(record.segments):
                 with suppress(NoSuchLedgerError):
@@ -274,11 +287,11 @@ class LedgerSteps:
             UnauthorizedError: The password is not the log's; nothing was deleted.
             StorageRefusedError: A ledger could not be deleted.
         """
-        self.check_password()
+        self.check_password(of_dropped=True)
         self.perform(ledger_list.drop(self.name))
         if self.read() is not None:
             raise StorageRefusedError(
-                f"log {self.name!r} is emptied, and a ledger of it could not be deleted; try again"
+                f"log {self.name!r} is deleted, but for a ledger of it that could not be; delete it again"
             )
 
     def _end_of(self, segment: Segment) -> SegmentEnd | None:
@@ -300,10 +313,12 @@ class LedgerSteps:
         try:
             self._writing.close_segment(segment)
         except (LedgerFencedError, NoSuchLedgerError) as error:
-            raise LogFencedError(f"log {self.name!r} was taken over by another writer") from error
+            self.existing()  # raises if the log was deleted or renamed
+            raise fenced_error(self.title) from error
         end = self._end_of(segment)
         if end is None:
-            raise LogFencedError(f"log {self.name!r} was taken over by another writer, or deleted")
+            self.existing()
+            raise fenced_error(self.title)
         return end
 
     def delete(self, ledger_id: int) -> bool:

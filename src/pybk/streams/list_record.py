@@ -172,6 +172,7 @@ class ListRecord:
         checkpoints: By the record that they cover, ascending. Records after the oldest one are not truncated (rule T8).
         uploads: Blobs that the present owner writes; those of an owner before are deleted.
         cursors: Its durable subscriptions, by name. Records from the lowest bound on are not truncated (rule T9).
+        dropped: Whether the log was deleted: it exists no more for any but those who delete what is left (rule T14).
     """
 
     name: str
@@ -192,6 +193,7 @@ class ListRecord:
     checkpoints: tuple[Checkpoint, ...] = ()
     uploads: tuple[int, ...] = ()
     cursors: tuple[CursorBound, ...] = ()
+    dropped: bool = False
 
     def __post_init__(self) -> None:
         """Check the invariants; a record that breaks them is neither written nor believed."""
@@ -444,11 +446,15 @@ class ListRecord:
         """Return the sealed record; all segments have to be closed."""
         return replace(self, sealed=True)
 
+    def marked_dropped(self) -> ListRecord:
+        """Return the record of the log that was deleted, and of which all is there yet."""
+        return replace(self, dropped=True)
+
     def emptied(self) -> ListRecord:
-        """Return the sealed record without records, blobs and subscriptions; all segments have to be closed."""
+        """Return the record of a deleted log without records, blobs and subscriptions; all segments are closed."""
         blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
         bare = replace(self, checkpoints=(), uploads=(), cursors=(), pending_deletes=(*self.pending_deletes, *blobs))
-        return bare.truncated(self.end_seq).ended()
+        return bare.truncated(self.end_seq).ended().marked_dropped()
 
     def check_rename(self) -> None:
         """Raise IllegalOperationError if the log cannot get another name."""
@@ -530,7 +536,8 @@ class ListRecord:
     def encode(self) -> bytes:
         """Return the record as JSON."""
         return encode_json(
-            {
+            ({"dropped": True} if self.dropped else {})
+            | {
                 "format": LIST_FORMAT,
                 "name": self.name,
                 "kind": self.kind.value,

@@ -7,6 +7,7 @@ for the moment in which the appender switches.
 from __future__ import annotations
 
 import _thread
+import asyncio
 import logging
 import os
 import socket
@@ -15,15 +16,26 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from pybk.arguments import whole_from
+from pybk.atomic_group import GroupPart
 from pybk.backend import Lock
 from pybk.coroutine_backlog import CoroutineBacklog
-from pybk.errors import ClosedError, LogFencedError, LogLockedError, PybkError, TooManyRequestsError, UsageError
+from pybk.errors import (
+    ClosedError,
+    LogError,
+    LogFencedError,
+    LogLockedError,
+    NoSuchLogError,
+    PybkError,
+    TooManyRequestsError,
+    UsageError,
+)
+from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
@@ -31,15 +43,20 @@ from pybk.streams.background import background
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
+from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment
+from pybk.streams.names import title_of
 from pybk.streams.record_future import RecordFuture
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 SEGMENT_BYTES: Final = 64 << 20
 SEGMENT_AGE_S: Final = 4 * 3600.0
+OPEN_REMEDY: Final = (
+    "close it there; in Python you can also wait for it with wait=..., or take it over with steal=True, which fences it"
+)
 LOOK_SECONDS: Final = 0.05
 """How often to look whether a live writer has let go of a log or a store."""
 
@@ -99,7 +116,8 @@ class ListWriter:
     """
 
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, policy: RollPolicy) -> None:
-        self.appender = Appender(name)
+        self._title = title_of(name, of_cursor=spec.kind is ListKind.CURSOR)
+        self.appender = Appender(self._title)
         self.steps = LedgerSteps(manager, name, spec, self.appender)
         self._backend = backend_of(manager)
         self._name = name
@@ -107,7 +125,8 @@ class ListWriter:
         self._policy = policy
         self._operation = threading.RLock()
         self._lock: Lock | None = None
-        self._fenced: LogFencedError | None = None
+        self._ended: LogError | None = None
+        """Why it may change nothing any more: another has the log, or it was deleted or renamed."""
         self._rolling = 0
         """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
         self._timed: Segment | None = None
@@ -119,19 +138,20 @@ class ListWriter:
 
     # ---- taking over ---------------------------------------------------------------------------------------------
 
-    def take_over(self, *, wait_s: float, steal: bool) -> Owned:
+    def take_over(self, *, wait_s: float, steal: bool, remedy: str = OPEN_REMEDY) -> Owned:
         """Become the log's writer.
 
         Args:
             wait_s: Seconds to wait for a live writer to let go of the log.
             steal: Take it from a live writer, which is then fenced.
+            remedy: What the caller's caller can do about a live writer, for the error.
 
         Raises:
             LogLockedError: A live writer has it.
             PybkError: As ``ledger_list.take_over``.
         """
         try:
-            self._take_lock(wait_s, steal=steal)
+            self._take_lock(wait_s, steal=steal, remedy=remedy)
             self.unclean = bool(self.steps.existing().record.open_segments)
             owned = self.steps.perform(ledger_list.take_over(self._name, time.time_ns))
             self.steps.uid = owned.record.uid
@@ -148,13 +168,27 @@ class ListWriter:
             LogLockedError: A live writer has it.
             PybkError: As ``ledger_list.rename``.
         """
-        self._take_lock(0.0, steal=False)
-        try:
+        with self.kept_away(steal=False, remedy="close it there before it is renamed"):
             self.steps.perform(ledger_list.rename(self._name, target, time.time_ns))
+
+    @contextmanager
+    def kept_away(self, *, steal: bool, remedy: str) -> Iterator[None]:
+        """Keep other writers away until the ``with`` block ends, without becoming the writer.
+
+        Args:
+            steal: Take the log from a live writer, which is fenced once the log is changed.
+            remedy: As for ``take_over``.
+
+        Raises:
+            LogLockedError: A live writer has it.
+        """
+        self._take_lock(0.0, steal=steal, remedy=remedy)
+        try:
+            yield
         finally:
             self.let_go()
 
-    def _take_lock(self, wait_s: float, *, steal: bool) -> None:
+    def _take_lock(self, wait_s: float, *, steal: bool, remedy: str) -> None:
         deadline = time.monotonic() + wait_s
         owner = f"{socket.gethostname()}, process {os.getpid()}"
         while True:
@@ -165,14 +199,8 @@ class ListWriter:
                 self._backend.break_lock(self._lock_name)
             elif time.monotonic() >= deadline:
                 holder = self._backend.lock_owner(self._lock_name)
-                log, _, subscription = self._name.partition("@")
-                what = f"log {log!r} has a live writer"
-                if subscription:
-                    what = f"subscription {subscription!r} of log {log!r} has a live owner"
-                raise LogLockedError(
-                    f"{what} ({holder}); close it there, wait for it with wait=..., or take it over with steal=True, "
-                    "which fences it"
-                )
+                what = "owner" if self.steps.spec.kind is ListKind.CURSOR else "writer"
+                raise LogLockedError(f"{self._title} has a live {what} ({holder}); {remedy}")
             else:
                 time.sleep(LOOK_SECONDS)
 
@@ -190,7 +218,7 @@ class ListWriter:
             while (future := appender.append(data, time_ns, kick=kick, wait=wait)) is None:
                 self.repair()
         except LogFencedError as error:
-            self._fenced = error
+            self._end_with(error)
             raise
         if self._policy.is_full(appender) or appender.segment is not self._timed:
             self.watch_segment()
@@ -200,9 +228,8 @@ class ListWriter:
         """Stage records; None, with nothing done, if that might have to wait."""
         try:
             future = self.appender.append_at_once(batch)
-        except LogFencedError as error:
-            self._fenced = error
-            raise
+        except LogFencedError:
+            return None  # what it has to say is to be looked up, which may take long
         self.watch_segment()
         return future
 
@@ -212,9 +239,16 @@ class ListWriter:
             with suppress(TooManyRequestsError):
                 at_once = self.append_at_once(batch)
                 if at_once is not None:
-                    return await at_once
-        later = await self._backlog.add(partial(self.append_batch, batch, kick=True))
-        return await later
+                    return await self._waited(at_once)
+        return await self._waited(await self._backlog.add(partial(self.append_batch, batch, kick=True)))
+
+    async def _waited(self, future: AppendFuture[T]) -> T:
+        """Return the result of an append as ``result_of`` does, without blocking the event loop."""
+        try:
+            return await future
+        except LogFencedError as error:
+            await asyncio.to_thread(self._end_with, error)
+            raise
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T]:
         """Stage records as one transaction; see ``Appender.append_batch``."""
@@ -227,10 +261,42 @@ class ListWriter:
         try:
             future = self.appender.append_batch(batch, kick=kick, wait=wait)
         except LogFencedError as error:
-            self._fenced = error
+            self._end_with(error)
             raise
         self.watch_segment()
         return future
+
+    def hold(self, batch: Batch[T], stage: Callable[[GroupPart], R | None]) -> tuple[R, T] | None:
+        """Stage records as a part of a group; see ``Appender.hold``."""
+        try:
+            return self.appender.hold(batch, stage)
+        except LogFencedError as error:
+            self._end_with(error)
+            raise
+
+    def result_of(self, future: RecordFuture[T]) -> T:
+        """Wait for an append, and return its result; NoSuchLogError, if it failed because the log is gone."""
+        try:
+            return future.result()
+        except LogFencedError as error:
+            self._end_with(error)
+            raise
+
+    def _end_with(self, error: LogFencedError) -> None:
+        """Note that this writer has ended, with the error of an append.
+
+        Raises:
+            NoSuchLogError: The log itself is gone.
+        """
+        self._ended = error
+        try:
+            self.steps.existing()
+        except NoSuchLogError as gone:
+            gone.outcome_unknown = error.outcome_unknown
+            self._ended = gone
+            raise
+        except (PybkError, OSError):
+            pass  # that another has it is true of a log that cannot be looked at, too
 
     def watch_segment(self) -> None:
         """Roll if the segment is long enough, and have its age looked at if it is new."""
@@ -255,12 +321,12 @@ class ListWriter:
         with self._operation:
             if self.closed:
                 raise ClosedError(f"log {self._name!r} is closed here; open it again")
-            if self._fenced is not None:
-                raise self._fenced.with_traceback(None)
+            if self._ended is not None:
+                raise self._ended.with_traceback(None)
             try:
                 return operation()
-            except LogFencedError as error:
-                self._fenced = error
+            except (LogFencedError, NoSuchLogError) as error:
+                self._ended = error
                 raise
 
     def roll(self) -> None:
@@ -304,7 +370,7 @@ class ListWriter:
 
         try:
             self.operate(roll)
-        except LogFencedError:
+        except (LogFencedError, NoSuchLogError):
             return  # the next append says so
         except (PybkError, OSError) as error:
             if not self.closed and not self._backend.ended:

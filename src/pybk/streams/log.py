@@ -29,7 +29,7 @@ from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
+from pybk.streams.list_writer import OPEN_REMEDY, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
 from pybk.streams.log_reader import LogEnd, LogReader, Start, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
@@ -43,6 +43,9 @@ from pybk.streams.whereabouts import manager_at
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
+
+_ANY_POLICY: Final = RollPolicy()
+_SEAL_REMEDY: Final = "seal it there, with its writer's seal(), or close it there before it is sealed here"
 
 
 class LogSegment(NamedTuple):
@@ -156,6 +159,9 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         config: StoreConfig | None = None,
     ) -> Self:
         """Open a log. Nothing is fenced: that is what ``writer`` does.
+
+        A log has no password of its own before its first writer, because it has no ledger yet: that of the first writer
+        counts, and others get UnauthorizedError from then on.
 
         Args:
             where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
@@ -322,14 +328,26 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         Durability: What was acknowledged before is there.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
-        self._check_open()
         policy = RollPolicy.checked(segment_bytes, segment_age_s, segment_records)
-        wait_s = seconds_of(wait, "wait")
+        wait_s = seconds_of(wait, "wait") or 0.0
+        steal, strict = flag_of(steal, "steal"), flag_of(ordered_txids, "ordered_txids")
+        return self._writer_by(OPEN_REMEDY, policy, wait_s=wait_s, steal=steal, strict=strict)
+
+    def _writer_by(
+        self,
+        remedy: str,
+        policy: RollPolicy = _ANY_POLICY,
+        *,
+        wait_s: float = 0.0,
+        steal: bool = False,
+        strict: bool = True,
+    ) -> LogWriter:
+        """Become the log's writer; ``remedy`` says what the caller can do about a live one."""
+        self._check_open()
         found = ListWriter(self._manager, self.name, self._spec, policy)
         found.steps.uid = self._steps.uid
-        strict = flag_of(ordered_txids, "ordered_txids")
         try:
-            owned = found.take_over(wait_s=wait_s or 0.0, steal=flag_of(steal, "steal"))
+            owned = found.take_over(wait_s=wait_s, steal=steal, remedy=remedy)
             writer = LogWriter(found, owned.record.highest, ordered_txids=strict)
         except BaseException:
             found.let_go()
@@ -666,7 +684,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             IllegalOperationError: As for ``close``.
         """
         where_called("Log.seal()", of_log=True)
-        self.writer().seal()
+        self._writer_by(_SEAL_REMEDY).seal()
 
     async def truncate_async(self, start: Start, *, force: bool = False) -> int:
         """Truncate in a thread, so that the event loop keeps running."""

@@ -132,7 +132,7 @@ class LogReader(Handle):
         """Return the next record.
 
         Args:
-            timeout: Seconds to wait for one; 0 to look once; None for as long as it takes.
+            timeout: Seconds to wait for one; 0 or less to look once; None for as long as it takes.
 
         Returns:
             None if none came in time.

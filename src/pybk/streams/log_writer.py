@@ -116,7 +116,7 @@ class LogWriter(Handle):
         Cost: One synced write, shared by all threads that append meanwhile.
         """
         batch = _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
-        return self._writer.append_batch(batch, kick=False).result()
+        return self._writer.result_of(self._writer.append_batch(batch, kick=False))
 
     def append_async(
         self,
@@ -179,7 +179,7 @@ class LogWriter(Handle):
 
         Cost: One sync for up to 4 MiB. Records share entries of 64 KiB.
         """
-        return self._writer.append_batch(self._many(records), kick=False).result()
+        return self._writer.result_of(self._writer.append_batch(self._many(records), kick=False))
 
     def append_many_async(self, records: Iterable[bytes | NewRecord]) -> RecordFuture[list[Position]]:
         """Append records as ``append_many`` does, without waiting for them to be durable.

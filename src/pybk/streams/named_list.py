@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
+from pybk.arguments import flag_of
 from pybk.credentials import Secret
+from pybk.errors import NoSuchLogError
 from pybk.handle import Handle
 from pybk.manager import LedgerManager
-from pybk.streams.cursor import delete_cursor
-from pybk.streams.ledger_spec import spec_of
-from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams import ledger_list
+from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.list_record import ListKind
-from pybk.streams.names import checked_name
+from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.sweep import sweep
+
+_DELETE_REMEDY: Final = (
+    "close it there, or delete the log with steal=True (in a shell: --steal), which fences it and loses what it wrote"
+)
 
 
 class NamedList(Handle):
@@ -31,33 +39,53 @@ class NamedList(Handle):
 
     @classmethod
     def delete(
-        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
+        cls,
+        manager: LedgerManager,
+        name: str,
+        *,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        steal: bool = False,
     ) -> None:
-        """Delete a log for good: its writer is fenced, its record emptied, its ledgers deleted, its record removed.
+        """Delete a log for good: its records, its checkpoints, and its subscriptions.
+
+        What has it open raises NoSuchLogError from then on.
 
         Args:
             manager: Has the log.
             name: The log's.
             password: As for ``open``.
             insecure: As for ``open``.
+            steal: Delete it also while it has a live writer, or a durable subscription a live owner: they are fenced,
+                and what they have written is gone.
 
         Raises:
             NoSuchLogError: It does not exist.
+            LogLockedError: It has a live writer, or one of its durable subscriptions has a live owner, and ``steal`` is
+                False; nothing was deleted. One that died lets go by itself: at once in a store, after the lease time in
+                a cluster.
             UnauthorizedError: The password is not the log's; nothing was deleted.
             PybkError: Something could not be deleted; call it again.
+
+        Durability: On return it is gone for good. A deletion that was interrupted is completed by the next one; until
+            then the log's name is taken, and opening it raises NoSuchLogError.
         """
-        steps = LedgerSteps(manager, checked_name(name), spec_of(cls._kinds[0], password, insecure))
-        steps.check_password()
-        for cursor in steps.existing().record.cursors:
-            delete_cursor(manager, steps, cursor.name, steal=True)
-        steps.delete_list()
+        delete_log(
+            manager, checked_name(name), spec_of(cls._kinds[0], password, insecure), steal=flag_of(steal, "steal")
+        )
 
     @classmethod
     async def delete_async(
-        cls, manager: LedgerManager, name: str, *, password: bytes | Secret | None = None, insecure: bool = False
+        cls,
+        manager: LedgerManager,
+        name: str,
+        *,
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        steal: bool = False,
     ) -> None:
         """Delete a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(cls.delete, manager, name, password=password, insecure=insecure)
+        await asyncio.to_thread(partial(cls.delete, manager, name, password=password, insecure=insecure, steal=steal))
 
     @classmethod
     def sweep(
@@ -98,3 +126,36 @@ class NamedList(Handle):
     ) -> list[int]:
         """Sweep in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(partial(cls.sweep, manager, prefix, password=password, insecure=insecure))
+
+
+def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:
+    """Delete a log with its subscriptions, or what a deletion that was interrupted has left of it.
+
+    Arguments and errors are those of ``NamedList.delete``.
+    """
+    owner = ListWriter(manager, name, spec, RollPolicy())
+    steps = owner.steps
+    steps.check_password(of_dropped=True)
+    cursors: dict[str, ListWriter] = {}
+    with ExitStack() as locks:
+        locks.enter_context(owner.kept_away(steal=steal, remedy=_DELETE_REMEDY))
+        steps.uid = steps.existing(of_dropped=True).record.uid
+        while True:  # until no subscription was added meanwhile
+            found = steps.existing(of_dropped=True).record.cursors
+            new = [each.name for each in found if each.name not in cursors]
+            if not new:
+                break
+            for each in new:
+                cursors[each] = _cursor_of(manager, name, each, spec)
+                locks.enter_context(cursors[each].kept_away(steal=steal, remedy=_DELETE_REMEDY))
+        steps.perform(ledger_list.begin_drop(name))
+        for cursor in cursors.values():
+            with suppress(NoSuchLogError):
+                cursor.steps.delete_list()
+        steps.delete_list()
+
+
+def _cursor_of(manager: LedgerManager, log: str, subscription: str, spec: LedgerSpec) -> ListWriter:
+    """Return what owns the ledger list of a subscription's cursor once it has the lock."""
+    cursor_spec = replace(spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
+    return ListWriter(manager, cursor_list_name(log, subscription), cursor_spec, RollPolicy())

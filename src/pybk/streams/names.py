@@ -35,6 +35,14 @@ def checked_name(name: object, what: str = "a log") -> str:
     return name
 
 
+def title_of(name: str, *, of_cursor: bool) -> str:
+    """Return what errors call a log, or the subscription whose cursor a ledger list is."""
+    if not of_cursor:
+        return f"log {name!r}"
+    log, _, subscription = name.rpartition("@")
+    return f"subscription {subscription!r} of log {log!r}"
+
+
 def cursor_list_name(log: str, subscription: str) -> str:
-    """Return the name of the ledger list of a subscription's cursor; neither name has an ``@``."""
+    """Return the name of the ledger list of a subscription's cursor; that of the subscription has no ``@``."""
     return f"{log}@{subscription}"

@@ -143,6 +143,9 @@ class Namespace(Handle):
     def create(self, name: str) -> Log:
         """Create a log, and open it.
 
+        A log has no password of its own before its first writer, because it has no ledger yet: that of the first writer
+        counts, and others get UnauthorizedError from then on.
+
         Args:
             name: Its name; see ``docs/streams.md`` for the rules of names.
 
@@ -207,6 +210,9 @@ class Namespace(Handle):
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the logs that begin with ``prefix``, ascending.
 
+        Raises:
+            UsageError: ``prefix`` is not a string.
+
         Cost: In a store one pass over the logs' records; in a cluster one round trip.
         """
         self._check_open()
@@ -216,20 +222,28 @@ class Namespace(Handle):
         """Return names as ``names`` does, in a thread."""
         return await asyncio.to_thread(self.names, prefix)
 
-    def delete(self, name: str) -> None:
-        """Delete a log for good: its writer is fenced, its records and subscriptions are gone.
+    def delete(self, name: str, *, steal: bool = False) -> None:
+        """Delete a log for good, with its records and subscriptions.
+
+        Args:
+            name: Its name.
+            steal: Delete it also while it has a live writer, or a durable subscription a live owner: they are fenced,
+                and what they have written is gone.
 
         Raises:
             NoSuchLogError: It does not exist.
+            LogLockedError: It has a live writer, or one of its durable subscriptions has a live owner, and ``steal`` is
+                False; nothing was deleted.
+            IllegalOperationError: The namespace is open for reading.
             UnauthorizedError: The password is not the log's; nothing was deleted.
             PybkError: Something could not be deleted; call it again.
         """
         self._check_writable()
-        Log.delete(self._manager, name, password=self._spec.password, insecure=self._spec.insecure)
+        Log.delete(self._manager, name, password=self._spec.password, insecure=self._spec.insecure, steal=steal)
 
-    async def delete_async(self, name: str) -> None:
+    async def delete_async(self, name: str, *, steal: bool = False) -> None:
         """Delete a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.delete, name)
+        await asyncio.to_thread(partial(self.delete, name, steal=steal))
 
     def rename(self, name: str, target: str) -> None:
         """Give a log without a live writer another name, as one change: at any time it has exactly one of the two.
@@ -242,7 +256,7 @@ class Namespace(Handle):
 
         Raises:
             NoSuchLogError: It does not exist.
-            LogExistsError: There is a log of the new name.
+            LogExistsError: There is a log of the new name, or it has that name already.
             LogLockedError: It has a live writer.
             IllegalOperationError: It has durable subscriptions, whose cursors are kept under its name.
             UnauthorizedError: The password is not the log's; nothing was changed.
@@ -253,6 +267,8 @@ class Namespace(Handle):
         self._check_writable()
         target = checked_name(target)
         self._steps(name).check_password()
+        if target == name:
+            raise LogExistsError(f"log {name!r} has that name already; choose another one")
         ListWriter(self._manager, name, self._spec, RollPolicy()).rename(target)
 
     async def rename_async(self, name: str, target: str) -> None:
@@ -271,10 +287,15 @@ class Namespace(Handle):
         Returns:
             What ends the calls: ``cancel()``.
 
+        Raises:
+            UsageError: ``callback`` cannot be called.
+
         Cost: In a store, also a read-only one, one look-up for each change of a log's record. In a cluster each change
             lists the names of all logs, once for all changes that were made meanwhile.
         """
         self._check_open()
+        if not callable(callback):
+            raise UsageError(f"callback is {callback!r:.50}; it takes a function of two lists of names")
         return NameWatch(backend_of(self._manager), ListKind.LOG, callback)
 
     async def watch_async(self, callback: Callable[[list[str], list[str]], None]) -> Watch:

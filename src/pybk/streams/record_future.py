@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from pybk.errors import LedgerFencedError, LogFencedError, NoSuchLedgerError, PybkError
-from pybk.futures import AppendFuture, T
+from copy import copy
+from typing import Any
+
+from pybk.backend import AppendLog
+from pybk.errors import LedgerFencedError, LogFencedError, NoSuchLedgerError, NotEnoughBookiesError, PybkError
+from pybk.futures import AppendFuture, T, origin_of
+from pybk.group_commit import Completion
 
 
 class RecordFuture(AppendFuture[T]):
@@ -12,16 +17,51 @@ class RecordFuture(AppendFuture[T]):
     Threads: any.
     """
 
-    __slots__ = ()
+    __slots__ = ("_title",)
+
+    def __init__(self, log: AppendLog, commit: Completion, value: T, title: str = "the log") -> None:
+        self._log = log
+        self._commit = commit
+        self._value = value
+        self._title = title
 
     def _error(self, error: PybkError) -> PybkError:
-        return super()._error(log_error(error))
+        return super()._error(log_error(error, self._title))
 
 
-def log_error(error: PybkError) -> PybkError:
-    """Return the error of a log that stands for an error of one of its ledgers."""
+def with_value(future: RecordFuture[Any], value: T) -> RecordFuture[T]:
+    """Return a future of the same append that has another result."""
+    return RecordFuture(*origin_of(future), value, future._title)
+
+
+def log_error(error: PybkError, title: str) -> PybkError:
+    """Return the error of a log that stands for an error of one of its ledgers.
+
+    Args:
+        error: That of the ledger.
+        title: What errors call the log; see ``names.title_of``.
+    """
+    translated: PybkError
     if isinstance(error, LedgerFencedError | NoSuchLedgerError):  # a take-over also deletes ledgers without records
-        translated = LogFencedError(f"another writer took the log over: {error}")
-        translated.__cause__ = error
-        return translated
-    return error
+        translated = fenced_error(title, f" ({error})")
+    elif isinstance(error, NotEnoughBookiesError):
+        translated = copy(error)
+        translated.args = (f"{title}: {error}; then close it and open it again, as this writer cannot continue",)
+    else:
+        return error
+    translated.__cause__ = error
+    return translated
+
+
+def fenced_error(title: str, why: str = "", *, outcome_unknown: bool | None = None) -> LogFencedError:
+    """Return the error of a writer that may append no more.
+
+    Args:
+        title: What errors call the log; see ``names.title_of``.
+        why: What its ledger said, in parentheses.
+        outcome_unknown: As for ``PybkError``.
+    """
+    return LogFencedError(
+        f"{title} was taken over by another owner, or deleted{why}; open it again, if this process should have it",
+        outcome_unknown=outcome_unknown,
+    )

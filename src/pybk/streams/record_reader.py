@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError
+from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
 from pybk.loop_calls import call_in
 from pybk.reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch, decode_entry_header
@@ -46,6 +46,9 @@ class RecordReader:
         generation: That of the record before ``seq``, so that a cut before it is noticed; None for the log's present
             one.
 
+    Raises:
+        UsageError: The log has not come to that generation yet.
+
     Attributes:
         seq: The record that comes next.
         generation: The generation of the log as of the last look at its record.
@@ -56,6 +59,11 @@ class RecordReader:
     def __init__(self, steps: LedgerSteps, seq: int | None, generation: int | None = None) -> None:
         self._steps = steps
         self._record = record = self._steps.existing().record
+        if generation is not None and generation > record.generation:
+            raise UsageError(
+                f"generation is {generation}; log {record.name!r} is of generation {record.generation}: give one that "
+                "the log has had"
+            )
         self.generation = record.generation if generation is None else generation
         self.seq = record.first_seq if seq is None else seq
         self._check(record)

@@ -473,7 +473,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         Durability: On return it is on disk; in a cluster, on the disks of an ack quorum.
         Cost: One synced write, shared by all threads that append meanwhile.
         """
-        return self._writing().append(self._checked(data, time_ns), time_ns, kick=False).result()
+        writer = self._writing()
+        return writer.result_of(writer.append(self._checked(data, time_ns), time_ns, kick=False))
 
     def append_async(self, data: bytes, *, time_ns: int | None = None, wait: bool = True) -> RecordFuture[int]:
         """Append one record without waiting for it to be durable; arguments and errors as for ``append``.
@@ -515,7 +516,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         Cost: One sync for up to 4 MiB. Records share entries of 64 KiB, so batches replay several times faster than
             single records.
         """
-        return self._many(payloads, kick=False).result()
+        return self._writing().result_of(self._many(payloads, kick=False))
 
     def append_many_async(self, payloads: Iterable[bytes]) -> RecordFuture[range]:
         """Append records as ``append_many`` does, without waiting for them to be durable.
@@ -692,6 +693,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             RewoundError: ``truncate_after`` dropped records that were yielded already; ``seq`` of the error is the last
                 one that still counts.
             CorruptError: As ``replay``.
+            UsageError: ``generation`` is higher than that of the log.
+            NoSuchLogError: The log was deleted.
             ClosedError: The log was closed here.
 
         Cost: As ``LedgerReader.follow``: a thread that waits costs nothing.

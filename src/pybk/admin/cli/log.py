@@ -57,7 +57,10 @@ def add_log(commands: Any) -> None:
     rename = add("rename", _rename, "give a log another name")
     rename.add_argument("target", metavar="NEW", help="its new name")
     add_repairs(add, _sweep, _rebuild, "SEQ")
-    add("delete", _delete, "delete a log with its records and subscriptions")
+    deletion = add("delete", _delete, "delete a log with its records and subscriptions")
+    deletion.add_argument(
+        "--steal", action="store_true", help="also from a live writer, and live owners of subscriptions"
+    )
     add("subscriptions", _subscriptions, "list the subscriptions of a log with what they have not acknowledged")
 
 
@@ -196,7 +199,7 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 
 def _delete(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
-        logs.delete(parsed.name)
+        logs.delete(parsed.name, steal=parsed.steal)
     return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
 
 

@@ -42,7 +42,8 @@ def add_wal(commands: Any) -> None:
     truncate.add_argument("before", metavar="LSN", type=int, help="the first record to keep")
     add("seal", _seal, "end a log for good")
     add_repairs(add, _sweep, _rebuild, "LSN")
-    add("delete", _delete, "delete a log with its records and checkpoints")
+    deletion = add("delete", _delete, "delete a log with its records and checkpoints")
+    deletion.add_argument("--steal", action="store_true", help="also from a live writer")
 
 
 def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> WriteAheadLog:
@@ -135,5 +136,6 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 
 def _delete(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager:
-        WriteAheadLog.delete(manager, parsed.name, password=password_of(parsed) or b"", insecure=True)
+        password = password_of(parsed) or b""
+        WriteAheadLog.delete(manager, parsed.name, password=password, insecure=True, steal=parsed.steal)
     return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
