@@ -21,13 +21,16 @@ from pybk.errors import (
     LogFencedError,
     LogLockedError,
     LogSealedError,
+    MetadataUnreachableError,
     NoSuchEntryError,
     NoSuchLogError,
     RewoundError,
+    StorageRefusedError,
     TruncatedError,
     TruncateGuardError,
     UnauthorizedError,
 )
+from pybk.manager import backend_of
 from pybk.streams.wal import WriteAheadLog
 from pybk.streams.wal_record import WalRecord
 from tests.waiting import wait_until
@@ -787,3 +790,39 @@ def test_checkpoints_have_an_asyncio_form(manager: LedgerManager) -> None:
         assert await WriteAheadLog.names_async(manager) == []
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize("lost", [KeyboardInterrupt(), MetadataUnreachableError("the answer is lost")])
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_roll_that_is_repeated_appends_to_the_ledger_that_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: BaseException, deletes: bool
+) -> None:
+    """Two attempts create ledgers of the same number; the change of the first takes effect during the second (T1)."""
+    with LedgerManager.open(tmp_path) as manager:
+        backend, wal = backend_of(manager), opened(manager)
+        wal.append(b"1")
+        write, delayed = backend.write_record, list[tuple[str, bytes | None, int | None]]()
+
+        def write_late(name: str, value: bytes | None, version: int | None) -> int:
+            if not delayed:
+                delayed.append((name, value, version))
+                raise lost
+            monkeypatch.undo()
+            if not deletes:
+                monkeypatch.setattr(manager, "delete_ledger", refused)
+            write(*delayed[0])
+            return write(name, value, version)
+
+        def refused(ledger_id: int, **_: object) -> None:
+            raise StorageRefusedError(f"ledger {ledger_id} cannot be deleted now")
+
+        monkeypatch.setattr(backend, "write_record", write_late)
+        with suppress(KeyboardInterrupt, MetadataUnreachableError):
+            wal.roll()
+        wal.roll()
+        monkeypatch.undo()
+        assert [wal.append(data) for data in (b"2", b"3")] == [2, 3]
+        assert data_of(wal) == [b"1", b"2", b"3"]
+        wal.close()
+        with opened(manager) as wal:
+            assert data_of(wal) == [b"1", b"2", b"3"]

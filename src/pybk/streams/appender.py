@@ -120,7 +120,7 @@ class Appender:
         self._title = title
         self._lock = threading.Lock()
         self._writers: dict[int, LedgerWriter] = {}
-        """Writers of ledgers that are not closed, by segment number."""
+        """Writers of ledgers that are not closed, by ledger: attempts of a roll may create several of one number."""
         self._writer: LedgerWriter | None = None
         self._last_entry = -1
         self._tip = (-1, 0)
@@ -152,9 +152,13 @@ class Appender:
 
     # ---- what steps call -----------------------------------------------------------------------------------------
 
-    def created(self, segment_number: int, writer: LedgerWriter) -> None:
+    def created(self, writer: LedgerWriter) -> None:
         """Keep the writer of a new ledger."""
-        self._writers[segment_number] = writer
+        self._writers[writer.ledger_id] = writer
+
+    def deleted(self, ledger_id: int) -> None:
+        """Let go of the writer of a ledger that was never listed."""
+        self._writers.pop(ledger_id, None)
 
     def take(self, owned: Owned) -> None:
         """Begin to append, after a take-over or a cut."""
@@ -170,7 +174,7 @@ class Appender:
             elif self._writer is not None:
                 self._drain(self._writer)
             self._tip = (self.next_seq - 1, 0)
-            self._writer = self._writers[segment.number]
+            self._writer = self._writers[segment.ledger_id]
             self._last_entry = 0  # its header
             self.segment = segment
             self._earlier = self.appended
@@ -190,7 +194,7 @@ class Appender:
 
     def close_segment(self, segment: Segment) -> None:
         """Wait for what was appended to a segment, and close its ledger."""
-        writer = self._writers.get(segment.number)
+        writer = self._writers.get(segment.ledger_id)
         if writer is None:
             return  # an interrupted call closed it
         with self._lock:
@@ -198,7 +202,7 @@ class Appender:
                 self.needs_repair = True
                 self._writer = self.segment = None
         writer.close()
-        self._writers.pop(segment.number, None)
+        self._writers.pop(segment.ledger_id, None)
 
     # ---- appending -----------------------------------------------------------------------------------------------
 

@@ -71,8 +71,11 @@ def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[s
 class SegmentOwner(Protocol):
     """The part of a log's writer that steps refer to."""
 
-    def created(self, segment_number: int, writer: LedgerWriter) -> None:
-        """Keep the writer of a new ledger until the ledger is listed and switched to."""
+    def created(self, writer: LedgerWriter) -> None:
+        """Keep the writer of a new ledger until the ledger is listed and switched to, or deleted."""
+
+    def deleted(self, ledger_id: int) -> None:
+        """Let go of the writer of a ledger that will never be listed."""
 
     def switch(self, segment: Segment) -> None:
         """Append further records to a segment."""
@@ -212,6 +215,8 @@ class LedgerSteps:
             case CloseLedger(segment):
                 return self._close(segment)
             case DeleteLedger(ledger_id):
+                if self._owner is not None:
+                    self._owner.deleted(ledger_id)
                 return self.delete(ledger_id)
 
     @property
@@ -243,7 +248,7 @@ class LedgerSteps:
         except PybkError:
             self.delete(writer.ledger_id)
             raise
-        self._writing.created(step.number, writer)
+        self._writing.created(writer)
         return writer.ledger_id
 
     def create_blob(self, epoch: int, seq: int, generation: int) -> LedgerWriter:
