@@ -251,3 +251,53 @@ def test_what_wraps_a_file_may_close_it(fs: BlobFileSystem) -> None:
     file.write(b"dropped")
     del file
     assert not fs.exists("b")
+
+
+def test_ranges_may_count_from_the_end(fs: BlobFileSystem) -> None:
+    data = bytes(range(100)) * 30_000
+    fs.pipe_file("a", data)
+    assert fs.cat_file("a", -10) == data[-10:]
+    assert fs.cat_file("a", 5, -5) == data[5:-5]
+    assert fs.cat_ranges(["a", "a"], [-7, 0], [-2, 3]) == [data[-7:-2], data[:3]]
+    assert fs.read_block("a", 10, None) == data[10:]
+    assert fs.read_block("a", len(data) - 5, 50) == data[-5:]
+    with fs.open("a") as file:
+        assert file.size == len(data)
+
+
+def test_a_move_keeps_what_is_put_under_the_old_name_meanwhile(
+    fs: BlobFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fs.blob_store
+    copy_blob = store.copy
+
+    def copied(*names: str, **options: Any) -> object:
+        made = copy_blob(*names, **options)
+        store.put(names[0], b"new")
+        return made
+
+    fs.pipe({"a": b"old", "d/b": b"old", "d/e/c": b"old"})
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "copy", copied)
+        fs.mv("a", "z")
+        fs.mv("d", "f", recursive=True)
+    assert fs.cat(["a", "z", "d/b", "f/b"]) == {"a": b"new", "z": b"old", "d/b": b"new", "f/b": b"old"}
+    assert fs.find("f") == ["f/b", "f/e/c"]
+
+
+def test_moves_go_where_fsspec_says(fs: BlobFileSystem) -> None:
+    fs.pipe({"s/a": b"1", "d/b": b"2", "d/e/c": b"3"})
+    fs.mv("s/a", "s/a")
+    fs.mv("s/a", "d/")
+    assert fs.find("") == ["d/a", "d/b", "d/e/c"]
+    with pytest.raises(IsADirectoryError, match="recursive=True"):
+        fs.mv("d", "g")
+    with pytest.raises(FileNotFoundError):
+        fs.mv("missing", "g")
+    fs.rename("pybk://d/*", "g/")
+    assert fs.find("") == ["d/e/c", "g/a", "g/b"]
+    fs.move("g", "h/i", recursive=True)
+    assert fs.find("") == ["d/e/c", "h/i/a", "h/i/b"]
+    fs.pipe({"d/f": b"4", "d/k": b"5"})
+    fs.mv("d", "j", recursive=True, maxdepth=1)  # what lies deeper stays
+    assert fs.find("") == ["d/e/c", "h/i/a", "h/i/b", "j/f", "j/k"]

@@ -16,13 +16,16 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from fsspec import AbstractFileSystem
+from fsspec.core import has_magic
 
 from pybk.credentials import PASSWORD, Secret
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
+from pybk.streams.blob import BlobReader
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
 
 _MODES: Final = ("rb", "wb", "xb")
+_BUFFER_BYTES: Final = 1 << 20
 _FSSPEC_OPTIONS: Final = frozenset(
     {
         "add_aliases",
@@ -235,7 +238,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         if mode not in _MODES:
             raise UsageError(f"mode is {mode!r}; a blob is read or written as a whole: use one of {', '.join(_MODES)}")
         if mode == "rb":
-            return self.blob_store.open_blob(path)
+            return _Download(self.blob_store.open_blob(path).detach(), _BUFFER_BYTES)
         return _Upload(self.blob_store.create_blob(path, overwrite=mode == "wb"), autocommit=autocommit)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: object) -> None:
@@ -249,11 +252,33 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         if self.blob_store.list(f"{self._strip_protocol(path)}/"):
             raise OSError(f"directory {path} has blobs; rm(..., recursive=True) deletes them, too")
 
-    def cp_file(self, path1: str, path2: str, **_: object) -> None:
-        """Copy a file by reference; a directory is made by copying its files."""
+    def cp_file(self, path1: str, path2: str, *, moves: bool = False, **_: object) -> None:
+        """Copy a file by reference, or rename it if ``moves``; a directory is made by copying its files."""
         path1, path2 = self._strip_protocol(path1), self._strip_protocol(path2)
         if not self.isdir(path1):
-            self.blob_store.copy(path1, path2)
+            (self.blob_store.rename if moves else self.blob_store.copy)(path1, path2)
+
+    def mv(
+        self,
+        path1: str | list[str],
+        path2: str | list[str],
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **_: object,
+    ) -> None:
+        """Move files, each by a rename; with ``recursive`` also all files of directories.
+
+        A file that another writer puts under the old name meanwhile stays there.
+
+        Raises:
+            FileNotFoundError: A file does not exist.
+            IsADirectoryError: A directory is to be moved without ``recursive``.
+        """
+        if path1 == path2:
+            return
+        if isinstance(path1, str) and not recursive and not has_magic(path1) and self.isdir(path1):
+            raise IsADirectoryError(f"{path1} is a directory; mv(..., recursive=True) moves its files")
+        self.copy(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", moves=True)
 
     def _rm(self, path: str) -> None:
         """Delete a file; a directory goes with its last file."""
@@ -270,6 +295,18 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         for each in paths:
             if each not in directories:
                 self.blob_store.delete(each)
+
+
+class _Download(io.BufferedReader):
+    """A file that says how long it is, as fsspec expects."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the blob."""
+        raw = self.raw
+        assert isinstance(raw, BlobReader)
+        size: int = raw.size
+        return size
 
 
 class _Upload(io.BufferedIOBase):
