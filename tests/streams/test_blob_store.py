@@ -151,6 +151,9 @@ def test_an_upload_is_published_by_its_with_alone(blobs: BlobStore, manager: Led
         closed.write(b"more")
     with pytest.raises(ClosedError, match="file of blob 'a' is closed"):
         closed.commit()
+    with blobs.create_blob("a") as file:
+        file.write(b"half")
+        file.abort()
     dropped = blobs.create_blob("a")
     dropped.write(b"half")
     del dropped, file, closed
@@ -332,11 +335,13 @@ def test_the_password_guards_what_exists(blobs: BlobStore, manager: LedgerManage
         lambda: wrong.get("a"),
         lambda: wrong.put("a", b"2"),
         lambda: wrong.delete("a"),
+        lambda: wrong.rename("a", "b"),
+        lambda: wrong.copy("a", "b"),
     ):
         with pytest.raises(UnauthorizedError, match="the password is not that of blob 'a'"):
             refused()
     gc.collect()  # pytest fails for an error of a finaliser
-    assert blobs.get("a") == b"1"
+    assert [(each.name, blobs.get(each.name)) for each in blobs.list()] == [("a", b"1")]
     with pytest.raises(UsageError, match="PYBK_PASSWORD"):
         BlobStore.open(manager)
     insecure = BlobStore.open(manager, "open", insecure=True)

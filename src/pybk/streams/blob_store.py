@@ -326,6 +326,7 @@ class BlobStore(Handle):
         Raises:
             NoSuchBlobError: The blob does not exist.
             BlobExistsError: There is one of the other name, and it is not to be replaced.
+            UnauthorizedError: The password is not that of both blobs; nothing was changed.
 
         Cost: Three synced writes, for any size.
         """
@@ -337,7 +338,8 @@ class BlobStore(Handle):
         check = partial(_check_absent, overwrite=overwrite)
         record = catalog.read(target)
         check(record)
-        catalog.check_password(record)
+        for each in (catalog.read(source), record):
+            catalog.check_password(each)
         reference = catalog.hold(target, found, source)
         try:
             made = catalog.publish(target, _version(reference, found, found.meta), self._keep, check)
@@ -513,7 +515,7 @@ class BlobUpload(io.BufferedIOBase):
     """Writes a blob; made by ``BlobStore.create_blob``.
 
     Leaving its ``with`` publishes it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called,
-    or if the file is dropped or only closed, nothing changes.
+    or if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing.
 
     Threads: one.
 
@@ -540,6 +542,7 @@ class BlobUpload(io.BufferedIOBase):
         self._check = partial(_check_absent, overwrite=overwrite)
         self._ended = True
         self._grouped = False
+        self._aborted = False
         self._info: BlobInfo | None = None
         self._check(catalog.read(name))
         writer, self._reference = catalog.begin(name)
@@ -636,7 +639,7 @@ class BlobUpload(io.BufferedIOBase):
     def abort(self) -> None:
         """Give the upload up; nothing changes."""
         if not self._ended:
-            self._ended = True
+            self._ended = self._aborted = True
             super().close()
             self._give_up()
 
@@ -664,7 +667,7 @@ class BlobUpload(io.BufferedIOBase):
         """Publish the blob, or give it up if an exception is on its way."""
         if kind is not None:
             self.abort()
-        elif self._info is None and not self._grouped:
+        elif self._info is None and not (self._grouped or self._aborted):
             self._commit()
 
     async def __aenter__(self) -> Self:
