@@ -366,6 +366,20 @@ def test_a_writer_that_was_robbed_and_renamed_away_does_no_harm(logs: Namespace)
     assert (data_of(logs, "new"), data_of(logs, "log")) == ([b"one"], [b"another"])
 
 
+def test_a_log_that_was_renamed_takes_nothing_from_the_next_one_of_its_name(logs: Namespace) -> None:
+    old = logs.create("log")
+    logs.rename("log", "new")
+    with logs.create("log").writer() as live:
+        live.append(b"one")
+        for take in (old.writer, lambda: old.writer(wait=60), lambda: old.writer(steal=True), old.seal):
+            with pytest.raises(NoSuchLogError, match="renamed"):
+                take()
+        with logs.log("log") as same, pytest.raises(LogLockedError):
+            same.writer()
+        live.append(b"two")
+    assert data_of(logs, "log") == [b"one", b"two"]
+
+
 def test_renames_that_compete_move_a_log_once(logs: Namespace) -> None:
     filled(logs, "log", b"one")
     moved: list[str] = []

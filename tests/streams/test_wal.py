@@ -330,6 +330,46 @@ def test_a_standby_in_another_manager_takes_over(tmp_path: Path) -> None:
         assert standby.append(b"4") == 4
 
 
+def test_a_log_that_is_read_is_never_another_of_its_name(manager: LedgerManager) -> None:
+    first = opened(manager)
+    first.append_many([b"1", b"2"])
+    reader = opened(manager, mode="r")
+    follower = reader.follow()
+    assert [next(follower).data for _ in range(2)] == [b"1", b"2"]
+    first.close()
+    WriteAheadLog.delete(manager, "wal", password=PASSWORD)
+    with opened(manager) as second:
+        second.append_many([b"one", b"two", b"three"])
+        applied: list[WalRecord] = []
+        uses = (
+            lambda: next(follower),
+            lambda: list(reader.replay()),
+            lambda: reader.promote(applied.append, applied=(0, 2), steal=True),
+            lambda: reader.promote(applied.append, steal=True),
+            reader.checkpoints,
+            lambda: first.first_lsn,
+        )
+        for use in uses:
+            with pytest.raises(NoSuchLogError, match="'wal'"):
+                use()
+        assert applied == []
+        with pytest.raises(LogLockedError):
+            opened(manager)
+        assert second.append(b"four") == 4
+
+
+def test_a_standby_of_a_store_takes_over_no_other_log_of_the_name(tmp_path: Path) -> None:
+    primary = LedgerManager.open(tmp_path)
+    opened(primary).close()
+    with WriteAheadLog.open(tmp_path, mode="r", password=PASSWORD) as standby:
+        WriteAheadLog.delete(primary, "wal", password=PASSWORD)
+        opened(primary).close()
+        primary.close()
+        for _ in range(2):
+            with pytest.raises(NoSuchLogError, match="'wal'"):
+                standby.promote()
+
+
 def test_a_sealed_log_is_read_and_not_opened_for_writing(manager: LedgerManager) -> None:
     wal = opened(manager)
     wal.append(b"a")

@@ -148,6 +148,7 @@ class ListWriter:
 
         Raises:
             LogLockedError: A live writer has it.
+            NoSuchLogError: The name has another log than that of ``steps.uid``, which keeps its writer.
             PybkError: As ``ledger_list.take_over``.
         """
         try:
@@ -192,6 +193,8 @@ class ListWriter:
         deadline = time.monotonic() + wait_s
         owner = f"{socket.gethostname()}, process {os.getpid()}"
         while True:
+            if self.steps.uid is not None:
+                self.steps.existing()  # the lock is that of the name, which another log may have by now
             self._lock = self._backend.try_lock(self._lock_name, owner)
             if self._lock is not None:
                 return

@@ -226,6 +226,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             if mode == "w":
                 wal._take_over(create=create, wait_s=wait, steal=steal)
             else:
+                wal._steps.pin()
                 wal._steps.check_password()
             undo.pop_all()
         return wal
@@ -313,7 +314,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         if create:
             uid = secrets.token_bytes(UID_BYTES)
             self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN))
+        self._steps.pin()
         self._steps.check_password()
+        writer.steps.uid = self._steps.uid
         owned = writer.take_over(wait_s=wait_s, steal=steal)
         record = owned.record
         self.recovery = RecoveryInfo(
@@ -925,6 +928,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             UsageError: The log has no record ``applied``; nothing was fenced.
             TruncatedError: The record after the last one that was applied was dropped; nothing was fenced. Begin again
                 from ``latest_checkpoint()``.
+            NoSuchLogError: The log was deleted, also if there is another one of its name; nothing was fenced.
             LogLockedError, StoreLockedError: The writer is alive.
             IllegalOperationError: This log is open for writing; or as for ``close``.
             Exception: As ``apply``.
@@ -989,7 +993,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     def _use(self, manager: LedgerManager, key_ring: KeyRing) -> None:
         backend_of(manager).key_ring.adopt(key_ring)  # else scrypt would take most of the time of a take-over
         self._manager = manager
-        self._steps = LedgerSteps(manager, self.name, self._spec)
+        uid, self._steps = self._steps.uid, LedgerSteps(manager, self.name, self._spec)
+        self._steps.uid = uid
         self._data_bytes_max = self._steps.data_bytes_max
 
     async def promote_async(
