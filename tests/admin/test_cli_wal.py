@@ -138,9 +138,10 @@ def test_wrong_arguments_say_what_is_taken(
     store: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    status, _, err = run(capfdbinary, "wal", "list", tmp_path / "file")
-    assert status == 2
-    assert err.startswith(f"pybk: {tmp_path / 'file'} is a file; PATH takes the directory of a store")
+    for command in (("wal", "list"), ("log", "list"), ("ls",), ("dump",), ("upgrade",)):
+        status, _, err = run(capfdbinary, *command, tmp_path / "file")
+        assert status == 2
+        assert err.startswith(f"pybk: {tmp_path / 'file'} is a file; PATH takes the directory of ")
     with pytest.raises(SystemExit) as caught:
         run(capfdbinary, "wal", "tail", store, "orders", "-n", "-1")
     assert caught.value.code == 2

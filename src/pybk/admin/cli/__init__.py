@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pybk.admin.cli import bookie, feature_level, ledger, log, permissions, spark, store, wal
+from pybk.admin.cli.arguments import check_path
 from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, SOUND
 from pybk.errors import CorruptError, DigestMismatchError, PybkError
 from pybk.version import __version__
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = _parser().parse_args(arguments)
     try:
+        check_path(parsed)
         status: int = parsed.run(parsed)
         sys.stdout.flush()
         return status

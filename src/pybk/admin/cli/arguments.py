@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -33,8 +34,14 @@ def add_command(
     command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     command.add_argument("path", metavar="PATH", help=path)
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, path_help=path)
     return command
+
+
+def check_path(parsed: argparse.Namespace) -> None:
+    """Raise UsageError if PATH is a file, of whatever command."""
+    if not is_url(parsed.path) and os.path.exists(parsed.path) and not os.path.isdir(parsed.path):
+        raise UsageError(f"{parsed.path} is a file; PATH takes {parsed.path_help}")
 
 
 def is_url(path: str) -> bool:

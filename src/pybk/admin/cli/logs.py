@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typing import Any, Final, Protocol
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_table
-from pybk.errors import PybkError, UnauthorizedError, UsageError
+from pybk.errors import PybkError, UnauthorizedError
 from pybk.manager import LedgerManager
 from pybk.streams.rebuild import RebuiltList
 from pybk.streams.record_future import RecordFuture
@@ -101,12 +100,10 @@ def takes_insecure(command: argparse.ArgumentParser) -> None:
 
 
 def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
-    """Open the store or the cluster that PATH names; UsageError if it names a file."""
+    """Open the store or the cluster that PATH names."""
     if is_url(parsed.path):
         with secret_needed():
             return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
-    if os.path.exists(parsed.path) and not os.path.isdir(parsed.path):
-        raise UsageError(f"{parsed.path} is a file; PATH takes {STORE_OR_CLUSTER}")
     return LedgerManager.open(parsed.path, read_only=read_only)
 
 
