@@ -166,6 +166,22 @@ LEDGER_LIST_MUTANTS = (
         "a sweep keeps the blobs that the present owner may name yet",
         (Piece(LIST + "sweep", "epoch < record.epoch", "epoch <= record.epoch"),),
     ),
+    Mutant(
+        "T14",
+        "a deleted log says so before it is empty",
+        (
+            Piece(
+                RECORD + "emptied",
+                "bare.truncated(self.end_seq).ended().marked_dropped()",
+                "bare.truncated(self.end_seq).ended()",
+            ),
+            Piece(
+                LIST + "drop",
+                "not record.dropped or not record.sealed or record.segments",
+                "not record.sealed or record.segments",
+            ),
+        ),
+    ),
     Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
@@ -198,6 +214,7 @@ KILLED_AT = {
     "T13c": 215,
     "T13d": 5,
     "T13e": 5,
+    "T14": 0,
 }
 """The first seed that notices each mutant."""
 

@@ -236,8 +236,23 @@ class World:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
         assert self.own_ledgers() | set(self.blobs) == record.ledgers, "a ledger leaked"
         assert record.sealed or not record.pending_deletes
-        self.perform(ledger_list.drop(self.log_name))
+        self.perform(self.watched_drop(ledger_list.drop(self.log_name)))
         self.check_dropped()
+
+    def watched_drop(self, steps: Steps[None]) -> Steps[None]:
+        """Yield the steps of a deletion, and check that the record says so before anything is gone (rule T14)."""
+        before, answer = self.found, None
+        assert before is not None
+        with suppress(StopIteration):
+            while True:
+                answer = yield steps.send(answer)
+                self.check_told(before.record)
+
+    def check_told(self, before: ListRecord) -> None:
+        """Check that the log lists what it listed, or that its record says that it is deleted."""
+        found = self.found
+        told = found is None or found.record.dropped or found.record.ledgers == before.ledgers
+        assert told, "a deleted log looks like a sealed one"
 
     def check_dropped(self) -> None:
         """Check that nothing is left of the log."""

@@ -23,6 +23,7 @@ from pybk import (
     LogSealedError,
     Namespace,
     NoSuchLogError,
+    NotEnoughBookiesError,
     PybkError,
     StorageFullError,
     StorageRefusedError,
@@ -32,6 +33,7 @@ from pybk import (
     WriteAheadLog,
 )
 from pybk.manager import backend_of
+from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
 PASSWORD = b"log"
@@ -478,9 +480,31 @@ def test_everything_has_a_form_for_event_loops(tmp_path: Path) -> None:
             assert await logs.names_async() == ["one", "two"]
             await logs.rename_async("two", "three")
             assert await logs.exists_async("three")
-            await logs.delete_async("one")
+            await logs.delete_async("one", steal=True)
             assert await logs.names_async() == ["three"]
             await asyncio.to_thread(wait_until, lambda: seen.names == {"three"})
             watch.cancel()
 
     asyncio.run(run())
+
+
+def test_a_log_that_had_too_few_bookies_says_that_it_has_to_be_opened_again(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as manager:
+        log = Log.open(manager, "log", password=PASSWORD, quorums=(3, 3, 2))
+        writer = log.writer()
+        writer.append(b"one")
+        for place in (1, 2):
+            cluster.bookies[place].close()
+        text = r"^log 'log': .*start more bookies.*open it again"
+        with pytest.raises(NotEnoughBookiesError, match=text):
+            writer.append(b"two")
+        for place in (1, 2):
+            cluster.open_bookie(place)
+        with pytest.raises(NotEnoughBookiesError, match=text):
+            writer.append(b"two")
+        with pytest.raises(NotEnoughBookiesError):
+            writer.close()
+        with log.writer() as again:
+            again.append(b"three")
+        assert log.first() is not None
+        log.close()
