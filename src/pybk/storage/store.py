@@ -749,9 +749,16 @@ class Store(StoreReader):
 
     # ---- what the log calls ------------------------------------------------------------------------------------------
 
+    def changed(self, commit: Commit) -> None:
+        """Have the next checkpoint write the ledgers of a durable commit; called by the log's leader, maybe twice."""
+        dirty = self._dirty
+        for run, _, _ in commit.written:
+            # A ledger with a tail, as this one has, is not forgotten meanwhile.
+            if run.descriptor.ledger_id not in dirty:
+                self._note_change(run.descriptor)
+
     def committed(self, commit: Commit, now_ns: int) -> None:
         """Count a durable commit; called by the log's leader."""
-        dirty = self._dirty
         for run, _, _ in commit.written:
             descriptor = run.descriptor
             meter = descriptor.meter
@@ -759,9 +766,6 @@ class Store(StoreReader):
                 metadata = descriptor.metadata
                 meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
             meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
-            # A ledger with a tail, as this one has, is not forgotten meanwhile.
-            if descriptor.ledger_id not in dirty:
-                self._note_change(descriptor)
         self._tail_added += commit.size
         if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
             with self.lock:

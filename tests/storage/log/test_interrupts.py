@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
 from tests.internals import descriptor_of
@@ -92,6 +93,33 @@ def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
         assert found[acknowledged[-1]] == b"after"
         assert len(found) >= len(acknowledged)
         manager.close()
+
+
+@pytest.mark.timeout(method="thread")
+def test_the_checkpoint_after_an_interrupt_has_all_that_is_durable() -> None:
+    """It drops the log files, so an entry whose ledger it does not know of would be lost with all that follow it."""
+    fs, line, fired = SimFileSystem(3), 0, True
+    manager = open_store(fs)
+    writers = [manager.create_ledger(insecure=True, storage_hints={hint}) for hint in StorageHint]
+    kept: dict[LedgerWriter, list[bytes]] = {writer: [] for writer in writers}
+    while fired:
+        writer, after = writers[line % len(writers)], b"after %d" % line
+        manager.checkpoint()  # from here on the ledger is not one that changed
+        fired = interrupted(line, partial(writer.append, b"interrupted"))
+        manager.checkpoint()
+        last = writer.append(after)
+        manager.checkpoint()
+        found = manager.open_ledger(writer.ledger_id, recover=False).read(0, last)
+        assert [entry.payload for entry in found][-1] == after
+        kept[writer].append(after)
+        line += 1
+    assert line > 100, "the commit path was not traced"
+    manager.close()
+    with open_store(fs) as manager:
+        for writer, payloads in kept.items():
+            reader = manager.open_ledger(writer.ledger_id)
+            entries = reader.read(0, reader.last_add_confirmed)
+            assert [entry.payload for entry in entries if entry.payload != b"interrupted"] == payloads
 
 
 @pytest.mark.parametrize("what", ["append", "readmit"])

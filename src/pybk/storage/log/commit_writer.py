@@ -48,10 +48,13 @@ class LogFiles(Protocol):
 
 
 class CommitObserver(Protocol):
-    """Notes each durable commit, for metrics and for the size of the log that is not checkpointed."""
+    """Notes each durable commit: what the next checkpoint has to write, metrics, and the size of the log's tail."""
+
+    def changed(self, commit: Commit) -> None:
+        """Note the ledgers whose entries a commit has; called by the leader after publishing them, maybe twice."""
 
     def committed(self, commit: Commit, now_ns: int) -> None:
-        """Note a commit; called once per commit by the leader, after publishing."""
+        """Count a commit; called by the leader after publishing, at most once: not at all after an interrupt."""
 
 
 class CommitWriter:
@@ -177,6 +180,7 @@ class CommitWriter:
             entries.descriptor.publish(
                 first, count, entries.length_at_end, (first, count | 1 << 32, location + at, body_bytes)
             )
+        self._observer.changed(commit)  # before it is done: a checkpoint drops the files of what it does not know
         for group in commit.groups:
             for _, apply in group.controls if group.staged else ():
                 apply()
