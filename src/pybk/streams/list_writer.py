@@ -323,7 +323,7 @@ class ListWriter:
         """Perform an owner's operation, one at a time."""
         with self._operation:
             if self.closed:
-                raise ClosedError(f"log {self._name!r} is closed here; open it again")
+                raise ClosedError(f"{self._title} is closed here; open it again")
             if self._ended is not None:
                 raise self._ended.with_traceback(None)
             try:

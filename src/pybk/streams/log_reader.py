@@ -139,6 +139,7 @@ class LogReader(Handle):
 
         Raises:
             LogSealedError: The log was sealed, and all its records were read.
+            NoSuchLogError: The log was deleted or renamed; records that were read before may still be returned.
             TruncatedError: The next record was truncated, and the reader is strict.
             CorruptError: A record is damaged or missing. DigestMismatchError, if it was changed.
             ClosedError: This reader or its log was closed.

@@ -109,6 +109,8 @@ class LogWriter(Handle):
                 it all the same.
             StorageFullError: There is not enough free space; nothing was written.
             StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
+            NoSuchLogError: The log was deleted or renamed.
+            NotEnoughBookiesError: Too few bookies answer; once there are enough, close the writer and make another.
             ClosedError: The writer is closed.
             UsageError: An argument cannot be; nothing was appended.
 

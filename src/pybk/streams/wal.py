@@ -470,6 +470,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
                 it all the same.
             StorageFullError: There is not enough free space; nothing was written. Reading and truncating still work.
             StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
+            NoSuchLogError: The log was deleted.
+            NotEnoughBookiesError: Too few bookies answer; once there are enough, close the log and open it again.
             ClosedError, IllegalOperationError: The log is closed here, or open for reading.
             UsageError: The data is not bytes, or is too long; nothing was done.
 
