@@ -170,6 +170,20 @@ def test_a_wrong_password_is_refused(shell: Shell, monkeypatch: pytest.MonkeyPat
     assert (status, "log 'orders' has a password, and none was given" in err) == (2, True)
 
 
+def test_what_a_shell_closes_or_does_not_encode_is_no_traceback(store: Path) -> None:
+    pybk = f"{sys.executable} -m pybk log"
+    for line, status in (
+        (f"{pybk} append {store} log <&-", 0),
+        (f"echo a | {pybk} append {store} log --key $'\\xff'", 0),
+        (f"{pybk} cat {store} log >&-", 0),
+        (f"{pybk} cat {store} absent 2>&-", 2),
+    ):
+        found = subprocess.run(["bash", "-c", line], capture_output=True, timeout=PROCESS_S)
+        assert (found.returncode, b"Traceback" in found.stderr) == (status, False), line
+    with Log.open(store, "log", mode="r") as log:
+        assert [(record.key, record.data) for record in log.reader()] == [(b"\xff", b"a")]
+
+
 def test_tail_follows_another_process(store: Path) -> None:
     with Log.open(store, "log") as log, log.writer() as writer:
         writer.append(b"first")

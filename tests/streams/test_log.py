@@ -173,6 +173,9 @@ def test_truncation_is_exact_in_the_open_segment_and_in_an_entry(manager: Ledger
         assert log.truncate(positions[4]) == 4
         assert data_of(log) == [b"%d" % number for number in range(4, 10)]
         assert log.truncate(2) == 4  # backwards changes nothing
+        for missing in (TxId(1 << 40), datetime(2200, 1, 1, tzinfo=UTC)):
+            with pytest.raises(UsageError, match="all would be dropped"):
+                log.truncate(missing)
         with pytest.raises(UsageError, match="cannot be dropped"):
             log.truncate(11)
         with pytest.raises(TruncatedError) as caught:

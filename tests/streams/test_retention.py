@@ -152,6 +152,7 @@ def test_an_open_segment_is_closed_once_it_could_go() -> None:
     [
         {"max_age": 0},
         {"max_age": "1"},
+        {"max_age": 10**400},
         {"max_bytes": -1},
         {"max_bytes": 1.5},
         {"idle_roll": float("inf")},

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import ref
@@ -30,7 +31,7 @@ from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
 from pybk.streams.list_writer import OPEN_REMEDY, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
-from pybk.streams.log_reader import LogEnd, LogReader, Start, seq_of
+from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
@@ -654,7 +655,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             The sequence number of the first record that is kept.
 
         Raises:
-            UsageError: The record before that place does not exist yet.
+            UsageError: The record before that place does not exist yet; or no record has that transaction id or time,
+                or a higher one, so that all would be dropped.
             TruncateGuardError: A subscription may need records before it.
             IllegalOperationError: As for ``close``.
 
@@ -667,6 +669,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             seq, last = seq_of(self._steps, start), self.last_seq
             if seq > last + 1:
                 raise UsageError(f"log {self.name!r}: records before {seq} cannot be dropped; its last is {last}")
+            if seq > last >= record.first_seq and isinstance(start, TxId | datetime):
+                raise UsageError(
+                    f"log {self.name!r} has no record from {start} on, so all would be dropped; to do that, truncate "
+                    f"at {seq}"
+                )
             try:
                 steps = ledger_list.truncate(self.name, record.epoch, record.generation, seq, force=force)
                 return self._steps.perform(steps).first_seq

@@ -42,6 +42,7 @@ KEEPER_SECONDS: Final = 30.0
 """How often at least a writer applies the retention of its log, also if nothing happens."""
 
 _KEEPER_SECONDS_MIN: Final = 0.25
+_SECONDS_MAX: Final = 1e10
 _LOOKS: Final = 4
 """How often it does in the shortest time that its retention names."""
 
@@ -75,8 +76,8 @@ class Retention:
         """Check the values; raises UsageError."""
         for name in ("max_age", "idle_roll"):
             value = getattr(self, name)
-            if not (value is None and name == "max_age") and not (_is_number(value) and 0 < value < math.inf):
-                raise UsageError(f"{name} is {value!r:.50}; it takes seconds above 0")
+            if not (value is None and name == "max_age") and not (_is_number(value) and 0 < value <= _SECONDS_MAX):
+                raise UsageError(f"{name} is {value!r:.50}; it takes seconds above 0, at most {_SECONDS_MAX:.0e}")
         for name in ("keep_acked", "force_expire"):
             flag_of(getattr(self, name), name)
         if self.max_bytes is not None and (whole(self.max_bytes) is None or self.max_bytes < 0):

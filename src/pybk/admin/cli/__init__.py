@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: The arguments are wrong, or ask for help or for the version.
     """
+    _open_standard_streams()
     parsed = _parser().parse_args(arguments)
     try:
         check_path(parsed)
@@ -70,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PybkError, OSError) as error:
         print(f"pybk: {_one_line(error)}", file=sys.stderr)
         return FAILED
+
+
+def _open_standard_streams() -> None:
+    """Have standard input be empty, and what is printed be dropped, where the shell has closed the stream (``>&-``)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # until the process ends
 
 
 def _one_line(error: BaseException) -> str:

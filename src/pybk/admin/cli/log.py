@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -150,7 +151,7 @@ def _encoded(value: Any) -> Any:
 
 def _append(parsed: argparse.Namespace) -> int:
     txids = itertools.count(parsed.txid) if parsed.txid is not None else itertools.repeat(None)
-    key = None if parsed.key is None else parsed.key.encode()
+    key = None if parsed.key is None else os.fsencode(parsed.key)
     with (
         manager_of(parsed, read_only=False) as manager,
         _names(parsed, manager, insecure=parsed.insecure) as logs,
