@@ -13,7 +13,7 @@ one, nothing is staged, and the commit begins again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
@@ -80,7 +80,10 @@ class GroupMember(Protocol):
         """Take note of that the group is durable."""
 
     def abandon(self) -> None:
-        """Let go of what was added, because the group was not committed; called once, and must not raise."""
+        """Let go of what was added, because the group was not committed; called once, and must not raise.
+
+        A commit that was interrupted may have staged the group all the same; then this changes nothing of that.
+        """
 
     @property
     def results(self) -> Sequence[Any]:
@@ -196,14 +199,21 @@ class AtomicGroup:
         """
         if self._ended:
             raise ClosedError("the group was committed or given up; begin another")
-        self._ended = True
-        members = sorted(self._members.values(), key=lambda member: member.key)
-        if not members:
-            return
-        if self._backend.is_cluster:
-            self._commit_alone(members)
-        else:
-            self._commit_staged(members, self._staged(members))
+        sent = False
+        try:
+            self._ended = True
+            members = sorted(self._members.values(), key=lambda member: member.key)
+            if self._backend.is_cluster:
+                sent = True
+                self._commit_alone(members)
+            else:
+                wait = self._staged(members)
+                sent = True
+                wait()
+        except BaseException as error:
+            if not (sent and isinstance(error, PybkError) and error.outcome_unknown):
+                _abandon(self._members.values())
+            raise
         for member in members:
             member.committed()
 
@@ -215,46 +225,29 @@ class AtomicGroup:
         """Give the group up; nothing of it happens."""
         if not self._ended:
             self._ended = True
-            _abandon(list(self._members.values()))
+            _abandon(self._members.values())
 
     def _commit_alone(self, members: Sequence[GroupMember]) -> None:
-        try:
-            if len(members) > 1:
-                raise IllegalOperationError(
-                    f"a group cannot be atomic over ensembles: {', '.join(each.key for each in members)} are in "
-                    f"different ledgers of {self._backend.where}, whose bookies could have a part of it and not the "
-                    "rest; append to one log only, or use an embedded store"
-                )
-            members[0].commit_alone()
-        except PybkError as error:
-            if not error.outcome_unknown:
-                _abandon(members)
-            raise
-
-    @staticmethod
-    def _commit_staged(members: Sequence[GroupMember], wait: Callable[[], int]) -> None:
-        try:
-            wait()
-        except PybkError as error:
-            if not error.outcome_unknown:
-                _abandon(members)
-            raise
+        if len(members) > 1:
+            raise IllegalOperationError(
+                f"a group cannot be atomic over ensembles: {', '.join(each.key for each in members)} are in "
+                f"different ledgers of {self._backend.where}, whose bookies could have a part of it and not the "
+                "rest; append to one log only, or use an embedded store"
+            )
+        for member in members:
+            member.commit_alone()
 
     def _staged(self, members: Sequence[GroupMember]) -> Callable[[], int]:
         """Stage the group; returns what waits for it. From then on its outcome is decided by the store."""
-        try:
-            while True:
-                try:
-                    wait = self._hold(members, [])
-                except (VersionConflictError, DisplacedError):
-                    continue  # a record was changed by another, or a log ends elsewhere
-                if wait is not None:
-                    return wait
-                for member in members:
-                    member.prepare()
-        except PybkError:
-            _abandon(members)
-            raise
+        while True:
+            try:
+                wait = self._hold(members, [])
+            except (VersionConflictError, DisplacedError):
+                continue  # a record was changed by another, or a log ends elsewhere
+            if wait is not None:
+                return wait
+            for member in members:
+                member.prepare()
 
     def _hold(self, members: Sequence[GroupMember], parts: list[GroupPart]) -> Callable[[], int] | None:
         """Stage the group with the locks of the members that follow held, too; returns what waits for it."""
@@ -292,6 +285,6 @@ class AtomicGroup:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
 
-def _abandon(members: Sequence[GroupMember]) -> None:
+def _abandon(members: Iterable[GroupMember]) -> None:
     for member in members:
         member.abandon()

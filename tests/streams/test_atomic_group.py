@@ -474,6 +474,24 @@ def test_a_group_is_whole_or_absent_when_any_operation_fails(error: ErrorName) -
         store_of(manager).ended = True
 
 
+def test_an_interrupt_at_any_line_leaves_no_ledger_of_a_blob(manager: LedgerManager) -> None:
+    with wal_of(manager) as wal, BlobStore.open(manager, password=PASSWORD, grace_s=0) as blobs:
+        line, fired = 0, True
+        while fired:
+            group = manager.transaction()
+            group.append(wal, b"one")
+            upload = blobs.create_blob(f"blob {line}")
+            upload.write(b"bytes")
+            group.publish(upload)
+            fired = interrupted_at(line, ("pybk/atomic_group.py",), group.commit)
+            group.abort()  # does nothing once the commit has begun
+            blobs.sweep()
+            assert len(list(manager.list_ledgers())) == len(wal.ledgers) + len(blobs.list()), line
+            line += 1
+        assert 0 < len(blobs.list()) < line, "some interrupts come before the group is staged, some after"
+        assert all(blobs.get(each.name) == b"bytes" for each in blobs.list())
+
+
 def test_an_interrupt_at_any_line_leaves_the_group_whole_or_absent(manager: LedgerManager) -> None:
     with wal_of(manager) as wal, log_of(manager) as log, log.writer() as writer:
         files = ("pybk/atomic_group.py", "streams/appender.py", "streams/group_members.py", "transaction_group.py")
