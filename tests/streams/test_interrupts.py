@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at any line of an append, a roll, a cut or a take-over: the log stays whole, and continues."""
+"""A KeyboardInterrupt at any line of a call that changes a log: the log stays whole, and continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, Log, LogFencedError, LogRecord, LogWriter, NewRecord, TxId, WriteAheadLog
+from pybk import (
+    CheckpointWriter,
+    LedgerManager,
+    Log,
+    LogFencedError,
+    LogRecord,
+    LogWriter,
+    NewRecord,
+    TxId,
+    WriteAheadLog,
+)
 from tests.interrupting import interrupted_at
 from tests.waiting import WAIT_S
 
@@ -45,6 +55,29 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
             )
             line += 1
         assert line > 20, "nothing was traced"
+
+
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_at_any_line_of_a_checkpoint_leaves_no_upload(tmp_path: Path) -> None:
+    def checkpoint(content: bytes) -> None:
+        with wal.checkpoint(meta=content.decode(), truncate=False) as file:
+            files.append(file)  # so that its finaliser is not interrupted, from which Python lets no exception out
+            file.write(content)
+
+    files: list[CheckpointWriter] = []
+    with LedgerManager.open(tmp_path) as manager, WriteAheadLog.open(manager, insecure=True) as wal:
+        wal.append(b"one")
+        line, fired = 0, True
+        while fired:
+            fired = interrupted_at(line, FILES, partial(checkpoint, b"%d" % line))
+            files.clear()
+            wal.roll()
+            assert wal.stats().uploads == 0, f"line event {line}"
+            for each in wal.checkpoints():
+                with each.open() as read:
+                    assert read.read() == each.meta.encode(), f"line event {line}"
+            line += 5
+        assert wal.checkpoints()[-1].meta == str(line - 5), "without an interrupt it is listed"
 
 
 LINES = {"roll": 5, "truncate": 3, "close": 5, "writer": 13}

@@ -639,6 +639,45 @@ def test_a_checkpoint_is_committed_by_its_with_alone(manager: LedgerManager) -> 
             assert read.read() == b"whole"
 
 
+def test_a_checkpoint_that_ends_in_its_with_is_left_as_it_is(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"a")
+        with wal.checkpoint() as file:
+            file.write(b"half")
+            file.abort()
+            with pytest.raises(ClosedError, match="given up"):
+                file.write(b"more")
+        assert (wal.checkpoints(), wal.stats().uploads) == ([], 0)
+        with wal.checkpoint(meta="whole") as file:
+            file.commit()
+        assert [each.meta for each in wal.checkpoints()] == ["whole"]
+
+
+def test_checkpoints_that_were_dropped_or_cancelled_leave_no_ledgers(manager: LedgerManager) -> None:
+    async def begin(wal: WriteAheadLog) -> None:
+        async with wal.checkpoint_async() as file:
+            await file.write_async(b"half")
+
+    async def cancel(wal: WriteAheadLog) -> None:
+        task = asyncio.create_task(begin(wal))
+        await asyncio.sleep(0)  # until its thread opens the file
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    def is_clean(wal: WriteAheadLog) -> bool:
+        gc.collect()
+        wal.roll()
+        return wal.stats().uploads == 0 and len(list(manager.list_ledgers())) == len(wal.ledgers)
+
+    with opened(manager) as wal:
+        wal.append(b"a")
+        wal.checkpoint().write(b"half")
+        wait_until(lambda: is_clean(wal))
+        asyncio.run(cancel(wal))
+        wait_until(lambda: is_clean(wal))
+
+
 def test_a_batch_that_nobody_waits_for_becomes_durable(manager: LedgerManager) -> None:
     with opened(manager) as wal:
         future = wal.append_many_async([b"a", b"b"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -19,13 +18,15 @@ from pybk.streams import ledger_list
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Checkpoint
+from pybk.streams.list_writer import ListWriter
 
 
 class CheckpointWriter(io.BufferedIOBase):
     """Writes a checkpoint; made by ``WriteAheadLog.checkpoint``.
 
     Leaving its ``with`` commits it, or ``commit`` does. If an exception leaves the ``with``, if ``abort`` is called, or
-    if the file is dropped or only closed, nothing changes.
+    if the file is dropped or only closed, nothing changes; leaving the ``with`` after ``abort`` does nothing. What a
+    dropped file wrote is deleted by the next call that changes the log, such as a checkpoint or a roll.
 
     Threads: one.
 
@@ -40,7 +41,7 @@ class CheckpointWriter(io.BufferedIOBase):
         lsn: int,
         meta: str,
         keep: int,
-        operate: Callable[[Callable[[], object]], object],
+        writer: ListWriter,
         *,
         truncate: bool,
     ) -> None:
@@ -51,14 +52,19 @@ class CheckpointWriter(io.BufferedIOBase):
         self._meta = meta
         self._keep = keep
         self._truncate = truncate
-        self._operate = operate
-        self._ended = False
-        self._blob = BlobWriter(steps.create_blob(self._epoch, lsn, self._generation), usual_chunk_bytes(steps.manager))
+        self._writer = writer
+        self._ended = True
+        ledger = steps.create_blob(self._epoch, lsn, self._generation)
         try:
-            operate(lambda: steps.perform(ledger_list.begin_upload(steps.name, self._epoch, self._blob.ledger_id)))
-        except PybkError as error:
-            if isinstance(error, LogFencedError) or not error.outcome_unknown:
-                steps.delete(self._blob.ledger_id)
+            self._blob = BlobWriter(ledger, usual_chunk_bytes(steps.manager))
+            begun = ledger_list.begin_upload(steps.name, self._epoch, ledger.ledger_id)
+            writer.operate(lambda: steps.perform(begun))
+            self._ended = False
+        except BaseException as error:
+            if isinstance(error, LogFencedError) or (isinstance(error, PybkError) and not error.outcome_unknown):
+                steps.delete(ledger.ledger_id)
+            else:
+                writer.abandon_blob(ledger.ledger_id)
             raise
 
     def writable(self) -> bool:
@@ -113,18 +119,19 @@ class CheckpointWriter(io.BufferedIOBase):
         """Commit the checkpoint, also if what wraps the file has closed it."""
         if self._ended:
             raise ClosedError(f"the checkpoint of record {self.lsn} was committed or given up; make another")
-        self._ended = True
-        self.close()
-        made = Checkpoint(self.lsn, self._generation, self._blob.ledger_id, self._meta, time.time_ns())
         steps = self._steps
         try:
+            self._ended = True
+            self.close()
             self._blob.finish()
+            made = Checkpoint(self.lsn, self._generation, self._blob.ledger_id, self._meta, time.time_ns())
             listed = ledger_list.checkpoint(steps.name, self._epoch, made, self._keep, truncate=self._truncate)
-            self._operate(lambda: steps.perform(listed))
-        except PybkError as error:
-            if not error.outcome_unknown:
+            self._writer.operate(lambda: steps.perform(listed))
+        except BaseException as error:
+            self._writer.abandon_blob(self._blob.ledger_id)  # keeps it if it is listed all the same
+            if isinstance(error, PybkError) and not error.outcome_unknown:
                 with suppress(PybkError):  # the next owner of the log deletes the blob
-                    self._give_up()
+                    self._writer.operate(_nothing)
             raise
 
     async def commit_async(self) -> None:
@@ -132,26 +139,36 @@ class CheckpointWriter(io.BufferedIOBase):
         await asyncio.to_thread(self.commit)
 
     def abort(self) -> None:
-        """Give the checkpoint up; nothing changes."""
+        """Give the checkpoint up, and delete what was written; nothing else changes.
+
+        Raises:
+            LogFencedError, ClosedError: Another writer has the log, or it was closed here; the next owner of the log
+                deletes what was written.
+        """
         if not self._ended:
+            self._writer.abandon_blob(self._blob.ledger_id)
             self._ended = True
             self.close()
-            self._give_up()
+            self._writer.operate(_nothing)
 
-    def _give_up(self) -> None:
-        """Delete the blob."""
-        steps = self._steps
-        self._operate(lambda: steps.perform(ledger_list.give_up_upload(steps.name, self._epoch, self._blob.ledger_id)))
+    def __del__(self) -> None:
+        """Leave a checkpoint that was dropped to be given up later."""
+        if not getattr(self, "_ended", True):
+            self._ended = True
+            self._writer.abandon_blob(self._blob.ledger_id)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Commit the checkpoint, or give it up if an exception is on its way, which is not replaced."""
-        if kind is None:
-            self._commit()
-        else:
+        """Commit the checkpoint, or give it up if an exception is on its way, which is not replaced.
+
+        A checkpoint that was committed or given up in the ``with`` is left as it is.
+        """
+        if kind is not None:
             with suppress(PybkError):  # the next owner of the log deletes the blob
                 self.abort()
+        elif not self._ended:
+            self._commit()
 
     def __enter__(self) -> Self:
         """Return the writer itself."""
@@ -214,3 +231,7 @@ class WalCheckpoint:
                 return blob.problem()
         except (CorruptError, DigestMismatchError) as error:
             return error
+
+
+def _nothing() -> None:
+    """Change nothing: the operation for what every operation does first."""

@@ -132,6 +132,8 @@ class ListWriter:
         self._timed: Segment | None = None
         """The segment whose age is timed."""
         self._backlog = CoroutineBacklog()
+        self._abandoned: list[int] = []
+        """Blobs that will not be listed, which the next operation gives up."""
         self.closed = False
         self.unclean = False
         self.on_repair: Callable[[ListRecord], None] = lambda _: None
@@ -326,11 +328,33 @@ class ListWriter:
                 raise ClosedError(f"{self._title} is closed here; open it again")
             if self._ended is not None:
                 raise self._ended.with_traceback(None)
+            self._give_up_abandoned()
             try:
                 return operation()
             except (LogFencedError, NoSuchLogError) as error:
                 self._ended = error
                 raise
+
+    def abandon_blob(self, ledger_id: int) -> None:
+        """Leave a blob that was begun to be given up by the next operation, unless a checkpoint that is listed has it.
+
+        A finaliser may call it.
+        """
+        self._abandoned.append(ledger_id)
+
+    def _give_up_abandoned(self) -> None:
+        """Give up what was abandoned; what cannot be given up now is left to the next operation, or the next owner."""
+        while self._abandoned:
+            ledger_id = self._abandoned[0]
+            try:
+                if ledger_id in self.steps.existing().record.ledgers:
+                    epoch = self.appender.epoch
+                    self.steps.perform(ledger_list.give_up_upload(self._name, epoch, ledger_id))
+                else:  # the record never named it
+                    self.steps.delete(ledger_id)
+            except (PybkError, OSError):
+                return
+            self._abandoned.pop(0)
 
     def roll(self) -> None:
         """Continue in a new segment; returns once it is listed and the one before is closed."""

@@ -801,7 +801,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         if covered < newest:
             raise UsageError(f"a checkpoint of record {covered} is older than the newest one, of {newest}")
         owner = writer.appender.epoch, writer.appender.generation
-        return CheckpointWriter(self._steps, owner, covered, meta, keep, writer.operate, truncate=truncate)
+        return CheckpointWriter(self._steps, owner, covered, meta, keep, writer, truncate=truncate)
 
     def checkpoint_async(
         self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
