@@ -96,7 +96,7 @@ def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path)
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert programs
-    for program in programs * (2 if document == "blobs.md" else 1):  # those of the other append what may be there once
+    for program in programs * 2:
         output_of(program, tmp_path)
 
 
