@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pybk import BlobStore, Log, LogEnd, WriteAheadLog
 from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
@@ -94,6 +95,55 @@ def test_everything_is_refused_in_a_child(tmp_path: Path) -> None:
         in_child(manager.close)
         assert writer.append(b"the parent goes on") == 3000
         assert len(list(entries)) == 2999
+
+
+def test_what_was_read_ahead_is_refused_in_a_child(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager:
+        log = Log.open(manager, "log", insecure=True)
+        log_writer = log.writer()
+        log_writer.append_many(numbered(50))
+        subscription = log.subscribe("sub", start=LogEnd.EARLIEST, mode="shared")
+        alone = log.subscribe("alone", start=LogEnd.EARLIEST)
+        reader, iterated = log.reader(), iter(log.reader())
+        wal = WriteAheadLog.open(manager, "wal", insecure=True)
+        wal.append_many(numbered(50))
+        follower = wal.follow(timeout=0)
+        for each in (subscription, alone, reader):
+            assert each.read() is not None
+        assert (next(iterated).seq, next(follower).lsn) == (0, 1)
+        blobs = BlobStore.open(manager, insecure=True)
+        blobs.put("a", bytes(20 << 20))
+        file = blobs.open_blob("a")
+        for _ in range(3):
+            file.read(1 << 20)
+        upload, checkpoint = blobs.create_blob("b"), wal.checkpoint()
+        calls: list[Callable[[], Any]] = [
+            lambda: subscription.read(0),
+            lambda: alone.read_many(5, 0),
+            lambda: subscription.ack(0),
+            lambda: subscription.nack(0),
+            subscription.rewind,
+            lambda: reader.read(0),
+            lambda: next(iterated),
+            lambda: next(follower),
+            lambda: next(follower),
+            lambda: file.read(8 << 20),
+            lambda: upload.write(b"x"),
+            lambda: checkpoint.write(b"x"),
+            log_writer.seal,
+        ]
+        in_child(lambda: all_refused(calls))
+        handles = (subscription, alone, reader, follower, file, log_writer, log, wal, blobs)
+        in_child(lambda: [each.close() for each in handles])
+        assert [record.seq for record in iterated] == list(range(1, 50))
+        assert [record.lsn for record in follower] == list(range(2, 51))
+        assert len(file.read()) == 17 << 20
+        file.close()
+        assert (upload.commit().size, checkpoint.write(b"x")) == (0, 1)
+        checkpoint.commit()
+        assert subscription.ack_async(0).result() == 1
+        log.close()
+        wal.close()
 
 
 def test_a_child_never_waits_whatever_the_parent_was_doing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkErro
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager, backend_of
 from pybk.reader import LedgerReader
+from pybk.streams.forking import fork_error, in_children
 from pybk.writer import LedgerWriter
 
 BLOB_FORMAT: Final = 1
@@ -79,6 +80,8 @@ class BlobWriter(io.RawIOBase):
         self._digest = xxh3_128()
         self._buffer = bytearray()
         self._written = 0
+        self._forked = False
+        in_children(self, BlobWriter._disable)
         self._outstanding: deque[AppendFuture[int]] = deque()
         self._outstanding.append(writer.append_async(_HEADER.pack(_MAGIC, BLOB_FORMAT, chunk_bytes)))
 
@@ -102,6 +105,8 @@ class BlobWriter(io.RawIOBase):
             UsageError: The data is not bytes; nothing was written.
             PybkError: As ``LedgerWriter.append``.
         """
+        if self._forked:
+            raise fork_error("the blob")
         if self.closed:
             raise ClosedError("the blob is closed; write another")
         view = bytes_of(data)
@@ -119,6 +124,10 @@ class BlobWriter(io.RawIOBase):
         self._buffer += view[at:]
         self._written += len(view)
         return len(view)
+
+    def _disable(self) -> None:
+        """Refuse calls in a forked child."""
+        self._forked = True
 
     def _append(self, chunk: bytes) -> None:
         while len(self._outstanding) >= _AHEAD:
@@ -192,6 +201,11 @@ class BlobReader(io.RawIOBase):
         self._hash = xxh3_128()
         self._hashed = 0
         """Bytes from the beginning that were read in order, and are in ``_hash``."""
+        in_children(self, BlobReader._disable)
+
+    def _disable(self) -> None:
+        """Forget in a forked child what was read, and what threads of the parent read ahead."""
+        self._batches, self._fetching, self._threads = [], deque(), None
 
     def readable(self) -> bool:
         """Return True."""

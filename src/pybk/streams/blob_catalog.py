@@ -356,8 +356,8 @@ class BlobCatalog:
         self.clean_late()
 
     def clean_late(self) -> None:
-        """Clean all names of which something could not be deleted before."""
-        for each in tuple(self._late):
+        """Clean all names of which something could not be deleted before; a forked child leaves that to its parent."""
+        for each in () if self._backend.forked else tuple(self._late):
             try:
                 self.clean_name(each)
             except PybkError as error:

@@ -196,6 +196,11 @@ class Cursor:
         """Whether it was closed or deleted here."""
         return self._writer.closed
 
+    def after_fork(self) -> None:
+        """Replace locks in a forked child that a thread of the parent may hold."""
+        self.lock = threading.RLock()
+        self._moving = threading.Lock()
+
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:
@@ -453,6 +458,10 @@ class MemoryCursor:
     def delete(self) -> None:
         """Let go of it."""
         self.closed = True
+
+    def after_fork(self) -> None:
+        """Replace the lock in a forked child, because a thread of the parent may hold it."""
+        self.lock = threading.RLock()
 
     def ack(self, ranges: Ranges, properties: Mapping[str, int | str], *, kick: bool) -> RecordFuture[int]:
         """Acknowledge records as ``Cursor.ack`` does, in memory alone."""

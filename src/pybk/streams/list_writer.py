@@ -40,6 +40,7 @@ from pybk.manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
 from pybk.streams.background import background
+from pybk.streams.forking import in_children
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
@@ -137,6 +138,12 @@ class ListWriter:
         self.closed = False
         self.unclean = False
         self.on_repair: Callable[[ListRecord], None] = lambda _: None
+        in_children(self, ListWriter._disable)
+
+    def _disable(self) -> None:
+        """Replace locks in a forked child that a thread of the parent may hold."""
+        self._operation = threading.RLock()
+        self.appender.after_fork()
 
     # ---- taking over ---------------------------------------------------------------------------------------------
 
@@ -412,10 +419,14 @@ class ListWriter:
     def close(self, *, seal: bool = False) -> None:
         """Close the open segments, and let go of the log; a second call completes one that was interrupted.
 
+        In a forked child it does nothing, unless it is to seal the log, which is refused.
+
         Raises:
             LogFencedError: Another writer has it.
             PybkError: Closing failed; the log was let go of all the same.
         """
+        if self._backend.forked and not seal:
+            return
         with self._operation:
             if not self.closed:
                 epoch = self.appender.epoch

@@ -13,6 +13,7 @@ from pybk.arguments import whole_from
 from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
 from pybk.futures import seconds_of
 from pybk.handle import Handle
+from pybk.streams.forking import in_children
 from pybk.streams.format import Records
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX
@@ -71,6 +72,11 @@ class LogReader(Handle):
         """Whether a read was cancelled or failed, for which records may have been read that were not returned."""
         self.skipped = 0
         self._reader = self._opened(seq)
+        in_children(self, LogReader._disable)
+
+    def _disable(self) -> None:
+        """Forget in a forked child what was read; the next read looks at the log, which raises."""
+        self._ready, self._unsure = iter(()), True
 
     def _opened(self, seq: int) -> RecordReader:
         """Begin to read at a record, or at the first one that was not truncated since."""

@@ -46,6 +46,7 @@ from pybk.streams.attributes import HEADERS_MAX, Headers
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
 from pybk.streams.cursor_state import Ranges, checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
+from pybk.streams.forking import fork_error, in_children
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind
 from pybk.streams.log_reader import LogEnd, Start, seq_of
@@ -232,11 +233,20 @@ class Subscription(Handle):
         self._batches: dict[asyncio.AbstractEventLoop, _Batch] = {}
         """What each event loop acknowledges in its present turn."""
         self._counts = dict.fromkeys(("delivered", "redelivered", "dead", "truncated"), 0)
+        self._forked = False
+        in_children(self, Subscription._disable)
+
+    def _disable(self) -> None:
+        """Refuse calls in a forked child, and replace locks that a thread of the parent may hold."""
+        self._forked = True
+        self._cursor.after_fork()
+        self._lock = self._cursor.lock
+        self._reading = threading.Lock()
 
     # ---- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the subscription, so that others may open it; a second call does nothing.
+        """Let go of the subscription, so that others may open it; a second call does nothing, nor a forked child's.
 
         Consumers that wait raise ClosedError. What was handed out and not acknowledged is handed out again to those who
         open it next.
@@ -246,6 +256,8 @@ class Subscription(Handle):
             IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing
                 was done.
         """
+        if self._forked:
+            return
         where_called("Subscription.close()", of_log=True)
         try:
             self._cursor.close()
@@ -450,6 +462,7 @@ class Subscription(Handle):
     @contextmanager
     def _consumed(self, token: _Token) -> Iterator[None]:
         """Keep a second consumer from reading an exclusive subscription."""
+        self._check_open()  # a seat that a thread of the parent has taken stays taken in a forked child
         exclusive = self.mode is SubscriptionMode.EXCLUSIVE
         if exclusive and not self._consuming.take(token):
             raise IllegalOperationError(
@@ -620,6 +633,8 @@ class Subscription(Handle):
         return found
 
     def _check_open(self) -> None:
+        if self._forked:
+            raise fork_error(f"subscription {self.name!r} of log {self._steps.name!r}")
         if self._cursor.closed:
             raise ClosedError(f"subscription {self.name!r} of log {self._steps.name!r} was closed; subscribe again")
 

@@ -8,6 +8,7 @@ from typing import Self
 
 from pybk.errors import ClosedError
 from pybk.handle import Handle
+from pybk.streams.forking import fork_error, in_children
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_record import WalRecord, wal_records
 
@@ -31,6 +32,15 @@ class WalFollower(Handle):
         self._ready_generation = 0
         self._applied: tuple[int, int] | None = None
         self._closed = False
+        in_children(self, WalFollower._disable)
+
+    def _disable(self) -> None:
+        """Refuse calls in a forked child."""
+
+        def refuse() -> RecordReader:
+            raise fork_error(f"the log {self._name!r}")
+
+        self._ready, self._reader, self._begin = iter(()), None, refuse
 
     def __repr__(self) -> str:
         """Name the log and the last record that was yielded."""
