@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,7 @@ from pybk import (
 )
 from pybk.streams import remote_consumer
 from tests.paths import ROOT
+from tests.test_fork import all_refused, in_child
 from tests.waiting import wait_until
 
 SOON = 60.0
@@ -146,9 +149,17 @@ def remote_frame(header: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "request_bytes",
-    [b"GET / HTTP/1.0\r\n\r\n", remote_frame(b"[]"), remote_frame(b"{}"), remote_frame(b'{"call":"ack"}')],
+    [
+        b"GET / HTTP/1.0\r\n\r\n",
+        remote_frame(b"[]"),
+        remote_frame(b"{}"),
+        remote_frame(b'{"call":"ack"}'),
+        remote_frame(b'{"call":"read","most":1e999,"timeout":0}'),
+        b"\x02\0\0\0\xff\xff\xff\xff{}",
+        b"\0\0\0\x02\0\0\0\0{}",
+    ],
 )
-def test_other_requests_end_the_connection(path: str, request_bytes: bytes) -> None:
+def test_other_requests_end_the_connection(path: str, request_bytes: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         connection.sendall(request_bytes)
@@ -156,6 +167,110 @@ def test_other_requests_end_the_connection(path: str, request_bytes: bytes) -> N
         assert connection.recv(10) == b""
     with RemoteConsumer.connect(path) as consumer:
         assert consumer.read() is not None
+        with pytest.raises(UsageError, match="at most 4194304: name fewer records"):
+            consumer.ack(range(0, 1_000_000, 2))
+        assert consumer.read() is not None
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_a_consumer_does_not_wait_for_a_process_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_consumer, "GRACE_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sub.sock"))
+        listener.listen()  # the kernel accepts for a process that is stopped
+        consumer = RemoteConsumer.connect(tmp_path / "sub.sock")
+        with pytest.raises(ClosedError, match="have it continue if it is stopped") as caught:
+            consumer.read(timeout=0.05)
+        assert caught.value.outcome_unknown
+        with pytest.raises(ClosedError):
+            consumer.read(timeout=0)
+        with pytest.raises(UsageError, match="timeout"):
+            consumer.read(timeout=float("nan"))
+
+
+def test_a_forked_child_leaves_its_parents_connections_alone(subscription: Subscription, tmp_path: Path) -> None:
+    path = tmp_path / "sub.sock"
+    with ConsumerServer(subscription, path) as server, RemoteConsumer.connect(path) as consumer:
+        assert consumer.read() is not None
+        in_child(lambda: all_refused([lambda: consumer.read(0), lambda: consumer.ack(0), lambda: consumer.nack(0)]))
+        in_child(consumer.close)
+        in_child(server.close)
+        consumer.ack(0)
+        with RemoteConsumer.connect(path) as another:
+            assert another.read() is not None
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Return the process id of a forked child that does some work, and then waits to be killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(round(SOON))
+            work()
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def killed(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_the_end_of_a_consumer_is_noticed_while_a_child_of_it_lives_on(path: str, subscription: Subscription) -> None:
+    read_end, write_end = os.pipe()
+
+    def consume() -> None:
+        consumer = RemoteConsumer.connect(path)
+        assert len(consumer.read_many(15, SOON)) == 15
+        os.write(write_end, b"%d\n" % forked(lambda: None))
+
+    consuming = forked(consume)
+    with open(read_end, "rb") as pipe:
+        grandchild = int(pipe.readline())
+    killed(consuming)
+    try:
+        record = subscription.read(timeout=SOON)
+        assert record is not None
+        assert record.seq == 0
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        os.close(write_end)
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_the_end_of_a_server_is_noticed_while_a_child_of_it_lives_on(tmp_path: Path) -> None:
+    (read_end, write_end), (go_end, start_end) = os.pipe(), os.pipe()
+
+    def serve() -> None:
+        log = Log.open(tmp_path / "other", "log", insecure=True)
+        log.writer().append(b"x")
+        subscription = log.subscribe("sub", start=LogEnd.EARLIEST, mode="shared")
+        server = ConsumerServer(subscription, tmp_path / "sub.sock")
+        os.read(go_end, 1)
+        os.write(write_end, b"%d\n" % forked(lambda: server))
+
+    serving = forked(serve)
+    consumer = RemoteConsumer.connect(tmp_path / "sub.sock", wait=SOON)
+    assert consumer.read(SOON) is not None
+    os.write(start_end, b"x")
+    with open(read_end, "rb") as pipe:
+        grandchild = int(pipe.readline())
+    killed(serving)
+    try:
+        with pytest.raises(ClosedError, match="was closed: "):
+            consumer.read(timeout=SOON)
+        with pytest.raises(ClosedError, match="no subscription is served"):
+            RemoteConsumer.connect(tmp_path / "sub.sock")
+    finally:
+        os.kill(grandchild, signal.SIGKILL)
+        for each in (write_end, go_end, start_end):
+            os.close(each)
 
 
 def test_the_socket_is_for_this_user_alone(path: str, subscription: Subscription, tmp_path: Path) -> None:
@@ -165,10 +280,13 @@ def test_the_socket_is_for_this_user_alone(path: str, subscription: Subscription
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="no socket"):
         ConsumerServer(subscription, tmp_path / "file")
-    with ConsumerServer(subscription, path), RemoteConsumer.connect(path) as consumer:  # it replaces the other one
+    left_behind = str(tmp_path / "old.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(left_behind)
+    with ConsumerServer(subscription, left_behind), RemoteConsumer.connect(left_behind) as consumer:
         assert consumer.read() is not None
     with pytest.raises(ClosedError, match="no subscription is served"):
-        RemoteConsumer.connect(path)
+        RemoteConsumer.connect(left_behind)
 
 
 def test_a_server_keeps_its_path_from_others_and_leaves_theirs_alone(
@@ -210,12 +328,20 @@ def test_a_server_that_ends_wakes_its_consumers(subscription: Subscription, tmp_
 def test_what_others_acknowledged_is_forgotten(
     path: str, subscription: Subscription, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    given_back: list[object] = []
+    nack = subscription.nack
+
+    def noted(records: set[int]) -> int:
+        given_back.append(set(records))
+        return nack(records)
+
     monkeypatch.setattr(remote_consumer, "HELD_MAX", 5)
+    monkeypatch.setattr(subscription, "nack", noted)
     with RemoteConsumer.connect(path) as consumer:
-        records = consumer.read_many(10)
-        subscription.ack(records)
-        assert len(consumer.read_many(10)) == 10
-    wait_until(lambda: len(subscription.read_many(1, timeout=0)) == 1)
+        subscription.ack(consumer.read_many(4))
+        assert len(consumer.read_many(4)) == 4
+    wait_until(lambda: bool(given_back))
+    assert given_back == [{4, 5, 6, 7}]
 
 
 def test_persist_queue_136_processes_lose_nothing_when_some_are_killed(

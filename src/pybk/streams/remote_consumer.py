@@ -4,10 +4,11 @@ A subscription has one owner, which keeps its cursor. The owner serves consumers
 socket, which only its user can connect to. A connection is one consumer: requests and responses take turns on it. When
 it ends, and it does with its process however that dies, the owner hands out to others what the consumer had not
 acknowledged. That is why this is a socket of the operating system and not a message queue: its kernel reports the end
-of a process at once, without heartbeats.
+of a process at once, without heartbeats. A forked child closes its copies of sockets at once, so that it does not hide
+the end of its parent.
 
 **Frames.** A request or a response is the length of its header and that of its data, 4 bytes each, little-endian; the
-header, which is JSON; and the data: that of the records, one after the other.
+header, which is JSON; and the data: that of the records, one after the other. A request has no data.
 """
 
 from __future__ import annotations
@@ -27,21 +28,30 @@ from typing import Any, Final, Self
 
 from pybk import errors
 from pybk.errors import ClosedError, CorruptError, IllegalOperationError, LogSealedError, PybkError, UsageError
+from pybk.futures import seconds_of
 from pybk.handle import Handle
 from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
 from pybk.opening import Opening
+from pybk.streams.forking import fork_error, in_children
 from pybk.streams.log_record import LogRecord
 from pybk.streams.position import Position
 from pybk.streams.subscription import Acked, Subscription, SubscriptionMode, ranges_of_acked
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20
+_REQUEST_BYTES_MAX: Final = 4 << 20
 _PATH_BYTES_MAX: Final = 100
 MOST_RECORDS: Final = 1000
 """Records in one response."""
 
 HELD_MAX: Final = 10_000
 """Records that a consumer holds beyond which those are forgotten that others have acknowledged."""
+
+GRACE_SECONDS: Final = 5.0
+"""How long after its timeout a ``read`` takes the process that serves it for stopped."""
+
+_PATIENCE_MAX: Final = 1e6
+"""Seconds of a timeout beyond which there is no such limit."""
 
 _LOOK_SECONDS: Final = 0.05
 
@@ -51,10 +61,10 @@ def _frame(header: Mapping[str, Any], data: bytes = b"") -> bytes:
     return b"".join((_LENGTHS.pack(len(encoded), len(data)), encoded, data))
 
 
-def _lengths(prefix: bytes) -> tuple[int, int]:
+def _lengths(prefix: bytes, header_max: int = _HEADER_BYTES_MAX) -> tuple[int, int]:
     header_bytes, data_bytes = _LENGTHS.unpack(prefix)
-    if header_bytes > _HEADER_BYTES_MAX:
-        raise CorruptError(f"a frame has a header of {header_bytes} bytes; it takes at most {_HEADER_BYTES_MAX}")
+    if header_bytes > header_max:
+        raise CorruptError(f"a frame has a header of {header_bytes} bytes; it takes at most {header_max}")
     return header_bytes, data_bytes
 
 
@@ -96,7 +106,8 @@ class ConsumerServer(Handle):
         with log.subscribe("billing", mode="shared") as subscription, ConsumerServer(subscription, "data/billing.sock"):
             ...
 
-    Consumers of this process may read the subscription meanwhile.
+    Consumers of this process may read the subscription meanwhile. In a forked child there is no server, and ``close``
+    does nothing.
 
     Args:
         subscription: It is not closed with the server.
@@ -121,10 +132,21 @@ class ConsumerServer(Handle):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._connections: set[asyncio.Task[None]] = set()
+        self._descriptors: set[int] = set()
+        """The sockets of connections."""
+        in_children(self, ConsumerServer._disable)
         ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(ready,), name="pybk-consumers", daemon=True)
         self._thread.start()
         ready.result()
+
+    def _disable(self) -> None:
+        """Let go of the connections in a forked child, where they would hide the end of the parent."""
+        self._closed = True
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in self._descriptors:
+            os.dup2(null, descriptor, inheritable=False)  # not closed, because its owner would close it once more
+        os.close(null)
 
     def close(self) -> None:
         """End all connections; what their consumers had not acknowledged is handed out to others."""
@@ -154,40 +176,43 @@ class ConsumerServer(Handle):
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        held: set[int] = set()
+        descriptor = writer.get_extra_info("socket").fileno()
+        self._descriptors.add(descriptor)
+        held = _Held(self._subscription)
         try:
             while True:
-                header, _ = await _received(reader)
+                header = await _received(reader)
                 writer.write(await self._answered(header, reader, held))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, CorruptError, asyncio.CancelledError):
             pass  # the consumer is gone, sent something else, or the server ends
         finally:
             self._connections.discard(task)
+            self._descriptors.discard(descriptor)
             writer.close()
-            if held:
+            if held.seqs:
                 with suppress(ClosedError):
-                    self._subscription.nack(held)
+                    self._subscription.nack(held.seqs)
 
-    async def _answered(self, header: Mapping[str, Any], reader: asyncio.StreamReader, held: set[int]) -> bytes:
+    async def _answered(self, header: Mapping[str, Any], reader: asyncio.StreamReader, held: _Held) -> bytes:
         """Return the response to a request; ConnectionError if the consumer leaves meanwhile."""
         try:
             match header.get("call"):
                 case "read":
                     records = await self._read(reader, int(header["most"]), header["timeout"])
-                    held.update(record.seq for record in records)
+                    held.add(records)
                     return _frame(
                         {"records": [_described(each) for each in records]}, b"".join(r.data for r in records)
                     )
                 case "ack":
                     ranges = [range(first, end) for first, end in header["ranges"]]
                     await self._subscription.ack_coro(ranges, properties=header["properties"])
-                    held.difference_update(_within(held, ranges))
+                    held.discard(ranges)
                     return _frame({})
                 case "nack":
                     ranges = [range(first, end) for first, end in header["ranges"]]
                     count = self._subscription.nack(ranges, delay=header["delay"])
-                    held.difference_update(_within(held, ranges))
+                    held.discard(ranges)
                     return _frame({"count": count})
                 case "redeliveries":
                     return _frame({"count": self._subscription.redeliveries(header["seq"])})
@@ -195,7 +220,7 @@ class ConsumerServer(Handle):
             return _frame(
                 {"error": type(error).__name__, "message": str(error), "outcome_unknown": error.outcome_unknown}
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptError(f"a request of a consumer cannot be read: {error!r}") from error
         raise CorruptError(f"a consumer asks for {header.get('call')!r:.50}, which this pybk does not know")
 
@@ -221,14 +246,39 @@ class ConsumerServer(Handle):
         return reading.result()
 
 
-def _within(held: set[int], ranges: list[range]) -> list[int]:
-    """Return what is held of ranges, which may be much longer."""
-    return [seq for seq in held if any(seq in each for each in ranges)]
+class _Held:
+    """What a consumer was handed and has not acknowledged.
+
+    Args:
+        subscription: Handed it out.
+
+    Attributes:
+        seqs: Sequence numbers; maybe also some that others have acknowledged since.
+    """
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._most = HELD_MAX
+        self.seqs: set[int] = set()
+
+    def add(self, records: Iterable[LogRecord]) -> None:
+        """Add records that are handed out; if there are many, forget what others have acknowledged."""
+        self.seqs.update(record.seq for record in records)
+        if len(self.seqs) > self._most:
+            self.seqs = {seq for seq in self.seqs if self._subscription.is_outstanding(seq)}
+            self._most = max(HELD_MAX, 2 * len(self.seqs))
+
+    def discard(self, ranges: list[range]) -> None:
+        """Forget ranges, which may be much longer than what is held."""
+        self.seqs = {seq for seq in self.seqs if not any(seq in each for each in ranges)}
 
 
-async def _received(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
-    header_bytes, data_bytes = _lengths(await reader.readexactly(_LENGTHS.size))
-    return _header_of(await reader.readexactly(header_bytes)), await reader.readexactly(data_bytes)
+async def _received(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the header of a request."""
+    header_bytes, data_bytes = _lengths(await reader.readexactly(_LENGTHS.size), _REQUEST_BYTES_MAX)
+    if data_bytes:
+        raise CorruptError(f"a request has {data_bytes} bytes of data; it takes none")
+    return _header_of(await reader.readexactly(header_bytes))
 
 
 def _listening(path: str) -> socket.socket:
@@ -241,7 +291,7 @@ def _listening(path: str) -> socket.socket:
         if _answers(path):
             raise IllegalOperationError(f"{path!r} is served already; close that server, or choose another path")
         os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX)
+    listener = _socket()
     try:
         listener.bind(path)
         os.chmod(path, 0o600)  # before it listens, so that no other user ever connects
@@ -250,6 +300,13 @@ def _listening(path: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _socket() -> socket.socket:
+    """Return a socket, which forked children close."""
+    made = socket.socket(socket.AF_UNIX)
+    in_children(made, socket.socket.close)
+    return made
 
 
 def _answers(path: str) -> bool:
@@ -280,7 +337,8 @@ class RemoteConsumer(Handle):
                 bill(record.data)
                 consumer.ack(record)
 
-    What it was handed and has not acknowledged is handed out to others when it is closed, or its process ends.
+    What it was handed and has not acknowledged is handed out to others when it is closed, or its process ends. In a
+    forked child every call raises ForkedProcessError, and ``close`` does nothing.
 
     Threads: one call at a time, others wait; ``close`` from any.
     """
@@ -290,7 +348,8 @@ class RemoteConsumer(Handle):
         self.path: Final = path
         self._socket = connection
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._forked = False
+        in_children(self, RemoteConsumer._disable)
 
     @classmethod
     def connect(cls, path: str | os.PathLike[str], *, wait: float = 0.0) -> Self:
@@ -305,7 +364,7 @@ class RemoteConsumer(Handle):
         """
         name, deadline = os.fspath(path), time.monotonic() + wait
         while True:
-            connection = socket.socket(socket.AF_UNIX)
+            connection = _socket()
             try:
                 connection.connect(name)
             except OSError as error:
@@ -321,8 +380,14 @@ class RemoteConsumer(Handle):
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening("RemoteConsumer.connect_async()", partial(cls.connect, path, wait=wait))
 
+    def _disable(self) -> None:
+        """Refuse calls in a forked child; its copy of the socket is closed."""
+        self._forked = True
+
     def close(self) -> None:
         """End the connection; a call that waits raises ClosedError."""
+        if self._forked:
+            return
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -344,10 +409,14 @@ class RemoteConsumer(Handle):
         """Return records as ``Subscription.read_many`` does, but at most 1000.
 
         Raises:
-            ClosedError: The server has ended, or this was closed.
+            ClosedError: The server has ended, or this was closed. Also if there is no response 5 seconds after the
+                timeout, because the process that serves this is stopped; then this is closed, too.
             PybkError: As ``Subscription.read_many``.
         """
-        header, data = self._called({"call": "read", "most": most, "timeout": timeout})
+        patience = seconds_of(timeout)
+        if patience is not None:
+            patience = max(patience, 0.0) + GRACE_SECONDS
+        header, data = self._called({"call": "read", "most": most, "timeout": timeout}, patience)
         return _records_of(header["records"], data)
 
     def ack(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
@@ -400,14 +469,36 @@ class RemoteConsumer(Handle):
             while (record := await self.read_async()) is not None:
                 yield record
 
-    def _called(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Send a request, and return the response; raises the error that it names."""
+    def _called(self, request: Mapping[str, Any], patience: float | None = None) -> tuple[dict[str, Any], bytes]:
+        """Send a request, and return the response; raises the error that it names.
+
+        Args:
+            request: Its header.
+            patience: Seconds to wait for the response; None for as long as it takes.
+        """
+        if self._forked:
+            raise fork_error(f"the consumer at {self.path!r}")
+        frame = _frame(request)
+        if len(frame) > _REQUEST_BYTES_MAX:
+            raise UsageError(
+                f"the request has {len(frame)} bytes; it takes at most {_REQUEST_BYTES_MAX}: name fewer records at once"
+            )
         try:
             with self._lock:
-                self._socket.sendall(_frame(request))
-                header_bytes, data_bytes = _lengths(self._exactly(_LENGTHS.size))
-                header = _header_of(self._exactly(header_bytes))
-                data = self._exactly(data_bytes)
+                limited = patience is not None and patience < _PATIENCE_MAX
+                deadline = time.monotonic() + patience if patience is not None and limited else None
+                self._socket.settimeout(patience if limited else None)
+                self._socket.sendall(frame)
+                header_bytes, data_bytes = _lengths(self._exactly(_LENGTHS.size, deadline))
+                header = _header_of(self._exactly(header_bytes, deadline))
+                data = self._exactly(data_bytes, deadline)
+        except TimeoutError as error:
+            self.close()  # the response may come yet, and would be taken for that of the next request
+            raise ClosedError(
+                f"the process that serves {self.path!r} did not answer {GRACE_SECONDS:.0f} seconds after the timeout; "
+                "have it continue if it is stopped, and connect again",
+                outcome_unknown=True,
+            ) from error
         except OSError as error:
             self.close()
             raise ClosedError(
@@ -423,10 +514,12 @@ class RemoteConsumer(Handle):
             raise kind(header["message"], outcome_unknown=header["outcome_unknown"])
         return header, data
 
-    def _exactly(self, nbytes: int) -> bytes:
-        """Return so many bytes of the response."""
+    def _exactly(self, nbytes: int, deadline: float | None) -> bytes:
+        """Return so many bytes of the response; TimeoutError if they do not come in time."""
         found = bytearray()
         while len(found) < nbytes:
+            if deadline is not None:
+                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             piece = self._socket.recv(min(nbytes - len(found), 1 << 20))
             if not piece:
                 raise ConnectionError("the connection has ended")
