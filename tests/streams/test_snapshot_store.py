@@ -49,6 +49,15 @@ def make(root: Path) -> None:
     (root / "sub" / "exact").chmod(0o640)
 
 
+def flip(root: Path, content: bytes) -> None:
+    """Change a byte of a content wherever files have it."""
+    for path in root.rglob("*"):
+        if path.is_file() and (at := path.read_bytes().find(content)) >= 0:
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes([content[0] ^ 1]))
+
+
 def test_a_directory_comes_back_and_only_what_changed_is_written_again(blobs: BlobStore, tmp_path: Path) -> None:
     state = tmp_path / "state"
     make(state)
@@ -140,6 +149,74 @@ def test_an_older_snapshot_is_taken_if_the_newest_is_damaged(blobs: BlobStore, t
         snapshots.restore(tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"untouched"
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def lose(blobs: BlobStore, content: bytes) -> None:
+    """Lose the ledger of the part that has a content."""
+    name = next(each.name for each in blobs.list("db/part/") if blobs.get(each.name) == content)
+    blobs.manager.delete_ledger(blobs.stat(name).ledger_id, password=b"p")
+
+
+def test_saving_again_heals_a_part_that_was_lost(blobs: BlobStore) -> None:
+    snapshots = opened(blobs, keep=2)
+    snapshots.save(b"a" * PART, lsn=1)
+    snapshots.save(b"b" * PART, lsn=2)
+    lose(blobs, b"b" * PART)
+    assert snapshots.save(b"b" * PART, lsn=3).written == PART
+    latest = snapshots.latest()
+    assert latest is not None
+    assert (latest.info.lsn, latest.skipped) == (3, ())
+    assert snapshots.read(number=2) == b"b" * PART
+    assert snapshots.save(b"b" * PART, lsn=4).written == 0
+    lose(blobs, b"b" * PART)  # after it was verified
+    assert snapshots.save(b"b" * PART, lsn=5).written == PART
+    assert snapshots.read(number=5) == b"b" * PART
+
+
+def test_a_lost_part_is_written_once_and_found_by_later_saves(blobs: BlobStore) -> None:
+    snapshots = opened(blobs, keep=2)
+    content = b"c" * PART + b"d" * PART + b"c" * PART
+    assert snapshots.save(content).written == 2 * PART
+    lose(blobs, b"c" * PART)
+    assert [snapshots.save(content).written for _ in range(3)] == [PART, 0, 0]
+    assert snapshots.read() == snapshots.read(number=3) == content
+
+
+def test_saving_again_heals_a_part_that_was_damaged(tmp_path: Path) -> None:
+    old, new = os.urandom(PART), os.urandom(PART)
+    with BlobStore.open(tmp_path, password=b"p") as blobs:
+        opened(blobs).save(old, lsn=1)
+        opened(blobs).save(new, lsn=2)
+    flip(tmp_path, new)
+    with BlobStore.open(tmp_path, password=b"p") as blobs:
+        before = opened(blobs).latest()
+        assert before is not None
+        assert [each.number for each in before.skipped] == [2]
+        assert opened(blobs).save(new, lsn=3).written == PART
+        after = opened(blobs).latest()
+        assert after is not None
+        assert (after.info.lsn, after.skipped) == (3, ())
+        assert opened(blobs).read(number=2) == new
+
+
+class CountingStore(BlobStore):
+    """Counts the parts that are read whole."""
+
+    reads = 0
+
+    def get(self, name: str, version: int | None = None) -> bytes:
+        self.reads += name.startswith("db/part/")
+        return super().get(name, version)
+
+
+def test_an_object_reads_each_part_that_it_reuses_once(tmp_path: Path) -> None:
+    content = b"".join(bytes([number]) * PART for number in (1, 2, 1, 3))
+    with CountingStore.open(tmp_path, password=b"p") as blobs:
+        opened(blobs).save(content)
+        assert blobs.reads == 0
+        snapshots = opened(blobs)
+        assert [snapshots.save(content).written for _ in range(4)] == [0] * 4
+        assert blobs.reads == 3
 
 
 def test_a_snapshot_that_was_not_finished_does_not_exist(blobs: BlobStore, tmp_path: Path) -> None:

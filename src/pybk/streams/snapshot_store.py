@@ -59,7 +59,7 @@ class SnapshotInfo(NamedTuple):
         created_ns: When it was saved, nanoseconds since 1970.
         is_directory: Whether it is of a directory.
         size: Bytes of all its files.
-        written: Bytes that were not in an earlier snapshot, and were written for this one.
+        written: Bytes that were not stored, or were damaged, and were written for this one.
     """
 
     number: int
@@ -173,7 +173,8 @@ class SnapshotStore:
 
     A snapshot is saved in parts, named by the SHA-256 of their content, so that parts that did not change are not
     written again. Its manifest, which lists the parts, is written last: a snapshot exists once it is complete.
-    Snapshots share parts, so a damaged part damages all that have it; ``latest`` finds out.
+    Snapshots share parts, so a damaged part damages all that have it; ``latest`` finds out, and a save that has the
+    part writes it again, which mends them all.
 
     Threads: any. One process at a time saves or prunes.
 
@@ -203,6 +204,8 @@ class SnapshotStore:
         self._part_bytes = part
         self._manifests = f"{name}/manifest/"
         self._parts = f"{name}/part/"
+        self._verified: dict[str, int] = {}
+        """The ledgers of parts that were read whole here, by their names."""
 
     def __repr__(self) -> str:
         """Name the snapshots and their blob store."""
@@ -231,14 +234,16 @@ class SnapshotStore:
             PybkError: As ``BlobStore.put``; the snapshot was not saved, unless ``outcome_unknown`` is set.
 
         Durability: On return the snapshot is durable.
-        Cost: Reads all of the content, and writes the parts that are new.
+        Cost: Reads all of the content, and writes the parts that are new, missing or damaged. A part that is stored
+            is read and verified before this object uses it for the first time; later saves only open its ledger, so
+            damage after that is left for ``latest``, or for a save of another ``SnapshotStore``, to find.
         """
         if isinstance(content, str):
             raise UsageError(f"content is the string {content!r:.50}; it takes bytes, or a path as pathlib.Path")
         lsn = whole_from(lsn, 0, "lsn", "a log sequence number")
         with self._locked():
             number = max(self._numbers(), default=0) + 1
-            saving = _Saving(self._blobs, self._parts, self._part_bytes)
+            saving = _Saving(self._blobs, self._parts, self._part_bytes, self._verified)
             is_directory = isinstance(content, os.PathLike) and os.path.isdir(content)
             if isinstance(content, os.PathLike):
                 saving.add_path(Path(content))
@@ -254,7 +259,7 @@ class SnapshotStore:
             )
             manifest = _Manifest(info, self._part_bytes, tuple(saving.directories), tuple(saving.files))
             self._blobs.put(f"{self._manifests}{number:016d}", manifest.encode(), overwrite=False)
-            self._prune()
+            self._prune()  # older ones go last: all parts of this one were written or found now
         return info
 
     async def save_async(
@@ -276,6 +281,8 @@ class SnapshotStore:
 
     def prune(self) -> int:
         """Delete all but the newest snapshots, of which ``keep`` are kept, and the parts that none of those has.
+
+        Snapshots whose manifests cannot be read do not count; parts are not verified, which ``latest`` does.
 
         Returns:
             How many blobs were deleted: manifests and parts.
@@ -308,6 +315,7 @@ class SnapshotStore:
         gone += [name for name in parts if name.rpartition("/")[2] not in needed]
         for name in gone:  # manifests before their parts
             self._blobs.delete(name)
+            self._verified.pop(name, None)
         return len(gone)
 
     # ---- restoring -----------------------------------------------------------------------------------------------
@@ -468,13 +476,23 @@ class SnapshotStore:
 
 
 class _Saving(io.BufferedIOBase):
-    """Splits files into parts, and puts those that are not there; a file to write one of them to."""
+    """Splits files into parts, and puts those that are not there; a file to write one of them to.
 
-    def __init__(self, blobs: BlobStore, prefix: str, part_bytes: int) -> None:
+    Args:
+        blobs: Where parts go.
+        prefix: Of their names.
+        part_bytes: Bytes of a part.
+        verified: The ledgers of parts that were read whole, by name; grows.
+    """
+
+    def __init__(self, blobs: BlobStore, prefix: str, part_bytes: int, verified: dict[str, int]) -> None:
         super().__init__()
         self._blobs = blobs
         self._prefix = prefix
         self._part_bytes = part_bytes
+        self._verified = verified
+        self._there: set[str] = set()
+        """Names of the parts that this save wrote or found."""
         self._buffer = bytearray()
         self._path, self._mode, self._size = "", 0, 0
         self._digests: list[str] = []
@@ -521,13 +539,27 @@ class _Saving(io.BufferedIOBase):
         digest = hashlib.sha256(data).hexdigest()
         name = self._prefix + digest
         self._digests.append(digest)
+        if name not in self._there:
+            if not self._is_stored(name, data):
+                self._blobs.put(name, data)
+                self.written += len(data)
+            self._there.add(name)
+
+    def _is_stored(self, name: str, data: bytes) -> bool:
+        """Whether a part can be read back; the catalog does not know if its ledger is lost or damaged."""
         try:
-            found = self._blobs.stat(name).digest
-        except NoSuchBlobError:
-            found = ""
-        if found != xxh3_128_hexdigest(data):
-            self._blobs.put(name, data)
-            self.written += len(data)
+            found = self._blobs.stat(name)
+            if found.digest != xxh3_128_hexdigest(data):
+                return False
+            if self._verified.get(name) == found.ledger_id:
+                self._blobs.open_blob(name).close()  # reads its first and last entry
+                return True
+            if self._blobs.get(name) != data:
+                return False
+        except _DAMAGE:
+            return False
+        self._verified[name] = found.ledger_id
+        return True
 
     def add_path(self, root: Path) -> None:
         """Add a file, or a directory with all that it holds."""
