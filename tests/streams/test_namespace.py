@@ -293,6 +293,42 @@ def until_interrupted(
     return call(*arguments, **options)
 
 
+def test_a_wrong_password_deletes_nothing_of_a_log_that_gets_its_first_writer_meanwhile(
+    logs: Namespace, manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.create("log").close()
+    backend = backend_of(manager)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "try_lock", once_before(lambda: filled(logs, "log", b"one"), backend.try_lock))
+        with pytest.raises(UnauthorizedError):
+            Log.delete(manager, "log", password=b"wrong")
+    assert data_of(logs, "log") == [b"one"]
+
+
+def test_a_wrong_password_of_a_subscription_deletes_nothing_of_its_log(logs: Namespace, manager: LedgerManager) -> None:
+    with logs.create("log") as log:
+        log.subscribe("sub").close()
+    with Namespace.open(manager, password=b"another") as others:
+        filled(others, "log", b"one")
+        with pytest.raises(UnauthorizedError):
+            others.delete("log")
+        assert data_of(others, "log") == [b"one"]
+
+
+def once_before(action: Callable[[], object], call: Callable[..., object]) -> Callable[..., object]:
+    """Return ``call``, before the first call of which ``action`` happens in another thread."""
+    left = [action]
+
+    def with_action(*arguments: object, **options: object) -> object:
+        if left:
+            thread = threading.Thread(target=left.pop())
+            thread.start()
+            thread.join()
+        return call(*arguments, **options)
+
+    return with_action
+
+
 # ---- rename ----------------------------------------------------------------------------------------------------------
 
 

@@ -148,6 +148,11 @@ def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bo
             for each in new:
                 cursors[each] = _cursor_of(manager, name, each, spec)
                 locks.enter_context(cursors[each].kept_away(steal=steal, remedy=_DELETE_REMEDY))
+        # Another process may have given the log, or a subscription, its first ledger before the locks were taken.
+        steps.check_password(of_dropped=True)
+        for cursor in cursors.values():
+            with suppress(NoSuchLogError):
+                cursor.steps.check_password(of_dropped=True)
         steps.perform(ledger_list.begin_drop(name))
         for cursor in cursors.values():
             with suppress(NoSuchLogError):
