@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakValueDictionary
 
 from pybk.backend import BackendIdentity, NamedRecord, Quorums, Replicated
 from pybk.digest import EntryDigest
@@ -52,9 +54,9 @@ class LocalGroupWatch:
 
 
 class LocalLock:
-    """A lock among the users of a store. Threads: any."""
+    """A lock among the users of a store, which ends with this object: an interrupt may have lost it. Threads: any."""
 
-    def __init__(self, locks: dict[str, LocalLock], name: str, owner: str) -> None:
+    def __init__(self, locks: LocalLocks, name: str, owner: str) -> None:
         self._locks = locks
         self._name = name
         self.owner = owner
@@ -62,12 +64,34 @@ class LocalLock:
     @property
     def held(self) -> bool:
         """Whether it was not released."""
-        return self._locks.get(self._name) is self
+        return self._locks.holder(self._name) is self
 
     def release(self) -> None:
         """Release it."""
-        if self.held:
-            del self._locks[self._name]
+        self._locks.release(self._name, self)
+
+
+class LocalLocks:
+    """The locks that are held among the users of a store. Threads: any."""
+
+    def __init__(self) -> None:
+        self._guard = threading.RLock()
+        self._held: WeakValueDictionary[str, LocalLock] = WeakValueDictionary()
+
+    def try_take(self, name: str, lock: LocalLock) -> bool:
+        """Have a lock be held, unless another one of this name is; returns whether it is."""
+        with self._guard:
+            return self._held.setdefault(name, lock) is lock
+
+    def holder(self, name: str) -> LocalLock | None:
+        """Return the lock of a name that is held."""
+        return self._held.get(name)
+
+    def release(self, name: str, lock: LocalLock | None = None) -> None:
+        """End a lock, or whichever has this name."""
+        with self._guard:
+            if lock is None or self._held.get(name) is lock:
+                self._held.pop(name, None)
 
 
 class StoreBackend:
@@ -93,7 +117,7 @@ class StoreBackend:
         self.close = store.close
         store_id, salt, cost = self.identity
         self.key_ring = KeyRing(store_id, salt, cost=cost)
-        self._locks: dict[str, LocalLock] = {}
+        self._locks = LocalLocks()
         """The advisory locks that are held, by name."""
 
     @property
@@ -262,15 +286,15 @@ class StoreBackend:
     def try_lock(self, name: str, owner: str) -> LocalLock | None:
         """Take a lock among the users of this store in this process; no other process can write to the store."""
         lock = LocalLock(self._locks, name, owner)
-        return lock if self._locks.setdefault(name, lock) is lock else None
+        return lock if self._locks.try_take(name, lock) else None
 
     def break_lock(self, name: str) -> None:
         """Take a lock away from its holder in this process."""
-        self._locks.pop(name, None)
+        self._locks.release(name)
 
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock in this process."""
-        held = self._locks.get(name)
+        held = self._locks.holder(name)
         return None if held is None else held.owner
 
     def watch_group(self, group: str, callback: Callable[[str | None], None]) -> LocalGroupWatch:

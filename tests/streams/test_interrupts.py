@@ -141,3 +141,19 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
                 assert list(again.reader()) == records
             line += LINES.get(what, 1)
         assert line > 20, "nothing was traced"
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.timeout(method="thread")
+def test_an_interrupt_at_any_line_of_taking_a_log_leaves_it_to_the_next_writer(tmp_path: Path) -> None:
+    files = ("pybk/streams/list_writer.py", "pybk/local_backend.py")
+    with LedgerManager.open(tmp_path) as manager, Log.open(manager, "log", insecure=True) as log:
+        line, fired = 0, True
+        while fired:
+            taken: list[LogWriter] = []
+            fired = interrupted_at(line, files, lambda: taken.append(log.writer()))  # noqa: B023
+            for writer in taken:
+                writer.close()
+            log.writer(wait=WAIT_S).close()
+            line += 1
+        assert line > 20, "nothing was traced"

@@ -31,6 +31,10 @@ from pybk.errors import (
     UnauthorizedError,
 )
 from pybk.manager import backend_of
+from pybk.reader import LedgerReader
+from pybk.streams.background import Background
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import Segment
 from pybk.streams.wal import WriteAheadLog
 from pybk.streams.wal_record import WalRecord
 from tests.waiting import wait_until
@@ -907,3 +911,44 @@ def test_a_roll_that_is_repeated_appends_to_the_ledger_that_is_listed(
         wal.close()
         with opened(manager) as wal:
             assert data_of(wal) == [b"1", b"2", b"3"]
+
+
+def test_a_roll_that_an_interrupt_kept_from_the_background_is_due_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with WriteAheadLog.open(tmp_path, insecure=True, segment_bytes=1000) as wal:
+        monkeypatch.setattr(Background, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            wal.append(bytes(2000))
+        wal.append(b"the next one")
+        wait_until(lambda: len(wal.ledgers) > 1)
+
+
+def test_a_follower_outlives_an_empty_ledger_that_goes_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LedgerManager.open(tmp_path) as manager:
+        for data in (b"1", b"2"):
+            with opened(manager) as wal:
+                wal.append(data)
+        writer, reader = opened(manager), opened_reader(manager)
+        open_segment = LedgerSteps.open_segment
+
+        def late(steps: LedgerSteps, segment: Segment, *, recover: bool = False) -> LedgerReader:
+            found = open_segment(steps, segment, recover=recover)
+            if segment.is_open and not recover:
+                monkeypatch.undo()
+                thread = threading.Thread(target=writer.close)
+                thread.start()
+                thread.join()
+            return found
+
+        monkeypatch.setattr(LedgerSteps, "open_segment", late)
+        assert list(reader.follow(3, timeout=0.1)) == []
+        with opened(manager) as wal:
+            wal.append(b"3")
+        assert [record.data for record in reader.follow(2, timeout=0.1)] == [b"2", b"3"]

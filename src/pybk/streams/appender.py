@@ -177,6 +177,7 @@ class Appender:
                 self.next_seq = segment.first_seq
             elif self._writer is not None:
                 self._drain(self._writer)
+            self.needs_repair = True  # until all of the following is done, also if an interrupt comes between
             self._tip = (self.next_seq - 1, 0)
             self._writer = self._writers[segment.ledger_id]
             self._last_entry = 0  # its header

@@ -270,10 +270,18 @@ class Cursor:
         self._changes_bytes += nbytes
         if self._is_long() and not self._renewing:
             self._renewing = True
-            background().submit(self._renew)
+            try:
+                background().submit(self._renew)
+            except BaseException:
+                self._renewing = False
+                raise
         if not self._timed and self.state.first_unacked > self._bound.seq:
             self._timed = True
-            background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
+            try:
+                background().call_later(BOUND_SECONDS, partial(_raise_bound, weakref.ref(self)))
+            except BaseException:
+                self._timed = False
+                raise
         return added
 
     def seek(self, seq: int) -> int:

@@ -192,8 +192,8 @@ class ListWriter:
         Raises:
             LogLockedError: A live writer has it.
         """
-        self._take_lock(0.0, steal=steal, remedy=remedy)
         try:
+            self._take_lock(0.0, steal=steal, remedy=remedy)
             yield
         finally:
             self.let_go()
@@ -317,11 +317,11 @@ class ListWriter:
             return
         if self._policy.is_full(self.appender):
             if self._rolling != segment.number:
-                self._rolling = segment.number
                 background().submit(partial(self._roll_in_background, segment.number))
+                self._rolling = segment.number  # afterwards, so that an interrupt in between has it submitted again
         elif segment is not self._timed:
-            self._timed = segment
             self._roll_after(self._policy.age_s, segment.number)
+            self._timed = segment
 
     def _roll_after(self, seconds: float, number: int) -> None:
         background().call_later(seconds, partial(_roll_old, weakref.ref(self), number))

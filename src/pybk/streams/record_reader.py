@@ -201,7 +201,6 @@ class RecordReader:
     def _found(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew; None if this was closed meanwhile."""
         while True:
-            reader = self._reader
             try:
                 return self._read_now(last)
             except ClosedError:
@@ -210,7 +209,8 @@ class RecordReader:
                 return None
             except NoSuchLedgerError:
                 record = self._look()  # raises if the next record was truncated or cut
-                if reader is None or self._reader is not reader or reader.ledger_id in record.ledgers:
+                reader = self._reader
+                if reader is None or reader.ledger_id in record.ledgers:
                     raise
                 reader.close()  # the segment was read to its end, and truncated since
                 self._reader = None

@@ -209,7 +209,11 @@ class RetentionKeeper:
         """Apply the retention in the background."""
         if not self._due and not self._writer.closed:
             self._due = True
-            background().submit(partial(_apply, weakref.ref(self)))
+            try:
+                background().submit(partial(_apply, weakref.ref(self)))
+            except BaseException:
+                self._due = False
+                raise
 
     def on_timer(self, number: int) -> None:
         """Apply the retention in the background, and again some time later."""
