@@ -315,6 +315,27 @@ def test_a_wrong_password_of_a_subscription_deletes_nothing_of_its_log(logs: Nam
         assert data_of(others, "log") == [b"one"]
 
 
+def test_a_log_that_gets_a_subscription_while_it_is_deleted_stays(
+    logs: Namespace, manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(logs, "log", b"one")
+    backend, late = backend_of(manager), list[Subscription]()
+    with logs.log("log") as log:
+
+        def subscribe() -> None:
+            late.append(log.subscribe("late", start=LogEnd.EARLIEST))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "write_record", once_before(subscribe, backend.write_record))
+            with pytest.raises(LogLockedError, match="subscription 'late' of log 'log' has a live owner"):
+                logs.delete("log")
+        with late[0] as subscription:
+            assert [record.data for record in subscription.read_many(1)] == [b"one"]
+            subscription.ack(0)
+    logs.delete("log")
+    assert left_of(manager) == []
+
+
 def once_before(action: Callable[[], object], call: Callable[..., object]) -> Callable[..., object]:
     """Return ``call``, before the first call of which ``action`` happens in another thread."""
     left = [action]

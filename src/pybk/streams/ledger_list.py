@@ -37,7 +37,7 @@ Rules, which the steps' order keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
@@ -398,9 +398,21 @@ def remove_cursor(name: str, cursor: str, uid: str) -> Steps[None]:
     yield from update(name, lambda found: found.unsubscribed(cursor, uid))
 
 
-def begin_drop(name: str) -> Steps[ListRecord]:
-    """Say in the record that the log is deleted, before its subscriptions are (rule T14); returns the record."""
-    return (yield from update(name, ListRecord.marked_dropped, of_dropped=True))
+def begin_drop(name: str, locked: Container[str]) -> Steps[ListRecord]:
+    """Say in the record that the log is deleted, before its subscriptions are (rule T14).
+
+    Args:
+        name: The list.
+        locked: The subscriptions whose owners are kept away.
+
+    Returns:
+        The record. If it names a subscription that is not ``locked``, nothing was changed.
+    """
+
+    def marked(record: ListRecord) -> ListRecord:
+        return record.marked_dropped() if all(each.name in locked for each in record.cursors) else record
+
+    return (yield from update(name, marked, of_dropped=True))
 
 
 def drop(name: str) -> Steps[None]:

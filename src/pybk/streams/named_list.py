@@ -141,19 +141,17 @@ def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bo
         locks.enter_context(owner.kept_away(steal=steal, remedy=_DELETE_REMEDY))
         steps.uid = steps.existing(of_dropped=True).record.uid
         while True:  # until no subscription was added meanwhile
-            found = steps.existing(of_dropped=True).record.cursors
-            new = [each.name for each in found if each.name not in cursors]
+            # Another process may have given the log its first ledger before the lock was taken.
+            steps.check_password(of_dropped=True)
+            found = steps.perform(ledger_list.begin_drop(name, cursors))
+            new = [each.name for each in found.cursors if each.name not in cursors]
             if not new:
                 break
             for each in new:
                 cursors[each] = _cursor_of(manager, name, each, spec)
                 locks.enter_context(cursors[each].kept_away(steal=steal, remedy=_DELETE_REMEDY))
-        # Another process may have given the log, or a subscription, its first ledger before the locks were taken.
-        steps.check_password(of_dropped=True)
-        for cursor in cursors.values():
-            with suppress(NoSuchLogError):
-                cursor.steps.check_password(of_dropped=True)
-        steps.perform(ledger_list.begin_drop(name))
+                with suppress(NoSuchLogError):
+                    cursors[each].steps.check_password(of_dropped=True)
         for cursor in cursors.values():
             with suppress(NoSuchLogError):
                 cursor.steps.delete_list()
