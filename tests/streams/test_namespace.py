@@ -336,6 +336,24 @@ def test_a_log_that_gets_a_subscription_while_it_is_deleted_stays(
     assert left_of(manager) == []
 
 
+def test_a_subscription_that_is_made_while_its_log_is_deleted_leaves_nothing(
+    logs: Namespace, manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(logs, "log", b"one")
+    backend = backend_of(manager)
+    write = backend.write_record
+    delete = once_before(lambda: logs.delete("log"), write)
+
+    def stalled(name: str, value: bytes | None, version: int | None) -> object:
+        return (delete if name.startswith("cursors/") else write)(name, value, version)
+
+    with logs.log("log") as log, monkeypatch.context() as patch:
+        patch.setattr(backend, "write_record", stalled)
+        with pytest.raises(NoSuchLogError):
+            log.subscribe("late")
+    assert left_of(manager) == []
+
+
 def once_before(action: Callable[[], object], call: Callable[..., object]) -> Callable[..., object]:
     """Return ``call``, before the first call of which ``action`` happens in another thread."""
     left = [action]

@@ -155,8 +155,10 @@ class Cursor:
                 if _list_made(log, writer.steps, bound):
                     writer.take_over(wait_s=wait_s, steal=steal)
                     break
-            except (LogSealedError, NoSuchLogError):
-                continue  # another process is deleting a subscription of this name
+            except BaseException as error:
+                _drop_unlisted(log, writer.steps, bound)
+                if not isinstance(error, LogSealedError | NoSuchLogError):
+                    raise  # else another process is deleting a subscription of this name
         try:
             epoch = writer.appender.epoch
             bound = log.perform(ledger_list.claim_cursor(log.name, name, bound.uid, epoch))
@@ -167,6 +169,7 @@ class Cursor:
         except BaseException:
             with suppress(PybkError):
                 writer.close()
+            _drop_unlisted(log, writer.steps, bound)
             raise
         return cursor
 
@@ -586,8 +589,24 @@ def _list_made(log: LedgerSteps, steps: LedgerSteps, bound: CursorBound) -> bool
     if record.uid.hex() == bound.uid:
         return True
     if log.existing().record.cursor(bound.name) == bound:
-        steps.perform(ledger_list.drop(steps.name))
+        _drop(steps, record.uid)
     return False
+
+
+def _drop_unlisted(log: LedgerSteps, steps: LedgerSteps, bound: CursorBound) -> None:
+    """Delete the list of a cursor that could not be opened, if the log or the subscription was deleted meanwhile."""
+    with suppress(PybkError):
+        found = log.read()
+        listed = None if found is None or found.record.dropped else found.record.cursor(bound.name)
+        if listed is None or listed.uid != bound.uid:
+            _drop(steps, bytes.fromhex(bound.uid))
+
+
+def _drop(steps: LedgerSteps, uid: bytes) -> None:
+    """Delete the list of this uid, and none that has got its name since."""
+    pinned = LedgerSteps(steps.manager, steps.name, steps.spec)
+    pinned.uid = uid
+    pinned.perform(ledger_list.drop(steps.name))
 
 
 def _replayed(steps: LedgerSteps, bound: CursorBound) -> CursorState:
