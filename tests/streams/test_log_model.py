@@ -118,7 +118,11 @@ class LogMachine(RuleBasedStateMachine):
     @rule(value=VALUES, by_time=st.booleans())
     def truncate_by_value(self, value: int, by_time: bool) -> None:
         start: Start = at(value) if by_time else TxId(value)
-        self.dropped(self.log.truncate(start), self.expected(start))
+        if self.records and self.expected(start) == self.end:
+            with pytest.raises(UsageError, match="all would be dropped"):
+                self.log.truncate(start)
+        else:
+            self.dropped(self.log.truncate(start), self.expected(start))
 
     def dropped(self, found: int, seq: int) -> None:
         assert found == seq

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pybk.arguments import flag_of
-from pybk.errors import LogFencedError, NoSuchLogError, PybkError, UsageError
+from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.metadata.store import Watch
@@ -191,13 +191,15 @@ class RetentionKeeper:
         self._writer = writer
         self._steps = writer.steps
         self._due = False
+        self._is_over = False
+        """Whether the log has another writer, is gone, or its manager is closed."""
+        self._period_s = KEEPER_SECONDS
+        self._timers = 0
+        """How many timers were set, of which the last one counts."""
         keeper = weakref.ref(self)
         self._watch = self._steps.watch(partial(_changed, keeper))
         self._dropped = weakref.finalize(self, _cancel_elsewhere, self._watch)
         self._dropped.atexit = False
-        self._period_s = KEEPER_SECONDS
-        self._timers = 0
-        """How many timers were set, of which the last one counts."""
         self._set_timer()
         self.soon()
 
@@ -205,9 +207,13 @@ class RetentionKeeper:
         self._timers += 1
         background().call_later(self._period_s, partial(_tick, weakref.ref(self), self._timers))
 
+    @property
+    def _ended(self) -> bool:
+        return self._is_over or self._writer.closed
+
     def soon(self) -> None:
         """Apply the retention in the background."""
-        if not self._due and not self._writer.closed:
+        if not self._due and not self._ended:
             self._due = True
             try:
                 background().submit(partial(_apply, weakref.ref(self)))
@@ -217,7 +223,7 @@ class RetentionKeeper:
 
     def on_timer(self, number: int) -> None:
         """Apply the retention in the background, and again some time later."""
-        if number == self._timers and not self._writer.closed:
+        if number == self._timers and not self._ended:
             self._set_timer()
             self.soon()
 
@@ -225,12 +231,13 @@ class RetentionKeeper:
         """Apply the retention; what fails is tried again later."""
         self._due = False
         try:
-            if not self._writer.closed:
+            if not self._ended:
                 self.apply()
-        except (LogFencedError, NoSuchLogError):
+        except (LogFencedError, NoSuchLogError, ClosedError):
+            self._is_over = True
             self._watch.cancel()
         except (PybkError, OSError) as error:
-            if not self._writer.closed:
+            if not self._ended:
                 logger.warning("log %r could not drop what its retention allows: %s", self._steps.name, error)
 
     def close(self) -> None:
