@@ -354,6 +354,48 @@ def test_a_subscription_that_is_made_while_its_log_is_deleted_leaves_nothing(
     assert left_of(manager) == []
 
 
+@pytest.mark.parametrize("what", ["sweep", "delete"])
+def test_a_subscription_whose_deletion_was_interrupted_anywhere_leaves_nothing(
+    logs: Namespace, manager: LedgerManager, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    backend = backend_of(manager)
+    interrupted, done = 0, False
+    while not done:
+        filled(logs, "log", b"one")
+        with logs.log("log") as log:
+            kept, other = (log.subscribe(name, start=LogEnd.EARLIEST) for name in ("kept", "other"))
+            calls = iter(range(interrupted))
+            with monkeypatch.context() as patch:
+                for owner, name in ((backend, "write_record"), (manager, "delete_ledger")):
+                    patch.setattr(owner, name, partial(until_interrupted, calls, getattr(owner, name)))
+                with suppress(KeyboardInterrupt):
+                    other.delete()
+                    done = True
+            with suppress(PybkError):
+                other.close()
+            if what == "sweep":
+                Log.sweep(manager, password=b"wrong")
+                Log.sweep(manager, password=PASSWORD)
+                listed = sorted(f"cursors/log@{each}" for each in log.subscriptions())
+                assert backend.record_names("cursors/") == listed
+            kept.ack(0)
+            kept.close()
+        logs.delete("log")
+        assert left_of(manager) == []
+        interrupted += 1
+    assert interrupted >= 4
+
+
+def test_a_deletion_spares_the_subscriptions_of_logs_with_longer_names(logs: Namespace, manager: LedgerManager) -> None:
+    for name in ("log", "log@eu"):
+        filled(logs, name, b"one")
+        with logs.log(name) as log:
+            log.subscribe("sub", start=LogEnd.EARLIEST).close()
+    assert Log.sweep(manager, password=PASSWORD) == []
+    logs.delete("log")
+    assert backend_of(manager).record_names("cursors/") == ["cursors/log@eu@sub"]
+
+
 def once_before(action: Callable[[], object], call: Callable[..., object]) -> Callable[..., object]:
     """Return ``call``, before the first call of which ``action`` happens in another thread."""
     left = [action]

@@ -23,7 +23,8 @@ Rules, which the steps' order keeps:
   never listed.
 - **T9** Records from the bound of a durable subscription on are kept. The bound is listed before the subscription's
   cursor exists, and lowered before the cursor moves backwards. It is raised only to a record before which the cursor
-  has durably acknowledged all, and only by the subscription's present owner: a new one lists its epoch first.
+  has durably acknowledged all, and only by the subscription's present owner: a new one lists its epoch first. So a
+  cursor whose uid the log's record does not name never will be named, and may be deleted.
 - **T10** Records after a cut that dropped some have a higher generation. A log with subscriptions is not cut.
 - **T11** A sealed log is not taken over, and its record names no further ledgers.
 - **T12** A blob's description names the epoch of its writer, and the record names a blob first while it has that epoch.

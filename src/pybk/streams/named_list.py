@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -10,15 +12,18 @@ from typing import ClassVar, Final
 
 from pybk.arguments import flag_of
 from pybk.credentials import Secret
-from pybk.errors import NoSuchLogError
+from pybk.errors import CorruptError, NoSuchLogError, StorageRefusedError, UnauthorizedError
 from pybk.handle import Handle
 from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.sweep import sweep
+
+logger = logging.getLogger(__name__)
 
 _DELETE_REMEDY: Final = (
     "close it there, or delete the log with steal=True (in a shell: --steal), which fences it and loses what it wrote"
@@ -99,7 +104,7 @@ class NamedList(Handle):
         """Delete ledgers that processes which died had created for such logs, and that no log will ever name.
 
         Logs may be in use meanwhile. Ledgers of logs that do not exist are kept; see ``rebuild``. Those of a log's
-        subscriptions are swept with it.
+        subscriptions are swept with it, and what is left of subscriptions whose deletion was interrupted.
 
         Args:
             manager: Has the logs.
@@ -113,7 +118,11 @@ class NamedList(Handle):
 
         Cost: Reads the metadata of all ledgers, and the records of the logs.
         """
-        return [each for kind in cls._kinds for each in sweep(manager, spec_of(kind, password, insecure), prefix)]
+        deleted = [each for kind in cls._kinds for each in sweep(manager, spec_of(kind, password, insecure), prefix)]
+        if ListKind.CURSOR in cls._kinds:
+            names = names_of(manager, ListKind.CURSOR, prefix)
+            deleted += _sweep_cursors(manager, names, spec_of(ListKind.LOG, password, insecure))
+        return deleted
 
     @classmethod
     async def sweep_async(
@@ -155,10 +164,47 @@ def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bo
         for cursor in cursors.values():
             with suppress(NoSuchLogError):
                 cursor.steps.delete_list()
+        names = names_of(manager, ListKind.CURSOR, cursor_list_name(name, "")) if spec.kind is ListKind.LOG else []
+        _sweep_cursors(manager, [each for each in names if each.rpartition("@")[0] == name], spec)
         steps.delete_list()
+
+
+def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpec) -> list[int]:
+    """Delete ledger lists of cursors that the record of their log does not name, and never will (rule T9).
+
+    Args:
+        manager: Has the logs.
+        names: The lists. Those of logs that have no record are left, because a lost record can be made again.
+        spec: That of the logs; lists that have another password are left with a warning in the log of ``logging``.
+
+    Returns:
+        The ledgers that were deleted.
+    """
+    deleted: list[int] = []
+    for name in names:
+        log, _, subscription = name.rpartition("@")
+        steps = LedgerSteps(manager, name, _cursor_spec(spec))
+        try:
+            found = steps.read()  # before the record of the log, which names a subscription before its list exists
+            of_log = LedgerSteps(manager, log, spec).read()
+            if found is None or of_log is None:
+                continue
+            steps.uid = found.record.uid
+            bound = of_log.record.cursor(subscription)
+            if bound is None or bound.uid != steps.uid.hex():
+                steps.delete_list()
+                deleted += [*found.record.ledgers, *found.record.pending_deletes]
+        except NoSuchLogError:
+            continue  # another process has deleted it
+        except (CorruptError, StorageRefusedError, UnauthorizedError) as error:
+            logger.warning("%s", error)
+    return deleted
+
+
+def _cursor_spec(spec: LedgerSpec) -> LedgerSpec:
+    return replace(spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
 
 
 def _cursor_of(manager: LedgerManager, log: str, subscription: str, spec: LedgerSpec) -> ListWriter:
     """Return what owns the ledger list of a subscription's cursor once it has the lock."""
-    cursor_spec = replace(spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
-    return ListWriter(manager, cursor_list_name(log, subscription), cursor_spec, RollPolicy())
+    return ListWriter(manager, cursor_list_name(log, subscription), _cursor_spec(spec), RollPolicy())
