@@ -144,7 +144,7 @@ def test_entries_that_could_not_be_copied_stay_on_record(four: Inside, monkeypat
         done = client.replicate(ledger_id)
     assert (done.fragments, len(done.left)) == (0, 1)
     assert "no space" in done.left[0]
-    assert backend.membership.metadata.list_under_replicated() == [(ledger_id, short, 0)]
+    assert [mark[:3] for mark in backend.membership.metadata.list_under_replicated()] == [(ledger_id, short, 0)]
     assert client.replicate(ledger_id).fragments == 1
     assert backend.membership.metadata.list_under_replicated() == []
 

@@ -374,7 +374,7 @@ def test_missing_entries_are_recorded_listed_and_crossed_out(world: World) -> No
     cluster = cluster_on(world.open())
     for ledger_id, number, first in ((7, 1, 5), (7, 2, 0), (100_000, 1, 3), (7, 1, 9), (7, 1, 4)):
         cluster.mark_under_replicated(ledger_id, bookie(number), first)
-    assert cluster.list_under_replicated() == [
+    assert [mark[:3] for mark in cluster.list_under_replicated()] == [
         (7, bookie(1), 4),
         (7, bookie(2), 0),
         (100_000, bookie(1), 3),
@@ -402,7 +402,7 @@ def test_a_damaged_record_of_missing_entries_is_replaced_by_one_of_all_entries(w
     store.put(key, bytes(damaged), node.version)
     assert cluster.list_under_replicated() == []
     cluster.mark_under_replicated(7, bookie(1), 5)
-    assert cluster.list_under_replicated() == [(7, bookie(1), 0)]
+    assert [mark[:3] for mark in cluster.list_under_replicated()] == [(7, bookie(1), 0)]
 
 
 def test_waiters_for_under_replicated_ledgers_are_notified(world: World) -> None:

@@ -23,7 +23,7 @@ they were, and is reported in ``Replicated.left``: calling again continues.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pybk.backend import Replicated
@@ -88,7 +88,7 @@ class Rereplicator:
 
     def _complete(self, metadata: LedgerMetadata, version: int, leaving: str | None) -> None:
         """Complete the fragments of one ledger."""
-        marks = list(self._marks(metadata.ledger_id))
+        marks = self._membership.metadata.marks_of(metadata.ledger_id)
         if marks:  # a marked bookie may have joined the ensemble after the caller read the metadata
             try:
                 metadata, version = self._membership.metadata.read_ledger(metadata.ledger_id)
@@ -116,11 +116,6 @@ class Rereplicator:
 
     def _is_lost(self, bookie: Bookie, leaving: str | None) -> bool:
         return bookie.bookie_id == leaving or self._membership.find(bookie) is None
-
-    def _marks(self, ledger_id: int) -> Iterator[UnderReplicatedLedger]:
-        for mark in self._membership.metadata.list_under_replicated(after=ledger_id - 1):
-            if mark.ledger_id == ledger_id:
-                yield mark
 
     def _copy(
         self, metadata: LedgerMetadata, version: int, number: int, lost: frozenset[Bookie], stay: frozenset[Bookie]

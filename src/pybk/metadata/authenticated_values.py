@@ -175,9 +175,18 @@ class AuthenticatedValues:
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.create(key, value, leased=leased), _wrote(token))
 
-    def _put(self, kind: ValueKind, key: str, payload: bytes, version: int, *, reused: bool = False) -> int:
-        """Replace a key's value, once even if answers are lost; returns its version."""
-        token = new_token()
+    def _put(
+        self,
+        kind: ValueKind,
+        key: str,
+        payload: bytes,
+        version: int,
+        *,
+        reused: bool = False,
+        token: bytes | None = None,
+    ) -> int:
+        """Replace a key's value, once even if answers are lost; returns its version. None draws a token."""
+        token = token or new_token()
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.put(key, value, version, reused=reused), _wrote(token))
 

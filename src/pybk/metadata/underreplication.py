@@ -1,16 +1,31 @@
 """The queue of under-replicated ledgers; BookKeeper's LedgerUnderreplicationManager.
 
-A *mark* is a key ``underreplicated/ddd/dddd/dddd/dddd/dddd-INSTANCE``, one for each ledger and bookie, whose value
-names the first entry that the bookie may miss. Writers and scrubs add marks; re-replication removes them. A watch
-reports changes of one level of keys only, so each new mark also changes the key ``underreplicated-news``, and that is
-the key which is watched.
+A *mark* is a key ``underreplicated/ddd/dddd/dddd/dddd/dddd-INSTANCE``, one for each ledger and bookie. Its value has
+the *causes*: each reason for which the mark was made, and the first entry that the bookie may miss for that reason.
+Writers, recoveries and scrubs *observe* that entries are missing or damaged; nothing else knows of it, so such a cause
+stays until the entries were replicated. The auditor *derives* the other reasons from the state of the cluster, and
+withdraws them when they no longer hold. What reads marks sees the most urgent reason and the lowest first entry.
+
+Removing a mark must not lose a cause that was added meanwhile. So each change of a mark draws a new random token, a
+second observation of the same entries changes it, too, and ``unmark_under_replicated`` and ``update_mark`` take effect
+only on the mark whose token their caller has read. The token also distinguishes a mark from one that was removed and
+made again.
+
+A member of a pybk that knows no reasons reads ``first_entry_id`` only, and writes a mark without ``causes`` if it
+lowers that. So ``first_entry_id`` in the value is the lowest of the observed causes, above every entry if there is
+none: what such a member observes is always recorded. The derived causes that it drops are derived again.
+
+A watch reports changes of one level of keys only, so each new mark also changes the key ``underreplicated-news``, and
+that is the key which is watched.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import (
@@ -19,6 +34,7 @@ from pybk.errors import (
     MetadataForgedError,
     MetadataVersionError,
     UnsupportedFormatError,
+    UsageError,
 )
 from pybk.ledger import Bookie
 from pybk.metadata.authenticated_values import (
@@ -27,7 +43,9 @@ from pybk.metadata.authenticated_values import (
     decode_json,
     encode_json,
     from_base64,
+    new_token,
     to_base64,
+    token_of,
 )
 from pybk.metadata.ledgers import leaves_after, ledger_path
 from pybk.metadata.store import Node, Watch
@@ -38,19 +56,102 @@ UNDER_REPLICATED_KEY: Final = "underreplicated"
 NEWS_KEY: Final = "underreplicated-news"
 """Changed after each new mark, because a watch reports changes of one level of keys only."""
 
+MARK_ERROR_CHARS_MAX: Final = 500
+"""Characters of an error that a mark keeps; the rest is cut off."""
+
+MARK_TRIES_MAX: Final = 1 << 31
+
+_INT_MAX: Final = (1 << 63) - 1
+_TARGET_CHARS_MAX: Final = 128
+_LAST_DIGITS: Final = 4
+"""Digits of a ledger's id in the last component of a key."""
+
+
+class RepairReason(StrEnum):
+    """Why a ledger was marked, the most urgent reason first.
+
+    ``LOST``: the bookie is absent for longer than the grace. ``DAMAGED``: entries cannot be read, or have a wrong
+    checksum. ``MISSING``: entries are not there. ``DRAINING``: the bookie is being emptied. ``MISPLACED``: the ensemble
+    breaks the rules of placement. ``REBALANCE``: the bookie is fuller than others.
+    """
+
+    LOST = "lost"
+    DAMAGED = "damaged"
+    MISSING = "missing"
+    DRAINING = "draining"
+    MISPLACED = "misplaced"
+    REBALANCE = "rebalance"
+
+    @property
+    def observed(self) -> bool:
+        """Whether it was seen on the bookie, so that the state of the cluster does not show it."""
+        return self in (RepairReason.DAMAGED, RepairReason.MISSING)
+
+    @property
+    def rank(self) -> int:
+        """Its urgency; 0 is the most urgent."""
+        return _RANKS[self]
+
+
+_RANKS: Final = {reason: rank for rank, reason in enumerate(RepairReason)}
+
+
+class RepairState(StrEnum):
+    """How far the repair of a marked ledger is.
+
+    ``QUEUED``: it is to be tried. ``LOST``: no sound copy is left. ``WAITING_FOR_OWNER``: it needs a recovery by
+    somebody who has the ledger's password. ``NO_TARGET``: no bookie can take the copies. ``STUCK``: it failed
+    repeatedly.
+    """
+
+    QUEUED = "queued"
+    LOST = "lost"
+    WAITING_FOR_OWNER = "waiting_for_owner"
+    NO_TARGET = "no_target"
+    STUCK = "stuck"
+
 
 class UnderReplicatedLedger(NamedTuple):
-    """A mark: a bookie of a ledger's ensembles misses entries of it.
+    """A mark: a bookie of a ledger's ensembles misses entries of it, or is to be replaced.
 
     Attributes:
         ledger_id: The ledger.
         bookie: The bookie.
-        first_entry_id: The first entry that it may miss.
+        first_entry_id: The first entry that it may miss: the lowest of its causes.
+        reason: The most urgent reason of its causes.
+        since_ns: When it was marked first, in nanoseconds since 1970 by the clock of the marking process; 0 if unknown.
+            For showing its age only: clocks may be wrong.
+        size_bytes: About how many bytes have to be copied; 0 if unknown.
+        state: How far its repair is.
+        tries: How often its repair has failed.
+        error: Why the last try failed; at most ``MARK_ERROR_CHARS_MAX`` characters.
+        target: The name of the bookie that takes the copies, empty for none.
+        causes: Each reason, and the first entry that may be missing for that reason, the most urgent one first; empty
+            stands for ``reason`` and ``first_entry_id``.
+        token: Random; new with each change of the mark. Empty for a mark that was not read from the metadata store.
     """
 
     ledger_id: int
     bookie: Bookie
     first_entry_id: int
+    reason: RepairReason = RepairReason.MISSING
+    since_ns: int = 0
+    size_bytes: int = 0
+    state: RepairState = RepairState.QUEUED
+    tries: int = 0
+    error: str = ""
+    target: str = ""
+    causes: tuple[tuple[RepairReason, int], ...] = ()
+    token: bytes = b""
+
+    def with_causes(self, causes: dict[RepairReason, int]) -> UnderReplicatedLedger:
+        """Return the mark with other causes, at least one, and the reason and first entry that follow from them."""
+        ordered = tuple(sorted(causes.items(), key=lambda cause: cause[0].rank))
+        return self._replace(reason=ordered[0][0], first_entry_id=min(causes.values()), causes=ordered)
+
+    def causes_by_reason(self) -> dict[RepairReason, int]:
+        """Return the first entry of each reason."""
+        return dict(self.causes or ((self.reason, self.first_entry_id),))
 
 
 class UnderReplication(AuthenticatedValues):
@@ -59,28 +160,57 @@ class UnderReplication(AuthenticatedValues):
     Every method may raise MetadataUnreachableError.
     """
 
-    def mark_under_replicated(self, ledger_id: int, bookie: Bookie, first_entry_id: int) -> None:
-        """Record durably that a bookie misses entries of a ledger; of several marks, the lowest first entry counts.
+    def mark_under_replicated(
+        self,
+        ledger_id: int,
+        bookie: Bookie,
+        first_entry_id: int,
+        *,
+        reason: RepairReason = RepairReason.MISSING,
+        size_bytes: int = 0,
+        since_ns: int | None = None,
+    ) -> None:
+        """Record durably that a bookie misses entries of a ledger, or is to be replaced.
 
-        A mark that cannot be decoded is replaced by one of all entries.
+        A ledger and bookie that are marked already keep that mark: this adds a cause, or lowers its first entry; the
+        earlier time and the larger size count, and state, tries and error stay. A mark that cannot be decoded is
+        replaced by one of all entries.
 
         Args:
             ledger_id: The ledger.
             bookie: The bookie.
             first_entry_id: The first entry that it may miss.
+            reason: Why.
+            size_bytes: About how many bytes have to be copied; 0 if unknown.
+            since_ns: The time of the mark, nanoseconds since 1970; None for now.
+
+        Raises:
+            UsageError: A number is out of its range.
+
+        Cost: Two reads and two writes; one read if a derived cause is there already.
         """
         key = missing_key(ledger_id, bookie)
-        record = UnderReplicatedLedger(ledger_id, bookie, first_entry_id)
+        new = UnderReplicatedLedger(
+            ledger_id,
+            bookie,
+            _checked(first_entry_id, "first_entry_id"),
+            reason,
+            _checked(time.time_ns() if since_ns is None else since_ns, "since_ns"),
+            _checked(size_bytes, "size_bytes"),
+        )
         while True:
             node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    self.create_value(ValueKind.UNDER_REPLICATED, key, record_json(record))
+                    self.create_value(ValueKind.UNDER_REPLICATED, key, record_json(new))
+                elif (merged := self._merged(key, node, new)) is not None:
+                    self._put(ValueKind.UNDER_REPLICATED, key, record_json(merged), node.version, reused=True)
                 else:
-                    self._lower(key, node, record)
-                return self._announce()
+                    return
             except (MetadataExistsError, MetadataVersionError):
                 continue
+            self._announce()
+            return
 
     def list_under_replicated(self, *, after: int = -1, count: int = 1000) -> list[UnderReplicatedLedger]:
         """Return a page of marks, ordered by ledger id. Damaged marks are left out, and logged.
@@ -89,28 +219,112 @@ class UnderReplication(AuthenticatedValues):
             after: The last ledger of the previous page; -1 for the first page.
             count: How many marks are wanted; more are returned if the last ledger has several.
         """
-        keys = [key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)]
-        records = []
-        for key, node in zip(keys, self._store.get_many(keys), strict=True):
-            try:
-                if node is not None:
-                    records.append(self._record(key, node))
-            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-                logger.warning("a mark of an under-replicated ledger is left out of a listing: %s", error)
-        return records
+        return self._records([key for _, key in leaves_after(self._store, UNDER_REPLICATED_KEY, after, count)])
+
+    def marks_of(self, ledger_id: int) -> list[UnderReplicatedLedger]:
+        """Return the marks of a ledger. Damaged marks are left out, and logged.
+
+        Cost: Two round trips.
+        """
+        root, _, last = f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}".rpartition("/")
+        names = [name for name in self._store.children(root) if name[:_LAST_DIGITS] == last]
+        return self._records([f"{root}/{name}" for name in names]) if names else []
 
     def unmark_under_replicated(self, record: UnderReplicatedLedger) -> bool:
         """Remove a mark after its entries were replicated again.
 
+        Args:
+            record: The mark, as it was read before the copies were made.
+
         Returns:
-            Whether the mark is gone; False if it names an earlier entry by now, so that entries are still missing.
+            Whether the mark is gone; False if it has changed since it was read, so that entries may still be missing.
         """
         key = missing_key(record.ledger_id, record.bookie)
         while (node := self._store.get(key, latest=True)) is not None:
-            if self._record(key, node).first_entry_id < record.first_entry_id:
+            if token_of(node.value) != record.token:
                 return False
             try:
-                self._delete(key, node.version)
+                self._delete(key, node.version, reused=True)
+            except MetadataVersionError:
+                continue
+        return True
+
+    def update_mark(
+        self,
+        record: UnderReplicatedLedger,
+        *,
+        state: RepairState | None = None,
+        tries: int | None = None,
+        error: str | None = None,
+        target: str | None = None,
+        size_bytes: int | None = None,
+    ) -> UnderReplicatedLedger | None:
+        """Record how the repair of a marked ledger goes, durably; what is None stays.
+
+        Args:
+            record: The mark, as it was read.
+            state: How far it is.
+            tries: How often it has failed.
+            error: Why it failed; what is longer than ``MARK_ERROR_CHARS_MAX`` is cut off.
+            target: The name of the bookie that takes the copies.
+            size_bytes: About how many bytes have to be copied.
+
+        Returns:
+            The mark as it is now; None if it was changed or removed since it was read: nothing was written then.
+
+        Raises:
+            UsageError: A number is out of its range.
+        """
+        new = record._replace(
+            state=record.state if state is None else state,
+            tries=record.tries if tries is None else _checked(tries, "tries", MARK_TRIES_MAX),
+            error=record.error if error is None else error.encode(errors="replace").decode()[:MARK_ERROR_CHARS_MAX],
+            target=record.target if target is None else target[:_TARGET_CHARS_MAX],
+            size_bytes=record.size_bytes if size_bytes is None else _checked(size_bytes, "size_bytes"),
+            token=new_token(),
+        )
+        key = missing_key(record.ledger_id, record.bookie)
+        node = self._store.get(key, latest=True)
+        if node is None or token_of(node.value) != record.token:
+            return None
+        if new._replace(token=record.token) == record:
+            return record
+        with suppress(MetadataVersionError):
+            self._put(ValueKind.UNDER_REPLICATED, key, record_json(new), node.version, reused=True, token=new.token)
+            return new
+        return None
+
+    def withdraw_mark(self, ledger_id: int, bookie: Bookie, reasons: Collection[RepairReason]) -> bool:
+        """Remove causes that no longer hold, and the mark with its last cause.
+
+        Args:
+            ledger_id: The ledger.
+            bookie: The bookie.
+            reasons: The reasons; not those that were observed, because only a copy ends them.
+
+        Returns:
+            Whether the mark is gone; False if it has other causes.
+
+        Raises:
+            UsageError: One of the reasons was observed.
+            CorruptError, MetadataForgedError, UnsupportedFormatError: The mark cannot be read.
+        """
+        for reason in reasons:
+            if reason.observed:
+                raise UsageError(f"reason {reason} was observed and cannot be withdrawn; unmark it after a copy")
+        key = missing_key(ledger_id, bookie)
+        while (node := self._store.get(key, latest=True)) is not None:
+            record = self._record(key, node)
+            causes = record.causes_by_reason()
+            left = {reason: first for reason, first in causes.items() if reason not in reasons}
+            try:
+                if not left:
+                    self._delete(key, node.version, reused=True)
+                    continue
+                if left != causes:
+                    payload = record_json(record.with_causes(left))
+                    self._put(ValueKind.UNDER_REPLICATED, key, payload, node.version, reused=True)
+                return False
             except MetadataVersionError:
                 continue
         return True
@@ -127,23 +341,41 @@ class UnderReplication(AuthenticatedValues):
             else:
                 self._put(ValueKind.NEWS, NEWS_KEY, b"", node.version)
 
-    def _lower(self, key: str, node: Node, record: UnderReplicatedLedger) -> None:
-        """Lower the first entry of the mark at ``key`` to that of ``record``, if that is lower."""
+    def _merged(self, key: str, node: Node, new: UnderReplicatedLedger) -> UnderReplicatedLedger | None:
+        """Return the mark at ``key`` with the cause of another one; None if nothing has to be written."""
         try:
-            if self._record(key, node).first_entry_id <= record.first_entry_id:
-                return
+            found = self._record(key, node)
         except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
             logger.warning("a mark of an under-replicated ledger is replaced by one of all entries: %s", error)
-            record = record._replace(first_entry_id=0)
-        self._put(ValueKind.UNDER_REPLICATED, key, record_json(record), node.version)
+            return new.with_causes({RepairReason.MISSING: 0, new.reason: 0})
+        causes = found.causes_by_reason()
+        causes[new.reason] = min(new.first_entry_id, causes.get(new.reason, _INT_MAX))
+        merged = found.with_causes(causes)._replace(
+            since_ns=min(found.since_ns or new.since_ns, new.since_ns),
+            size_bytes=max(found.size_bytes, new.size_bytes),
+        )
+        # A second observation is written even if it is the same, so that a repair that began before does not remove it.
+        same = causes == found.causes_by_reason() and merged.size_bytes == found.size_bytes
+        return None if same and not new.reason.observed else merged
+
+    def _records(self, keys: list[str]) -> list[UnderReplicatedLedger]:
+        records = []
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
+            try:
+                if node is not None:
+                    records.append(self._record(key, node))
+            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("a mark of an under-replicated ledger is left out of a listing: %s", error)
+        return records
 
     def _record(self, key: str, node: Node) -> UnderReplicatedLedger:
-        def make(values: dict[str, Any]) -> UnderReplicatedLedger:
-            bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
-            return UnderReplicatedLedger(int(values["ledger_id"]), bookie, int(values["first_entry_id"]))
-
         payload = self._payload_of(ValueKind.UNDER_REPLICATED, key, node.value)
-        return decode_json(payload, make, where=f"metadata key {key!r}")
+        record = decode_json(payload, decode_record, where=f"metadata key {key!r}")
+        if missing_key(record.ledger_id, record.bookie) != key:
+            raise CorruptError(
+                f"metadata key {key!r} is a mark of ledger {record.ledger_id}, {record.bookie}; remove it"
+            )
+        return record._replace(token=token_of(node.value))
 
 
 def missing_key(ledger_id: int, bookie: Bookie) -> str:
@@ -151,13 +383,62 @@ def missing_key(ledger_id: int, bookie: Bookie) -> str:
     return f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}-{bookie.instance.hex()}"
 
 
+def _checked(number: int, name: str, most: int = _INT_MAX) -> int:
+    if type(number) is not int or not 0 <= number <= most:
+        raise UsageError(f"{name} of a mark is {number!r}; it takes a whole number from 0 to {most}")
+    return number
+
+
 def record_json(record: UnderReplicatedLedger) -> bytes:
-    """Encode a record."""
-    return encode_json(
-        {
-            "ledger_id": record.ledger_id,
-            "bookie_id": record.bookie.bookie_id,
-            "instance": to_base64(record.bookie.instance),
-            "first_entry_id": record.first_entry_id,
-        }
+    """Encode a record; what has its default is left out."""
+    causes = record.causes_by_reason()
+    values: dict[str, Any] = {
+        "ledger_id": record.ledger_id,
+        "bookie_id": record.bookie.bookie_id,
+        "instance": to_base64(record.bookie.instance),
+        "first_entry_id": min((first for reason, first in causes.items() if reason.observed), default=_INT_MAX),
+    }
+    if causes.keys() != {RepairReason.MISSING}:
+        values["causes"] = {reason.value: first for reason, first in causes.items()}
+    if record.state is not RepairState.QUEUED:
+        values["state"] = record.state.value
+    for name in ("since_ns", "size_bytes", "tries", "error", "target"):
+        if value := getattr(record, name):
+            values[name] = value
+    return encode_json(values)
+
+
+def decode_record(values: dict[str, Any]) -> UnderReplicatedLedger:
+    """Return the record in the decoded payload of a value; raises KeyError or ValueError if it is not one.
+
+    A reason or state of a newer pybk is read as ``MISSING`` or ``QUEUED``.
+    """
+    causes: dict[RepairReason, int] = {}
+    for name, first in dict(values.get("causes", {RepairReason.MISSING: values["first_entry_id"]})).items():
+        reason = RepairReason(name) if name in _RANKS else RepairReason.MISSING
+        causes[reason] = min(_number(first), causes.get(reason, _INT_MAX))
+    if not causes:
+        raise ValueError("no causes")
+    state = values.get("state", RepairState.QUEUED.value)
+    error, target = str(values.get("error", "")), str(values.get("target", ""))
+    bookie_id = str(values["bookie_id"])
+    for text in (bookie_id, error, target):
+        text.encode()  # raises a ValueError for what could not be written again
+    record = UnderReplicatedLedger(
+        ledger_id=_number(values["ledger_id"]),
+        bookie=Bookie(bookie_id, from_base64(values["instance"])),
+        first_entry_id=0,
+        since_ns=_number(values.get("since_ns", 0)),
+        size_bytes=_number(values.get("size_bytes", 0)),
+        state=RepairState(state) if state in set(RepairState) else RepairState.QUEUED,
+        tries=min(_number(values.get("tries", 0)), MARK_TRIES_MAX),
+        error=error[:MARK_ERROR_CHARS_MAX],
+        target=target[:_TARGET_CHARS_MAX],
     )
+    return record.with_causes(causes)
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _INT_MAX:
+        raise ValueError(f"{value!r} is not a whole number from 0 to {_INT_MAX}")
+    return value
