@@ -243,7 +243,7 @@ def test_a_standby_that_was_away_for_too_long_begins_with_a_snapshot(tmp_path: P
     with Database(tmp_path, PASSWORD) as primary:
         primary.commit({"a": "0"})
         with server(str(tmp_path), path, ENVIRONMENT, "--standby") as process, closing(Client([path])) as client:
-            assert client.read("a") == {"a": Row(1, "0")}
+            assert client.request({"read": ["a"], "after": 1}) == {"rows": {"a": [1, "0"]}}
             stop(process.pid)
             for number in range(2, 7):
                 assert primary.commit({"a": str(number)}) == number
