@@ -1,0 +1,91 @@
+"""The rate of copies, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pybk.healing.throttle import BURST_S, FACTOR_MIN, ForegroundGuard, TokenBucket
+
+SECOND = 10**9
+MS = 10**6
+RATE = 8 << 20
+
+
+def copied(bucket: TokenBucket, sizes: list[int], seconds: float) -> int:
+    """Copy as fast as the bucket admits; return the bytes."""
+    now, total, number = 0, 0, 0
+    while True:
+        now += bucket.wait_ns(now)
+        if now > seconds * SECOND:
+            return total
+        size = sizes[number % len(sizes)]
+        bucket.charge(size, now)
+        total += size
+        number += 1
+
+
+@given(st.lists(st.integers(1 << 16, 4 << 20), min_size=1, max_size=20), st.floats(1, 20))
+def test_a_bucket_admits_its_rate_and_at_most_a_burst_and_one_copy_more(sizes: list[int], seconds: float) -> None:
+    total = copied(TokenBucket(RATE, 0), sizes, seconds)
+    assert RATE * seconds - max(sizes) <= total <= RATE * (seconds + BURST_S) + max(sizes)
+
+
+def test_a_bucket_that_rested_for_long_admits_one_burst() -> None:
+    bucket = TokenBucket(RATE, 0)
+    at = 3600 * SECOND
+    admitted = 0
+    while bucket.wait_ns(at) == 0:
+        bucket.charge(1 << 16, at)
+        admitted += 1 << 16
+    assert admitted <= RATE * BURST_S + (1 << 16)
+
+
+def test_a_new_rate_counts_from_now_on() -> None:
+    bucket = TokenBucket(RATE, 0)
+    bucket.charge(int(RATE * BURST_S) + RATE, 0)
+    assert bucket.wait_ns(0) == pytest.approx(SECOND, rel=0.01)
+    bucket.set_rate(RATE / 2, 0)
+    assert bucket.wait_ns(0) == pytest.approx(2 * SECOND, rel=0.01)
+
+
+def test_a_clock_that_stands_still_or_comes_late_admits_nothing_more() -> None:
+    bucket = TokenBucket(RATE, SECOND)
+    bucket.charge(RATE, SECOND)
+    assert bucket.wait_ns(0) == bucket.wait_ns(SECOND) > 0
+
+
+def test_copies_are_slowed_down_while_appends_suffer_and_recover_afterwards() -> None:
+    guard = ForegroundGuard()
+    for _ in range(6):
+        assert guard.sample(20 * MS) == 1.0
+    assert guard.sample(80 * MS) == 0.5
+    assert guard.sample(80 * MS) == 0.25
+    for _ in range(20):
+        assert guard.sample(80 * MS) >= FACTOR_MIN
+    assert guard.factor == FACTOR_MIN  # a disturbance that lasts does not become the normal state
+    factors = [guard.sample(20 * MS) for _ in range(60)]
+    assert factors == sorted(factors)
+    assert factors[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [5 * MS] * 10 + [49 * MS],  # much slower than before, but fast enough
+        [100 * MS] * 10 + [250 * MS],  # slow as ever
+        [200 * MS, 300 * MS],  # nothing to compare with
+        [20 * MS] * 10 + [None] * 3,  # nobody appends
+    ],
+)
+def test_nothing_is_slowed_down_without_need(samples: list[int | None]) -> None:
+    guard = ForegroundGuard()
+    assert [guard.sample(each) for each in samples] == [1.0] * len(samples)
+
+
+def test_only_the_last_ten_minutes_count_as_normal() -> None:
+    guard = ForegroundGuard()
+    for latency in [1000 * MS] * 100 + [20 * MS] * 60:
+        guard.sample(latency)
+    assert guard.sample(100 * MS) < 1.0
