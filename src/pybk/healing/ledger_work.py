@@ -1,0 +1,162 @@
+"""What one bookie's worker has to do for a marked ledger, judged by the state now and not by when it was marked.
+
+A worker writes copies to its own bookie alone, so that what comes in there has one owner and one throttle. For each
+fragment that has an end:
+
+| bookie of the fragment | cause of its mark | the worker of |
+|---|---|---|
+| is the own one and serves | missing, damaged | this bookie fills it up |
+| is absent | lost | any bookie that fits takes its place |
+| is leaving | draining | any bookie that fits takes its place |
+| serves | misplaced, rebalance | the mark's target, or any bookie that fits, takes its place |
+| serves | lost, draining | nobody: it is back, and the cause is over |
+| absent | missing, damaged alone | nobody yet: it may come back within the grace |
+
+A fragment without an end is its writer's. If the writer is gone, the ledger has to be recovered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
+from pybk.replication.fragments import fragment_end
+
+_AWAY: Final = frozenset({RepairReason.LOST, RepairReason.DRAINING})
+_MOVED: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
+_FILLED: Final = frozenset({RepairReason.MISSING, RepairReason.DAMAGED})
+
+
+class Presence(Enum):
+    """Whether a bookie can keep its places.
+
+    ``HERE``: this instance serves. ``LEAVING``: it serves, and is being drained. ``ABSENT``: it is not registered, or
+    another instance of it is.
+    """
+
+    HERE = "here"
+    LEAVING = "leaving"
+    ABSENT = "absent"
+
+
+class FragmentWork(NamedTuple):
+    """A fragment that the own bookie completes.
+
+    Attributes:
+        first_entry_id: Its first entry.
+        replaced: Whose place the own bookie takes; None: the own bookie has a place, and gets what it lacks.
+    """
+
+    first_entry_id: int
+    replaced: Bookie | None
+
+
+class LedgerWork(NamedTuple):
+    """What there is to do for a ledger.
+
+    Attributes:
+        fragments: What the own bookie does, in the order of the fragments.
+        filled: Marks that are removed once all of ``fragments`` is done, because it filled up the own bookie.
+        over: Marks that are removed now, because nothing is left to do for them.
+        unended: Bookies that are lost or leave, and have a place in the fragment without an end.
+    """
+
+    fragments: tuple[FragmentWork, ...]
+    filled: tuple[UnderReplicatedLedger, ...]
+    over: tuple[UnderReplicatedLedger, ...]
+    unended: tuple[Bookie, ...]
+
+
+def ledger_work(
+    metadata: LedgerMetadata,
+    marks: Sequence[UnderReplicatedLedger],
+    own: Bookie,
+    presence: Callable[[Bookie], Presence],
+    fits: Callable[[Fragment, int], bool],
+) -> LedgerWork:
+    """Return what the worker of a bookie does for a ledger.
+
+    Args:
+        metadata: The ledger's metadata, read after the marks.
+        marks: All marks of the ledger.
+        own: The worker's bookie.
+        presence: Whether a bookie can keep its places.
+        fits: Whether the own bookie may take a place of a fragment: it has space, and the rules of placement allow it.
+    """
+    fragments: dict[int, FragmentWork] = {}
+    filled: list[UnderReplicatedLedger] = []
+    over: list[UnderReplicatedLedger] = []
+    unended: list[Bookie] = []
+    for mark in sorted(marks, key=lambda mark: (mark.reason.rank, mark.bookie)):
+        work = _work_of(metadata, mark, own, presence(mark.bookie), fits)
+        if work.over:
+            over.append(mark)
+        elif work.fills:
+            filled.append(mark)
+        for each in work.fragments:
+            fragments.setdefault(each.first_entry_id, each)
+        if work.unended:
+            unended.append(mark.bookie)
+    ordered = tuple(fragments[first] for first in sorted(fragments))
+    if metadata.state is LedgerState.IN_RECOVERY:  # it may have marked bookies of ensembles that are not written yet
+        filled, over = [], []
+    return LedgerWork(ordered, tuple(filled), tuple(over), tuple(unended))
+
+
+class _MarkWork(NamedTuple):
+    fragments: list[FragmentWork]
+    fills: bool
+    over: bool
+    unended: bool
+
+
+def _work_of(
+    metadata: LedgerMetadata,
+    mark: UnderReplicatedLedger,
+    own: Bookie,
+    presence: Presence,
+    fits: Callable[[Fragment, int], bool],
+) -> _MarkWork:
+    """Return what the worker of a bookie does for one mark."""
+    causes = mark.causes_by_reason()
+    leaves = _leaves(mark, presence, own)
+    fill_from = min((first for reason, first in causes.items() if reason in _FILLED), default=None)
+    work: list[FragmentWork] = []
+    named = unended = False
+    for number, fragment in enumerate(metadata.fragments):
+        if mark.bookie not in fragment.ensemble:
+            continue
+        named = True
+        end = fragment_end(metadata, number)
+        if end is None:
+            unended = leaves or presence is not Presence.HERE
+        elif leaves:
+            place = fragment.ensemble.index(mark.bookie)
+            if own not in fragment.ensemble and fits(fragment, place):
+                work.append(FragmentWork(fragment.first_entry_id, mark.bookie))
+        elif mark.bookie == own and fill_from is not None and end >= fill_from:
+            work.append(FragmentWork(fragment.first_entry_id, None))
+    if not named:
+        return _MarkWork([], fills=False, over=True, unended=False)
+    if leaves or fill_from is not None:
+        # Entries of the fragment without an end cannot be filled up yet, so the mark stays.
+        fills = not leaves and mark.bookie == own and not _is_in_open_fragment(metadata, own)
+        return _MarkWork(work, fills=fills, over=False, unended=unended)
+    over = presence is Presence.HERE and causes.keys() <= _AWAY
+    return _MarkWork([], fills=False, over=over, unended=unended)
+
+
+def _leaves(mark: UnderReplicatedLedger, presence: Presence, own: Bookie) -> bool:
+    """Return whether the bookie of a mark is to lose its places."""
+    reasons = mark.causes_by_reason().keys()
+    if reasons & _MOVED and presence is Presence.HERE:
+        return mark.target in ("", own.bookie_id)
+    return presence is not Presence.HERE and bool(reasons & _AWAY)
+
+
+def _is_in_open_fragment(metadata: LedgerMetadata, bookie: Bookie) -> bool:
+    last = len(metadata.fragments) - 1
+    return fragment_end(metadata, last) is None and bookie in metadata.fragments[last].ensemble

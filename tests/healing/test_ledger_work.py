@@ -1,0 +1,126 @@
+"""What a worker does for a ledger, row by row of the table in ``ledger_work``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from pybk.digest import DigestType
+from pybk.flags import StorageHint
+from pybk.healing.ledger_work import FragmentWork, LedgerWork, Presence, ledger_work
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
+
+HERE, LEAVING, ABSENT = Presence
+A, B, C, D, OWN = (Bookie(name, name.encode() * 16) for name in "abcdo")
+LOST, DAMAGED, MISSING, DRAINING, MISPLACED, REBALANCE = RepairReason
+
+
+def ledger(*fragments: tuple[int, str], last: int | None = None, recovering: bool = False) -> LedgerMetadata:
+    """Return a ledger; it is closed if it has a last entry."""
+    names = {bookie.bookie_id: bookie for bookie in (A, B, C, D, OWN)}
+    made = LedgerMetadata(
+        ledger_id=7,
+        digest_type=DigestType.CRC32C,
+        ensemble_size=3,
+        write_quorum=3,
+        ack_quorum=2,
+        creation_time_ns=0,
+        creation_sequence=0,
+        tier=StorageHint.NVME,
+        key_salt=b"",
+        verifier=b"",
+        fragments=tuple(Fragment(first, tuple(names[each] for each in ensemble)) for first, ensemble in fragments),
+    )
+    if last is not None:
+        return made.closed_at(last, 100)
+    return replace(made, state=LedgerState.IN_RECOVERY) if recovering else made
+
+
+def mark(bookie: Bookie, **causes: int) -> UnderReplicatedLedger:
+    """Return a mark with causes and the first entry of each."""
+    made = UnderReplicatedLedger(7, bookie, 0)
+    return made.with_causes({RepairReason(reason): first for reason, first in causes.items()})
+
+
+def work(
+    metadata: LedgerMetadata,
+    *marks: UnderReplicatedLedger,
+    presence: Mapping[Bookie, Presence] | None = None,
+    fits: bool = True,
+) -> LedgerWork:
+    return ledger_work(metadata, marks, OWN, lambda bookie: (presence or {}).get(bookie, HERE), lambda *_: fits)
+
+
+@pytest.mark.parametrize(
+    ("presence", "cause"), [(ABSENT, "lost"), (ABSENT, "draining"), (LEAVING, "draining"), (LEAVING, "lost")]
+)
+def test_a_place_that_a_bookie_gives_up_is_taken(presence: Presence, cause: str) -> None:
+    metadata = ledger((0, "abc"), (10, "adb"), (20, "bcd"), last=30)
+    done = work(metadata, mark(A, **{cause: 0}), presence={A: presence})
+    assert done == LedgerWork((FragmentWork(0, A), FragmentWork(10, A)), (), (), ())
+
+
+def test_a_place_is_taken_only_where_the_bookie_fits_and_has_none() -> None:
+    lost = mark(A, lost=0)
+    assert work(ledger((0, "abc"), last=9), lost, presence={A: ABSENT}, fits=False).fragments == ()
+    assert work(ledger((0, "abo"), (5, "abc"), last=9), lost, presence={A: ABSENT}).fragments == (FragmentWork(5, A),)
+
+
+def test_of_two_lost_bookies_one_place_of_a_fragment_is_taken() -> None:
+    done = work(ledger((0, "abc"), last=9), mark(A, lost=0), mark(B, lost=0), presence={A: ABSENT, B: ABSENT})
+    assert done.fragments == (FragmentWork(0, A),)
+
+
+def test_a_bookie_that_is_absent_and_not_lost_may_come_back() -> None:
+    done = work(ledger((0, "abc"), last=9), mark(A, missing=3), presence={A: ABSENT})
+    assert done == LedgerWork((), (), (), ())
+
+
+def test_a_bookie_that_is_back_keeps_its_places() -> None:
+    for cause in ("lost", "draining"):
+        found = mark(A, **{cause: 0})
+        assert work(ledger((0, "abc"), last=9), found) == LedgerWork((), (), (found,), ())
+
+
+def test_the_own_bookie_is_filled_up_from_the_first_entry_that_it_misses() -> None:
+    found = mark(OWN, missing=12)
+    done = work(ledger((0, "abo"), (10, "aco"), (20, "abc"), last=30), found)
+    assert done == LedgerWork((FragmentWork(10, None),), (found,), (), ())
+
+
+def test_another_bookie_is_filled_up_by_its_own_worker() -> None:
+    assert work(ledger((0, "abc"), last=9), mark(A, damaged=0)) == LedgerWork((), (), (), ())
+
+
+def test_a_bookie_that_misses_entries_of_the_fragment_without_an_end_stays_marked() -> None:
+    done = work(ledger((0, "abo"), (10, "abo")), mark(OWN, missing=4))
+    assert done == LedgerWork((FragmentWork(0, None),), (), (), ())
+
+
+def test_a_mark_of_a_bookie_that_has_no_place_is_over() -> None:
+    found = mark(D, lost=0, missing=3)
+    assert work(ledger((0, "abc"), last=9), found, presence={D: ABSENT}).over == (found,)
+
+
+def test_in_recovery_no_mark_is_removed() -> None:
+    unwritten, filled = mark(D, missing=3), mark(OWN, missing=3)
+    done = work(ledger((0, "abo"), (10, "abc"), recovering=True), unwritten, filled)
+    assert done == LedgerWork((FragmentWork(0, None),), (), (), ())
+
+
+@pytest.mark.parametrize("presence", [ABSENT, LEAVING])
+def test_a_lost_bookie_of_the_fragment_without_an_end_is_reported(presence: Presence) -> None:
+    done = work(ledger((0, "abc"), (5, "adb")), mark(A, lost=0), presence={A: presence})
+    assert done == LedgerWork((FragmentWork(0, A),), (), (), (A,))
+
+
+@pytest.mark.parametrize("cause", ["misplaced", "rebalance"])
+def test_a_bookie_that_serves_is_replaced_by_the_target_of_its_mark(cause: str) -> None:
+    metadata = ledger((0, "abc"), last=9)
+    found = mark(A, **{cause: 0})
+    assert work(metadata, found).fragments == (FragmentWork(0, A),)
+    assert work(metadata, found._replace(target="o")).fragments == (FragmentWork(0, A),)
+    assert work(metadata, found._replace(target="d")) == LedgerWork((), (), (), ())
