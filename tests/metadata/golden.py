@@ -16,6 +16,7 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.pointers import pointer_key
 from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
+from pybk.metadata.settings import ClusterSettings, encode_settings
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.paths import GOLDEN
@@ -53,6 +54,7 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
             "positions/bookie-1%3A3181",
             durable_positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78)),
         ),
+        ValueKind.SETTINGS: ("settings", encode_settings(ClusterSettings(changed_by="ops", changed_ns=5), {})),
     }
     assert set(payloads) == set(ValueKind)
     made = {}

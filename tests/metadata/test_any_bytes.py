@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
+from pybk.metadata.settings import SETTINGS_KEY, ClusterSettings, ScrubSettings, encode_settings
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
@@ -107,6 +109,10 @@ SEALED: dict[str, tuple[ValueKind, str, bytes, Callable[[ClusterMetadata], Any]]
     "cookie": (
         *(ValueKind.COOKIE, COOKIE_KEY, encode_cookie(BookieCookie(bookie(1), bytes(16), 3))),
         lambda cluster: cluster.read_cookie(bookie(1).bookie_id),
+    ),
+    "settings": (
+        *(ValueKind.SETTINGS, SETTINGS_KEY, encode_settings(ClusterSettings(), {})),
+        lambda cluster: cluster.change_settings(lambda now: replace(now, changed_by="", scrub=ScrubSettings(deep_s=9))),
     ),
     "registration": (
         *(ValueKind.BOOKIE, BOOKIE_KEY, encode_registration(registration(bookie(1)), "me")),

@@ -54,6 +54,7 @@ class ValueKind(IntEnum):
     NEWS = 9
     POINTER = 10
     POSITION = 11
+    SETTINGS = 12
 
 
 def new_token() -> bytes:

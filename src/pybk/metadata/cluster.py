@@ -43,6 +43,7 @@ from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.registration import Bookies
+from pybk.metadata.settings import Settings
 from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.underreplication import UnderReplication
 
@@ -96,7 +97,7 @@ class Upgrade(NamedTuple):
     absent: tuple[str, ...]
 
 
-class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, DurablePositions):
+class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, DurablePositions, Settings):
     """A cluster's metadata. Threads: any.
 
     The constructor reads the key ``cluster``, or creates it; of several processes that create it at once, one succeeds,
@@ -200,8 +201,9 @@ class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, Durab
 
     def close(self) -> None:
         """Close the store; the registrations and locks of this client end with its session."""
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in (self._watch, self._settings_watch):
+            if watch is not None:
+                watch.cancel()
         self._store.close()
 
     def __enter__(self) -> Self:
