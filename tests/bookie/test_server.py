@@ -53,8 +53,8 @@ def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypat
     now_ns = 10**12
     monkeypatch.setattr(service_module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns))
 
-    def timeout_ms(wake_ns: int | None, *posted: object) -> int:
-        state: Any = SimpleNamespace(posted=posted, wake_ns=wake_ns)
+    def timeout_ms(wake_ns: int | None, *posted: object, due_ns: int | None = None) -> int:
+        state: Any = SimpleNamespace(posted=posted, wake_ns=wake_ns, copy_reads=SimpleNamespace(due_ns=due_ns))
         return BookieServer.timeout_ms(state)
 
     assert timeout_ms(None) == 1000
@@ -62,6 +62,8 @@ def test_the_serving_thread_waits_until_it_is_due_but_a_second_at_most(monkeypat
     assert timeout_ms(now_ns - 5_000_000) == 0
     assert timeout_ms(now_ns + 3_500_000) == 4, "rounded up: an earlier turn of the loop would find nothing due"
     assert timeout_ms(now_ns + 60 * 10**9) == 1000
+    assert timeout_ms(None, due_ns=now_ns + 3_500_000) == 4
+    assert timeout_ms(now_ns + 2_500_000, due_ns=now_ns + 3_500_000) == 3
 
 
 def test_a_ledger_is_dropped_when_its_tombstone_is_seen_for_the_second_time(

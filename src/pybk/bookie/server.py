@@ -22,6 +22,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from pybk.bookie.advertising import advertised, check_reachable, is_notable
+from pybk.bookie.append_latency import AppendLatency
+from pybk.bookie.copy_reads import CopyReads
 from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.startup import open_replicas, put_all_in_limbo, validate_cookie
@@ -115,6 +117,8 @@ class BookieServer:
         server: The sockets.
         stopping: Set once the serving is to end.
         position: Records the log's durable position in the metadata store.
+        copy_reads: Answers the reads of re-replication and checks, at a bounded rate.
+        append_latency: How long the adds of writers take here.
 
     Threads: any thread may call. Its own threads are in the theory of operation above.
     """
@@ -209,14 +213,14 @@ class BookieServer:
         self._closing = threading.Lock()
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
-        self._seen_deleted: set[int] = set()
-        """Ledgers that the last ``collect`` found deleted."""
+        self._seen_deleted: set[int] = set()  # by the last ``collect``
         self._served = 0
         """Requests since the last registration, approximately: two threads change it without a lock."""
         self._aside_bytes = 0
         """Bytes of requests that wait for the metadata store, ≤ ``ASIDE_BYTES_MAX``. For the serving thread alone."""
-        self._retired = False
-        """``retire`` was called: the bookie stays read-only."""
+        self._retired = False  # set by ``retire``: the bookie stays read-only
+        self.copy_reads: Final = CopyReads(self._read_for_copy)
+        self.append_latency: Final = AppendLatency()
         self._error: BaseException | None = None
         """The error that ended the serving; None while it serves, and after an ordinary close."""
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
@@ -295,6 +299,7 @@ class BookieServer:
 
     def _turn(self) -> None:
         """Receive the requests that have arrived, make their entries durable with one sync, and reply."""
+        asked_ns = time.monotonic_ns()
         arrived = self.server.receive(self.timeout_ms())
         if self.registered is not None and self.registered.superseded:
             raise CookieError(f"another process serves as bookie {self.bookie} now; this one answers nothing more")
@@ -305,16 +310,21 @@ class BookieServer:
         machine = self.machine
         for ended in self.server.take_ended():
             machine.owner_ended(ended)
+        adds = 0
         for peer, request_id, message in arrived:
+            adds += type(message) is Add and not message.recovery
             self._take(peer, request_id, message, now_ns)
         self._served += len(arrived)
         self._perform(machine.commit())
         if works and self._keeper_rests:
             self._keeper_rests = False
             self._keeper_wakes.set()
+        while (due_ns := self.copy_reads.due_ns) is not None and due_ns <= now_ns:
+            self._do(partial(self.copy_reads.due, now_ns))
         if self.wake_ns is not None and now_ns >= self.wake_ns:
             self.wake_ns = None
             self._perform(machine.woken(now_ns))
+        self.append_latency.note_turn(adds, now_ns - asked_ns, time.monotonic_ns() - now_ns)
 
     def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
         """Pass a request to the machine, or to a worker if it must wait for the metadata store.
@@ -330,6 +340,8 @@ class BookieServer:
                 self.look_aside(peer, request_id, request, self._check_fence)
             elif isinstance(request, Move):
                 self._moving.submit(partial(self.move, peer, request_id, request))
+            elif isinstance(request, Read) and request.checked and not request.fence:
+                self._perform(self.copy_reads.read((peer, request_id), request, now_ns))
             else:
                 encoded = peer.rights.get(request.ledger_id)
                 description = None if encoded is None else self._describe(encoded)
@@ -337,6 +349,10 @@ class BookieServer:
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
             self.server.reply(peer, request_id, _REFUSED)
+
+    def _read_for_copy(self, sender: tuple[Peer, int], request: Read, now_ns: int) -> list[BookieEffect]:
+        """Have the machine answer a read of a client that copies or checks entries."""
+        return self.machine.receive(sender, request, None, now_ns)
 
     def _receive(
         self, sender: tuple[Peer, int], request: Request, description: LedgerHeader | None, now_ns: int
@@ -467,9 +483,10 @@ class BookieServer:
         """Return how long the serving thread may wait for messages."""
         if self.posted:
             return 0
-        if self.wake_ns is None:
+        times_ns = [each for each in (self.wake_ns, self.copy_reads.due_ns) if each is not None]
+        if not times_ns:
             return _WAIT_MS
-        return max(0, min(_WAIT_MS, (self.wake_ns - time.monotonic_ns()) // 1_000_000 + 1))
+        return max(0, min(_WAIT_MS, (min(times_ns) - time.monotonic_ns()) // 1_000_000 + 1))
 
     def _perform(self, effects: Iterable[BookieEffect]) -> None:
         for effect in effects:

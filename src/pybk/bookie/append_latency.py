@@ -1,0 +1,40 @@
+"""How long the adds of writers take at a bookie, as the throttle of copies sees it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pybk.metrics import Histogram
+
+_QUEUED_NS: Final = 1_000_000
+"""A receive that returned sooner found messages that had arrived while the turn before was under way."""
+
+
+class AppendLatency:
+    """The time from the arrival of a writer's add to its reply, including how long it waited for the turn before.
+
+    Adds of recoveries and re-replications do not count: they are what may be slowed down.
+
+    Threads: the serving thread notes; any one other thread takes.
+    """
+
+    def __init__(self) -> None:
+        self._histogram = Histogram()
+        self._before_ns = 0
+
+    def note_turn(self, adds: int, waited_ns: int, took_ns: int) -> None:
+        """Note a turn of the serving thread.
+
+        Args:
+            adds: How many adds of writers it received.
+            waited_ns: How long it waited for messages.
+            took_ns: How long it worked on them, until the replies were sent.
+        """
+        if adds:
+            self._histogram.record(took_ns + (self._before_ns if waited_ns < _QUEUED_NS else 0), adds)
+        self._before_ns = took_ns
+
+    def take_p99(self) -> int | None:
+        """Return the 99th percentile since the last call, nanoseconds, and begin anew; None if there were no adds."""
+        found, self._histogram = self._histogram, Histogram()
+        return found.quantile(0.99) if found.count else None
