@@ -28,6 +28,50 @@ def wait_for(condition: Callable[[], bool], wait_s: float = WAIT_S) -> bool:
     return True
 
 
+class Mirror:
+    """A copy of the keys below a key and their versions, kept by a feed as its users are to do.
+
+    Args:
+        store: The store.
+        key: The key.
+
+    Attributes:
+        versions: The copy.
+        nones: How often everything was read.
+        reported: How many keys were reported.
+    """
+
+    def __init__(self, store: MetadataStore, key: str) -> None:
+        self.versions: dict[str, int] = {}
+        self.nones = 0
+        self.reported = 0
+        self._store = store
+        self._key = key
+        self.watch = store.watch_below(key, self._take)
+
+    def _take(self, keys: frozenset[str] | None) -> None:
+        if keys is None:
+            self.nones += 1
+            self.versions = versions_below(self._store, self._key)
+            return
+        self.reported += len(keys)
+        found = sorted(keys)
+        for key, node in zip(found, self._store.get_many(found), strict=True):
+            if node is None:
+                self.versions.pop(key, None)
+            else:
+                self.versions[key] = node.version
+
+
+def versions_below(store: MetadataStore, key: str) -> dict[str, int]:
+    """Return the version of each key below a key, at any depth."""
+    below = [f"{key}/{name}" for name in store.children(key)]
+    found = {name: node.version for name, node in zip(below, store.get_many(below), strict=True) if node is not None}
+    for name in below:
+        found.update(versions_below(store, name))
+    return found
+
+
 class World(Protocol):
     """One store, empty."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import sys
 import threading
 from contextlib import suppress
@@ -42,7 +44,26 @@ def count(store: LmdbMetadataStore) -> None:
         report(str(int(node.value) + 1))
 
 
+def churn(store: LmdbMetadataStore) -> None:
+    """Create, change, rename and remove keys and leases, a thousand times or until killed, and say when done."""
+    own = f"churn/{os.getpid()}"
+    chance = random.Random(os.getpid())
+    versions: dict[str, int] = {}
+    for number in range(1000):
+        key = f"{own}/{number % 20}/{chance.randrange(5)}"
+        if key not in versions:
+            versions[key] = store.create(key, b"v", leased=chance.random() < 0.2)
+        elif chance.random() < 0.5:
+            versions[key] = store.put(key, b"w", versions[key])
+        elif chance.random() < 0.5:
+            store.delete(key, versions.pop(key))
+        else:
+            store.rename(key, f"{key}-{number}", b"x", versions.pop(key))
+    report("done")
+    sys.stdin.read()
+
+
 if __name__ == "__main__":
-    {"lease": lease, "count": count}[sys.argv[2]](
+    {"lease": lease, "count": count, "churn": churn}[sys.argv[2]](
         LmdbMetadataStore(sys.argv[1], timeout_s=WAIT_S, lease_time_s=float(sys.argv[3]))
     )

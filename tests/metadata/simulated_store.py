@@ -15,6 +15,7 @@ from pybk.errors import (
     MetadataUnreachableError,
     MetadataVersionError,
 )
+from pybk.metadata.change_feed import ChangeFeed
 from pybk.metadata.store import Node, checked_key, checked_value
 
 
@@ -48,15 +49,21 @@ class SimNode:
 
 
 class SimWatch:
-    """A callback that is called by ``SimServer.deliver`` until it is cancelled."""
+    """A callback that is called by ``SimServer.deliver`` until it is cancelled; with a feed it watches keys below."""
 
     def __init__(
-        self, server: SimServer, store: SimMetadataStore, key: str | None, callback: Callable[[], None]
+        self,
+        server: SimServer,
+        store: SimMetadataStore,
+        key: str | None,
+        callback: Callable[[], None],
+        feed: ChangeFeed | None = None,
     ) -> None:
         self.server = server
         self.store = store
         self.key = key
         self.callback = callback
+        self.feed = feed
 
     def cancel(self) -> None:
         """Call no more."""
@@ -82,6 +89,10 @@ class SimServer:
     def store(self, faults: Faults | None = None) -> SimMetadataStore:
         """Open the store."""
         return SimMetadataStore(self, faults)
+
+    def begin_feed(self, watch: SimWatch) -> None:
+        """Have a new feed report None."""
+        self._due.append(watch)
 
     def deliver(self) -> int:
         """Call the callbacks that are due, and say how many; those that cannot reach the store are due again."""
@@ -124,7 +135,10 @@ class SimServer:
         else:
             self.nodes[key] = SimNode(Node(value, self.changes), session)
         for watch in self.watches:
-            if watch.key is not None and (watch.key == key or key.startswith(watch.key + "/")):
+            if watch.feed is not None:
+                if watch.feed.note((key,)):
+                    self._due.append(watch)
+            elif watch.key is not None and (watch.key == key or key.startswith(watch.key + "/")):
                 self._due.append(watch)
         return self.changes
 
@@ -217,6 +231,14 @@ class SimMetadataStore:
         """See ``MetadataStore.watch``."""
         return self._watch(checked_key(key), callback)
 
+    def watch_below(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> SimWatch:
+        """See ``MetadataStore.watch_below``."""
+        self._fault("watch_below", key)
+        feed = ChangeFeed(key, callback)
+        watch = self._watch(key, feed.report, feed)
+        self.server.begin_feed(watch)
+        return watch
+
     def on_session_end(self, callback: Callable[[], None]) -> SimWatch:
         """See ``MetadataStore.on_session_end``."""
         return self._watch(None, callback)
@@ -240,8 +262,8 @@ class SimMetadataStore:
                 watch.cancel()
             self.server.expire(self._session)
 
-    def _watch(self, key: str | None, callback: Callable[[], None]) -> SimWatch:
-        watch = SimWatch(self.server, self, key, callback)
+    def _watch(self, key: str | None, callback: Callable[[], None], feed: ChangeFeed | None = None) -> SimWatch:
+        watch = SimWatch(self.server, self, key, callback, feed)
         self.server.watches[watch] = None
         return watch
 

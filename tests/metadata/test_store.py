@@ -9,10 +9,11 @@ import pytest
 from pybk.errors import (
     ClosedError,
     MetadataExistsError,
+    MetadataUnreachableError,
     MetadataVersionError,
     UsageError,
 )
-from pybk.metadata.store import VALUE_BYTES_MAX
+from pybk.metadata.store import VALUE_BYTES_MAX, MetadataStore
 from tests.metadata.harness import World
 from tests.waiting import WAIT_S
 
@@ -259,6 +260,110 @@ def test_a_watch_may_use_the_tree_and_one_that_fails_harms_no_other(world: World
     assert other.get("copy", latest=True) is not None
 
 
+class Fed:
+    """What a feed reported: the keys since the last None, and how often None."""
+
+    def __init__(self, store: MetadataStore, key: str) -> None:
+        self.keys: set[str] = set()
+        self.nones = 0
+        self.watch = store.watch_below(key, self._take)
+
+    def _take(self, keys: frozenset[str] | None) -> None:
+        if keys is None:
+            self.nones += 1
+            self.keys.clear()
+        else:
+            assert keys, "a call without news"
+            self.keys |= keys
+
+
+def test_a_feed_reports_the_keys_below_that_were_created_changed_and_removed(world: World) -> None:
+    store, other = world.open(), world.open()
+    other.create("top/before", b"v")
+    fed = Fed(store, "top")
+    assert world.wait_for(lambda: fed.nones == 1)
+    version = other.create("top/a/b/c", b"one")
+    other.create("topper/a", b"v")
+    other.create("other", b"v")
+    assert world.wait_for(lambda: "top/a/b/c" in fed.keys)
+    fed.keys.clear()
+    version = store.put("top/a/b/c", b"two", version)
+    assert world.wait_for(lambda: "top/a/b/c" in fed.keys)
+    fed.keys.clear()
+    other.delete("top/a/b/c", version)
+    assert world.wait_for(lambda: "top/a/b/c" in fed.keys)
+    assert {key for key in fed.keys if not key.startswith("top/")} == set()
+    assert fed.nones == 1
+
+
+def test_a_feed_reports_both_keys_of_a_rename_and_leases_that_end(world: World) -> None:
+    store, other = world.open(), world.open()
+    fed = Fed(store, "logs")
+    assert world.wait_for(lambda: fed.nones == 1)
+    version = other.create("logs/old", b"one")
+    other.rename("logs/old", "logs/new", b"two", version)
+    assert world.wait_for(lambda: {"logs/old", "logs/new"} <= fed.keys)
+    other.create("logs/leased", b"v", leased=True)
+    assert world.wait_for(lambda: "logs/leased" in fed.keys)
+    fed.keys.clear()
+    other.close()
+    assert world.wait_for(lambda: "logs/leased" in fed.keys)
+    assert not any("~" in key for key in fed.keys), "a guard of ZooKeeper is no key"
+
+
+def test_feeds_and_watches_of_one_key_do_not_disturb_each_other(world: World) -> None:
+    store, other = world.open(), world.open()
+    first = Fed(store, "dir")
+    calls: list[bool] = []
+    store.watch("dir", lambda: calls.append(True))
+    second = Fed(store, "dir/deep")
+    assert world.wait_for(lambda: first.nones == second.nones == 1)
+    for number in range(3):
+        calls.clear()
+        other.create(f"dir/{number}", b"v")
+        assert world.wait_for(lambda: bool(calls))
+        other.create(f"dir/deep/{number}", b"v")
+        key = f"dir/deep/{number}"
+        assert world.wait_for(lambda key=key: key in first.keys and key in second.keys)  # type: ignore[misc]
+    assert {"dir/0", "dir/1", "dir/2"} <= first.keys
+    assert all(key.startswith("dir/deep/") for key in second.keys)
+
+
+def test_a_cancelled_feed_reports_no_more_and_a_new_one_begins_with_everything(world: World) -> None:
+    store, other = world.open(), world.open()
+    fed = Fed(store, "dir")
+    assert world.wait_for(lambda: fed.nones == 1)
+    fed.watch.cancel()
+    fed.watch.cancel()
+    following = Fed(store, "dir")
+    assert world.wait_for(lambda: following.nones == 1)
+    other.create("dir/a", b"v")
+    assert world.wait_for(lambda: "dir/a" in following.keys)
+    assert (fed.nones, fed.keys) == (1, set())
+
+
+def test_a_feed_that_could_not_be_handled_is_repeated(world: World) -> None:
+    store, other = world.open(), world.open()
+    calls: list[frozenset[str] | None] = []
+
+    def fail_twice(keys: frozenset[str] | None) -> None:
+        calls.append(keys)
+        if len(calls) < 3:
+            raise MetadataUnreachableError("not reached")
+
+    store.watch_below("dir", fail_twice)
+    assert world.wait_for(lambda: len(calls) == 3)
+    assert calls == [None, None, None]
+    other.create("dir/a", b"v")
+    assert world.wait_for(lambda: calls[-1] is not None and "dir/a" in calls[-1])
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/"])
+def test_a_feed_of_an_invalid_key_is_refused(world: World, key: str) -> None:
+    with pytest.raises(UsageError):
+        world.open().watch_below(key, lambda keys: None)
+
+
 def test_calls_of_a_closed_store_raise(world: World) -> None:
     store = world.open()
     store.create("key", b"v")
@@ -270,6 +375,7 @@ def test_calls_of_a_closed_store_raise(world: World) -> None:
         lambda: store.put("key", b"v", 1),
         lambda: store.delete("key", 1),
         lambda: store.children("key"),
+        lambda: store.watch_below("key", lambda keys: None),
     ):
         with pytest.raises(ClosedError):
             call()

@@ -21,12 +21,13 @@ from pybk.errors import (
 from pybk.metadata.locks import Election
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
-from tests.metadata.harness import end_zookeeper_session, wait_for
+from tests.metadata.harness import Mirror, end_zookeeper_session, versions_below, wait_for
 from tests.metadata.records import bookie, cluster_on, ledger, registration
 from tests.waiting import WAIT_S
 from tests.zookeeper_server import ZooKeeperServer, missing
 
 if missing() is None:
+    from pybk.metadata import zookeeper_feed, zookeeper_store
     from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -308,6 +309,92 @@ def test_a_rename_whose_answer_is_lost_is_found_out(proxy: Proxy, through: tuple
         store.rename("logs/old", "logs/new", b"value", version)
     assert lost.value.outcome_unknown
     assert wait_for(lambda: [local_reader.get(f"logs/{name}") is None for name in ("old", "new")].count(True) == 1)
+
+
+def test_a_feed_misses_no_change_when_connections_and_sessions_are_lost(
+    proxy: Proxy, through: tuple[MetadataStore, MetadataStore]
+) -> None:
+    store, local_reader = through
+    mirror = Mirror(store, "dir")
+    store.watch("dir", lambda: None)
+    made = 0
+
+    def create(count: int) -> None:
+        nonlocal made
+        for _ in range(count):
+            made += 1
+            local_reader.create(f"dir/{made % 7}/{made}", b"v")
+
+    def equal() -> bool:
+        return mirror.versions == versions_below(local_reader, "dir") and len(mirror.versions) == made
+
+    create(20)
+    assert wait_for(equal)
+    assert mirror.nones == 1, "nothing was lost so far"
+    for _ in range(3):
+        proxy.cut()
+        create(20)
+        assert wait_for(equal)
+    assert mirror.nones > 1
+    proxy.lose_replies = True
+    create(20)
+    proxy.lose_replies = False
+    proxy.cut()
+    assert wait_for(equal)
+    nones = mirror.nones
+    end_zookeeper_session(store)
+    create(20)
+    assert wait_for(equal)
+    assert mirror.nones > nones
+    nones, reported = mirror.nones, mirror.reported
+    create(20)
+    assert wait_for(equal)
+    assert (mirror.nones, mirror.reported >= reported + 20) == (nones, True), "the watch was set again"
+
+
+def test_a_feed_goes_on_after_the_server_died_and_came_back() -> None:
+    server = ZooKeeperServer()
+    try:
+        server.start()
+        url = server.url()
+        store, other = (open_metadata(url, timeout_s=WAIT_S, lease_time_s=5) for _ in range(2))
+        mirror = Mirror(store, "dir")
+        other.create("dir/a", b"v")
+        other.create("dir/leased", b"v", leased=True)
+        assert wait_for(lambda: len(mirror.versions) == 2)
+        server.kill()
+        server.start()
+        other.create("dir/b", b"v")
+        assert wait_for(lambda: {"dir/a", "dir/b"} <= mirror.versions.keys())
+        nones = mirror.nones
+        assert nones > 1
+        other.create("dir/c/d", b"v")
+        assert wait_for(lambda: "dir/c/d" in mirror.versions)
+        assert mirror.versions == versions_below(other, "dir")
+        other.close()
+        store.close()
+    finally:
+        server.close()
+
+
+def test_a_server_without_recursive_watches_is_read_again_now_and_then(
+    zookeeper_server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zookeeper_feed.AddWatch, "type", 999)  # as unknown as the right number is to an old server
+    monkeypatch.setattr(zookeeper_store, "UNSUPPORTED_S", 0.2)
+    store = open_metadata(zookeeper_server.url(), timeout_s=WAIT_S)
+    mirror = Mirror(store, "dir")
+    assert wait_for(lambda: mirror.nones >= 2)
+    store.create("dir/a", b"v")
+    assert wait_for(lambda: "dir/a" in mirror.versions)
+    assert mirror.reported == 0
+    mirror.watch.cancel()
+    later = Mirror(store, "dir")
+    assert wait_for(lambda: later.nones >= 2)
+    told = [record for record in caplog.records if "recursive watches" in record.getMessage()]
+    assert len(told) == 1
+    assert "use ZooKeeper 3.6 or newer" in told[0].getMessage()
+    store.close()
 
 
 def test_an_election_survives_a_lost_connection(proxy: Proxy, through: tuple[MetadataStore, MetadataStore]) -> None:

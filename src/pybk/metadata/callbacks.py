@@ -82,12 +82,13 @@ class Callbacks:
         with self._changed:
             return [callback for callback in self._known if callback.key is not None]
 
-    def schedule(self, callback: Callback) -> None:
-        """Run a callback soon; scheduling it again before it runs has no effect."""
+    def schedule(self, callback: Callback, after_s: float = 0.0) -> None:
+        """Run a callback soon, or after some seconds; scheduling it again before it runs can only bring it forward."""
         with self._changed:
             if callback not in self._known or self._closed:
                 return
-            self._due[callback] = 0.0
+            at = time.monotonic() + after_s if after_s else 0.0
+            self._due[callback] = min(at, self._due.get(callback, at))
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 try:

@@ -1,7 +1,7 @@
 """The rows of an LMDB metadata store: values, leases, sessions, and the number of the last change.
 
 LMDB's pages have no checksums, so a row's data is ``CRC32C u32 | body``. The CRC covers the row's name and the body.
-``docs/metadata.md`` lists the rows.
+``docs/metadata.md`` lists the rows; ``lmdb_changes`` has those of the recent changes.
 """
 
 from __future__ import annotations
@@ -66,10 +66,20 @@ def node_name(key: str) -> bytes:
     return _NODE + checked_key(key).encode().replace(b"/", b"\0")
 
 
+def is_node(name: bytes) -> bool:
+    """Return whether a row's name is that of a key."""
+    return name[:1] == _NODE
+
+
+def key_of(name: bytes) -> str:
+    """Return the key of a row name without its first byte."""
+    return name.replace(b"\0", b"/").decode(errors="backslashreplace")
+
+
 def get(transaction: ReadTransaction, name: bytes) -> bytes | None:
     """Return a row's body, None if there is no such row; raises CorruptError for a wrong checksum."""
     data = transaction.get(name)
-    return None if data is None else _checked(name, data)
+    return None if data is None else checked_body(name, data)
 
 
 def put(transaction: WriteTransaction, name: bytes, body: bytes) -> None:
@@ -122,7 +132,7 @@ def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, i
                 yield child.decode(errors="backslashreplace"), 0
                 at = prefix + child + b"\x01"
                 break
-            yield child.decode(errors="backslashreplace"), _unpack(_HEADER, below, _checked(below, data))[0]
+            yield child.decode(errors="backslashreplace"), _unpack(_HEADER, below, checked_body(below, data))[0]
         else:
             return
 
@@ -130,7 +140,7 @@ def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, i
 def sessions(transaction: ReadTransaction) -> list[Session]:
     """Return all sessions."""
     return [
-        Session(_unpack(_NUMBER, name, name[1:])[0], *_unpack(_SESSION_BODY, name, _checked(name, data)))
+        Session(_unpack(_NUMBER, name, name[1:])[0], *_unpack(_SESSION_BODY, name, checked_body(name, data)))
         for name, data in transaction.items(_SESSION, _SESSIONS_END)
     ]
 
@@ -156,7 +166,8 @@ def end_session(transaction: WriteTransaction, number: int) -> None:
     transaction.delete(_SESSION + _NUMBER.pack(number))
 
 
-def _checked(name: bytes, data: bytes) -> bytes:
+def checked_body(name: bytes, data: bytes) -> bytes:
+    """Return the body of a row's data; raises CorruptError for a wrong checksum."""
     body = data[_CRC.size :]
     if data[: _CRC.size] != _CRC.pack(crc32c(body, crc32c(name))):
         raise CorruptError(f"row {name!r} has a wrong checksum")

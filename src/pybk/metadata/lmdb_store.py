@@ -32,13 +32,15 @@ removed by others notices it with its next heartbeat or leased ``create``, and c
 
 Watches. ``ChangeSignal`` reports that the environment's file was written to (inotify). The keeper thread then
 compares the watched keys with what it saw last (``poll``), and schedules the callbacks of those that differ. It also
-compares every 2 s without a signal. While only other keys change, it does so at most every 40 ms.
+compares every 2 s without a signal. While only other keys change, it does so at most every 40 ms. At the same times
+it reads which keys the latest changes wrote (``lmdb_changes``), for the feeds of ``watch_below``.
 
 Threads. The *keeper* thread (``keep``) sends heartbeats, looks for ended sessions and polls watches; it starts with
 the first session or watch. The *callback* thread (``Callbacks``) runs callbacks and removes ended sessions, because a
 transaction may take long and heartbeats must not wait for it. Calls of the application run in their own threads.
 ``thread_lock`` serialises the writers of this process before the write lock serialises processes. ``_lock`` guards
-``session_id``, ``slot``, ``seen``, ``_keeper`` and ``closed``; the callbacks' own lock is only taken after it.
+``session_id``, ``slot``, ``seen``, ``_feeds``, ``_fed_number``, ``_keeper`` and ``closed``; the callbacks' own lock is
+only taken after it.
 """
 
 from __future__ import annotations
@@ -64,9 +66,11 @@ from pybk.errors import (
 )
 from pybk.metadata import lmdb_rows as rows
 from pybk.metadata.callbacks import Callback, Callbacks
+from pybk.metadata.change_feed import ChangeFeed
 from pybk.metadata.change_signal import ChangeSignal
 from pybk.metadata.host_file import SESSION_SLOTS, HostFile, is_stopped
 from pybk.metadata.lease_time import LMDB_LEASE_TIME_S, heartbeat_interval, sweep_interval
+from pybk.metadata.lmdb_changes import NotedWrites, changed_keys
 from pybk.metadata.lmdb_rows import FORMAT_NAME, Session, StoredValue, node_name
 from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
 from pybk.storage.io.failures import start_thread
@@ -225,6 +229,8 @@ class LmdbMetadataStore:
         self.readers_due = time.monotonic() + _READERS_S
         """When the slots of killed readers are freed next."""
         self.seen: dict[Callback, tuple[int, object]] = {}  # change number and fingerprint of each watched key
+        self._feeds: dict[Callback, ChangeFeed] = {}
+        self._fed_number = 0  # the last change that the feeds know of
         self.closed = False
         """``close`` was called."""
         self.change_signal = ChangeSignal(os.path.join(self.path, _DATA_FILE))
@@ -349,6 +355,20 @@ class LmdbMetadataStore:
             self.start_keeper()
         return watch
 
+    def watch_below(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> Callback:
+        """See ``MetadataStore.watch_below``; changes by processes of older versions of pybk are reported as None."""
+        feed = ChangeFeed(checked_key(key), callback)
+        watch = self._callbacks.add("", feed.report)
+        with self._explained(), self._environment.read() as transaction:
+            number = rows.last_number(transaction)
+        with self._lock:
+            if not self._feeds:
+                self._fed_number = number
+            self._feeds[watch] = feed
+            self.start_keeper()
+        self._callbacks.schedule(watch)
+        return watch
+
     def on_session_end(self, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.on_session_end``."""
         return self._callbacks.add(None, callback)
@@ -408,7 +428,9 @@ class LmdbMetadataStore:
                 ticket = self._wait_for_write_lock(deadline, timeout_s)
                 with self._environment.write() as transaction:
                     number = rows.last_number(transaction) + 1
-                    result = change(transaction, number)
+                    noted = NotedWrites(transaction)
+                    result = change(noted, number)
+                    noted.put_row(number)
                     rows.put_last_number(transaction, number)
                 return result, number
             finally:
@@ -590,7 +612,7 @@ class LmdbMetadataStore:
         """Run the keeper: send heartbeats, compare the watched keys, and end sessions that are over."""
         failed = False
         while not self.closed:
-            watching = bool(self.seen)
+            watching = bool(self.seen or self._feeds)
             rest = self.sweep_s if failed else self._rest(watching=watching)
             changed = self.change_signal.wait(rest, changes=watching, rest_s=self._pace_s)
             try:
@@ -600,6 +622,7 @@ class LmdbMetadataStore:
                 if changed or _is_nearly_due(time.monotonic(), self.polled_at, _POLL_S):
                     self.polled_at = time.monotonic()
                     # Every commit to the environment is reported, and few of them change a watched key.
+                    self._feed()
                     self._pace_s = PACE_S if self.poll() or not changed else min(2 * self._pace_s, _PACE_MAX_S)
                 if self.session_id and _is_nearly_due(time.monotonic(), self._heartbeat_at, self.heartbeat_s):
                     self.heartbeat()
@@ -664,6 +687,24 @@ class LmdbMetadataStore:
         for watch in changed:
             self._callbacks.schedule(watch)
         return bool(changed)
+
+    def _feed(self) -> None:
+        """Note in the feeds which keys have changed, and schedule the callbacks of those with something to report."""
+        with self._lock:
+            watched = set(self._callbacks.watched())
+            self._feeds = {watch: feed for watch, feed in self._feeds.items() if watch in watched}
+            after, feeding = self._fed_number, bool(self._feeds)
+        if not feeding:
+            return
+        with self._explained(), self._environment.read() as transaction:
+            last = rows.last_number(transaction)
+            keys = changed_keys(transaction, after, last)
+        with self._lock:
+            # All feeds, also those that began meanwhile: ``_fed_number`` is that of all of them.
+            self._fed_number = last
+            due = [watch for watch, feed in self._feeds.items() if feed.note(keys)]
+        for watch in due:
+            self._callbacks.schedule(watch)
 
     def look(self, transaction: ReadTransaction, key: str) -> object:
         """Return an object that is equal as long as a key's value and the keys directly below it are the same."""

@@ -151,6 +151,17 @@ class MetadataStore(Protocol):
         """
         ...
 
+    def watch_below(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> Watch:
+        """Call ``callback`` with the keys below a key, at any depth, that were created, changed or removed.
+
+        The callback runs as those of ``watch`` do. Each call has the keys that changed since the one before, each once,
+        and possibly others below the key, such as those without a value. None instead means that changes may have been
+        missed, so that everything below the key must be read again: in the first call, which comes soon after this one,
+        after a lost connection, and if more than ``change_feed.KEYS_MAX`` keys changed between two calls. If the
+        callback raises an exception, a later call repeats what it was called with.
+        """
+        ...
+
     def session(self) -> int:
         """Return the number of the session, above 0; begins a session if there is none."""
         ...

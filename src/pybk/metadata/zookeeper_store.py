@@ -30,7 +30,8 @@ until the deadline (``_read``). Changes are not (``_write``): they raise Metadat
 change whose answer was lost, because ZooKeeper refuses requests that an earlier connection of the session sent.
 
 Watches. ZooKeeper reports one change for each watch that was set. So the callback thread (``Callbacks``) first sets
-the watch again and then calls the callback, which reads the current values; no change goes unnoticed in between.
+the watch again and then calls the callback, which reads the current values; no change goes unnoticed in between. Feeds
+of ``watch_below`` share one recursive watch (``zookeeper_feed``).
 
 Threads. kazoo's thread only schedules callbacks and never waits. Callbacks run in the callback thread, requests in
 the threads of their callers.
@@ -76,8 +77,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.metadata.callbacks import Callback, Callbacks
+from pybk.metadata.change_feed import ChangeFeed
 from pybk.metadata.lease_time import ZOOKEEPER_LEASE_TIME_S, trusted_after_loss
 from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
+from pybk.metadata.zookeeper_feed import UNSUPPORTED_S, ZooKeeperFeeds
 
 logger = logging.getLogger(__name__)
 logging.getLogger("kazoo").addHandler(logging.NullHandler())  # without a handler it writes to stderr
@@ -172,6 +175,7 @@ class ZooKeeperMetadataStore:
         self._callbacks = Callbacks(f"pybk metadata {hosts}{root}")
         self.client = KazooClient(hosts=hosts, timeout=lease_time_s, connection_retry=_RECONNECT)
         """The connection to ZooKeeper."""
+        self._feeds = ZooKeeperFeeds(self.client, root, self._callbacks, _GUARD)
         self.client.add_listener(self._state_changed)
         self.client.start_async()
         try:
@@ -376,6 +380,28 @@ class ZooKeeperMetadataStore:
             raise
         return watch
 
+    def watch_below(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> Callback:
+        """See ``MetadataStore.watch_below``; for servers before ZooKeeper 3.6 see ``zookeeper_feed``."""
+        self._path(key)
+        feed = ChangeFeed(key, callback)
+
+        def call() -> None:
+            self._read(f"watch below {key!r}", self._feeds.arm)
+            feed.report()
+            if not self._feeds.supported:
+                feed.note(None)
+                self._callbacks.schedule(watch, UNSUPPORTED_S)
+
+        watch = self._callbacks.add(key, call)
+        self._feeds.add(watch, feed)
+        try:
+            self._read(f"watch below {key!r}", self._feeds.arm)
+        except BaseException:
+            watch.cancel()
+            raise
+        self._callbacks.schedule(watch)
+        return watch
+
     def on_session_end(self, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.on_session_end``."""
         return self._callbacks.add(None, callback)
@@ -474,8 +500,10 @@ class ZooKeeperMetadataStore:
             self.session_id = self.client.client_id[0]
             self._lost_at = None
             self.connected.set()
+            self._feeds.connected()
             return
         self.connected.clear()
+        self._feeds.disconnected()
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         if state == KazooState.LOST:

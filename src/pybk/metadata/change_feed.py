@@ -1,0 +1,60 @@
+"""The keys that one ``MetadataStore.watch_below`` has yet to report."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+KEYS_MAX: Final = 4096
+"""Keys that a feed collects at most between two calls; if more have changed, it reports None."""
+
+
+class ChangeFeed:
+    """Collects changed keys until the callback thread reports them; see ``MetadataStore.watch_below``.
+
+    It begins with None to report, because nothing is known of earlier changes. Threads: any.
+
+    Args:
+        key: The key that the reported keys are below.
+        callback: The function that they are reported to.
+    """
+
+    def __init__(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> None:
+        self._prefix = f"{key}/"
+        self._callback = callback
+        self._lock = threading.Lock()
+        self._keys: set[str] | None = None  # None: changes may have been missed
+
+    def note(self, keys: Iterable[str] | None) -> bool:
+        """Add changed keys; those that are not below the key are left out.
+
+        Args:
+            keys: The keys; None if changes may have been missed.
+
+        Returns:
+            Whether there is something to report.
+        """
+        below = None if keys is None else [key for key in keys if key.startswith(self._prefix)]
+        with self._lock:
+            if below is None or self._keys is None:
+                self._keys = None
+                return True
+            self._keys.update(below)
+            if len(self._keys) > KEYS_MAX:
+                self._keys = None
+                return True
+            return bool(self._keys)
+
+    def report(self) -> None:
+        """Call the callback with what was collected, if anything; if it fails, the next call reports that again."""
+        with self._lock:
+            keys = None if self._keys is None else frozenset(self._keys)
+            self._keys = set()
+        if keys is not None and not keys:
+            return
+        try:
+            self._callback(keys)
+        except BaseException:
+            self.note(keys)
+            raise
