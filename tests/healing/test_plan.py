@@ -1,0 +1,231 @@
+"""Which repairs a cluster needs, and in which order."""
+
+from __future__ import annotations
+
+from pybk.flags import StorageHint
+from pybk.healing.plan import Plan, Task, plan
+from pybk.healing.situation import SECOND_NS, BookieState, HoldReason, MarkKey, Situation, Space
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.settings import PlacementSettings, RepairSettings
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from tests.healing.clusters import GIB, GRACE_NS, NOW, bookie, facts, ledger, mapped, situation
+
+LOST, DAMAGED, MISSING, DRAINING, MISPLACED, _ = RepairReason
+LOOSE = RepairSettings(hold_below=0.0)
+
+
+def planned(found: Situation, *ledgers: LedgerMetadata, window: int = 1000) -> Plan:
+    return plan(mapped(*ledgers), found, NOW, window=window)
+
+
+def shown(tasks: tuple[Task, ...]) -> list[tuple[int, str, str, int]]:
+    return [(each.ledger_id, each.bookie.bookie_id, each.reason.value, each.copies) for each in tasks]
+
+
+def mark(ledger_id: int, number: int, first: int = 0, reason: RepairReason = MISSING) -> UnderReplicatedLedger:
+    return UnderReplicatedLedger(ledger_id, bookie(number), first, reason, since_ns=NOW - 5)
+
+
+def test_a_healthy_cluster_needs_nothing() -> None:
+    found = planned(situation(5), ledger(1, (0, (0, 1, 2))), ledger(2, (0, (2, 3, 4)), last=None))
+    assert (found.tasks, found.terminal, found.holds, dict(found.wanted)) == ((), (), (), {})
+    assert found.counts.short == {}
+
+
+def test_a_bookie_within_its_grace_is_waited_for_and_counted() -> None:
+    found = planned(situation(5, absent={0: GRACE_NS - 1}), ledger(1, (0, (0, 1, 2))), ledger(2, (0, (0, 1))))
+    assert found.tasks == ()
+    assert found.counts.short == {"2": 1, "1": 1}
+
+
+def test_a_lost_bookie_is_replaced_in_fragments_that_have_an_end() -> None:
+    ledgers = (ledger(1, (0, (0, 1, 2))), ledger(2, (0, (0, 1, 2)), (50, (0, 1, 3)), last=None))
+    found = planned(situation(5, absent={0: GRACE_NS}), *ledgers)
+    assert shown(found.tasks) == [(1, "b0", "lost", 2), (2, "b0", "lost", 2)]
+    assert found.tasks[0].size_bytes == 3000
+    assert found.counts.left_to_writer == 1
+    assert list(found.wanted) == [each.key for each in found.tasks]
+
+
+def test_fewest_copies_come_first_then_reasons_then_age() -> None:
+    draining = facts(3, state=BookieState.DRAINING, state_since_ns=NOW - 7)
+    ledgers = [
+        ledger(1, (0, (0, 4, 5))),
+        ledger(2, (0, (3, 4, 5))),
+        ledger(3, (0, (3, 6))),
+        ledger(4, (0, (0, 1, 5))),
+        ledger(5, (0, (1, 4, 5))),
+        ledger(6, (0, (4, 5, 6))),
+    ]
+    absent = {0: 3 * GRACE_NS, 1: 5 * GRACE_NS}
+    found = planned(
+        situation(9, absent=absent, changed=[draining], marks=[mark(6, 4, reason=DAMAGED)], repair=LOOSE), *ledgers
+    )
+    assert shown(found.tasks) == [
+        (4, "b1", "lost", 1),
+        (4, "b0", "lost", 1),
+        (5, "b1", "lost", 2),
+        (1, "b0", "lost", 2),
+        (6, "b4", "damaged", 2),
+        (3, "b3", "draining", 2),
+        (2, "b3", "draining", 3),
+    ]
+    assert found.tasks[0].urgent
+    assert not found.tasks[1].urgent
+
+
+def test_a_one_copy_ledger_is_before_ten_thousand_misplaced_ones() -> None:
+    placement = PlacementSettings(min_zones=2, repair=True)
+    ledgers = [ledger(each, (0, (0, 3, 6))) for each in range(10_000)]
+    ledgers.append(ledger(10_000, (0, (1, 2, 4))))
+    absent = {1: 3 * GRACE_NS, 2: 5 * GRACE_NS}
+    found = planned(situation(9, absent=absent, placement=placement, repair=LOOSE), *ledgers)
+    assert len(found.tasks) == 10_002
+    assert 10_000 in {each.ledger_id for each in found.tasks[:5]}
+    assert MarkKey(10_000, bookie(2)) in found.wanted
+    assert len(found.wanted) == 1000
+    assert found.tasks[-1].reason is MISPLACED
+
+
+def test_one_failure_of_two_copies_is_waited_for_and_two_failures_are_urgent() -> None:
+    within = {0: GRACE_NS - 1, 1: GRACE_NS - 2}
+    found = planned(situation(6, absent=within), ledger(1, (0, (0, 2))), ledger(2, (0, (0, 1, 2))))
+    assert shown(found.tasks) == [(2, "b0", "lost", 1)]
+    assert found.tasks[0].urgent
+    fresh = {0: SECOND_NS, 1: SECOND_NS}
+    assert planned(situation(6, absent=fresh), ledger(2, (0, (0, 1, 2)))).tasks == ()
+
+
+def test_a_hold_leaves_urgent_repairs() -> None:
+    absent = {0: 2 * GRACE_NS, 1: 2 * GRACE_NS, 2: 2 * GRACE_NS}
+    ledgers = (ledger(1, (0, (0, 3, 4))), ledger(2, (0, (0, 1, 3))), ledger(3, (0, (0, 4))))
+    found = planned(situation(6, absent=absent), *ledgers)
+    assert {each.reason for each in found.holds} >= {HoldReason.FEW_REGISTERED, HoldReason.MANY_LOST}
+    assert sorted(key.ledger_id for key in found.wanted) == [2, 3]
+    assert len(found.tasks) == 4
+    accepted = RepairSettings(accepted_losses=("b0", "b1", "b2"))
+    found = planned(situation(6, absent=absent, repair=accepted), *ledgers)
+    assert found.holds == ()
+    assert len(found.wanted) == 4
+
+
+def test_a_pause_stops_urgent_repairs_and_ends_by_itself() -> None:
+    absent = {0: 2 * GRACE_NS}
+    paused = RepairSettings(paused_until_ns=NOW + 1)
+    found = planned(situation(6, absent=absent, repair=paused), ledger(3, (0, (0, 4))))
+    assert (found.paused, dict(found.wanted), len(found.tasks)) == (True, {}, 1)
+    over = planned(situation(6, absent=absent, repair=RepairSettings(paused_until_ns=NOW)), ledger(3, (0, (0, 4))))
+    assert len(over.wanted) == 1
+
+
+def test_an_entry_without_a_copy_that_comes_back_is_lost() -> None:
+    absent = {0: 5 * GRACE_NS, 1: 2 * GRACE_NS, 2: 1}
+    ledgers = (ledger(1, (0, (0,))), ledger(2, (0, (0, 1)), (50, (0, 3))), ledger(3, (0, (0, 2))))
+    found = planned(situation(9, absent=absent, repair=LOOSE), *ledgers)
+    assert shown(found.tasks) == [(2, "b0", "lost", 1)]
+    assert [(each.ledger_id, each.bookie, each.state) for each in found.terminal] == [
+        (1, bookie(0), RepairState.LOST),
+        (2, bookie(1), RepairState.LOST),
+    ]
+    assert found.tasks[0].first_entry_id == 50
+    assert found.counts.lost == 2
+    assert found.counts.short == {"0": 3}
+
+
+def test_an_empty_ledger_is_moved_without_bytes_and_never_lost() -> None:
+    found = planned(situation(5, absent={0: 2 * GRACE_NS}), ledger(1, (0, (0,)), last=-1, length=0))
+    assert shown(found.tasks) == [(1, "b0", "lost", 1)]
+    assert (found.tasks[0].size_bytes, found.counts.lost, found.counts.short) == (0, 0, {})
+
+
+def test_an_open_ledger_waits_for_its_owner_after_the_grace_for_open_ledgers() -> None:
+    made = ledger(1, (0, (0, 1, 2)), last=None)
+    for moved_ns, repair, state in (
+        (NOW - 3600 * SECOND_NS + 1, RepairSettings(), None),
+        (NOW - 3600 * SECOND_NS, RepairSettings(), RepairState.WAITING_FOR_OWNER),
+        (NOW - 3600 * SECOND_NS, RepairSettings(recover_abandoned=True), RepairState.QUEUED),
+    ):
+        found = situation(5, absent={0: 2 * GRACE_NS}, repair=repair)
+        found.moved_ns[1] = moved_ns
+        result = planned(found, made)
+        tasks = result.tasks + result.terminal
+        assert [each.state for each in tasks] == ([] if state is None else [state])
+        assert [each.recover for each in tasks] == ([] if state is None else [state is RepairState.QUEUED])
+
+
+def test_what_was_observed_is_filled_up_where_it_is() -> None:
+    found = planned(situation(5, marks=[mark(1, 0, first=40)]), ledger(1, (0, (0, 1, 2)), (40, (0, 1, 3))))
+    (task,) = found.tasks
+    assert (task.reason, task.stays, task.derived, task.first_entry_id, task.copies) == (MISSING, True, None, 40, 2)
+    assert len(found.wanted) == 1
+    within = situation(5, absent={0: GRACE_NS - 1}, marks=[mark(1, 0)])
+    assert planned(within, ledger(1, (0, (0, 1, 2)))).tasks == ()
+    lost = situation(5, absent={0: GRACE_NS}, marks=[mark(1, 0)])
+    (task,) = planned(lost, ledger(1, (0, (0, 1, 2)))).tasks
+    assert (task.reason, task.stays, task.derived) == (LOST, False, LOST)
+
+
+def test_the_only_copy_that_may_be_sound_is_not_lost_while_its_bookie_may_return() -> None:
+    found = situation(5, absent={1: 1}, marks=[mark(1, 0, reason=DAMAGED)])
+    result = planned(found, ledger(1, (0, (0, 1))))
+    assert (result.tasks, result.terminal, result.counts.short) == ((), (), {"0": 1})
+
+
+def test_without_a_target_a_ledger_is_marked_so() -> None:
+    found = situation(4, absent={0: 2 * GRACE_NS})
+    result = planned(found, ledger(1, (0, (0, 1, 2, 3))), ledger(2, (0, (0, 1, 2))))
+    assert {key.ledger_id: task.state for key, task in result.wanted.items()} == {
+        1: RepairState.NO_TARGET,
+        2: RepairState.QUEUED,
+    }
+    full = [facts(each, tiers={StorageHint.SSD: Space(14 * GIB, 100 * GIB)}) for each in range(1, 4)]
+    result = planned(situation(4, absent={0: 2 * GRACE_NS}, changed=full), ledger(2, (0, (0, 1))))
+    assert [task.state for task in result.wanted.values()] == [RepairState.NO_TARGET]
+    assert [each.reason for each in result.holds] == [HoldReason.LITTLE_SPACE]
+
+
+def test_ledgers_without_targets_do_not_block_the_others() -> None:
+    ledgers = [ledger(each, (0, (0, 1, 2, 3))) for each in range(9)] + [ledger(9, (0, (0, 1, 2)))]
+    result = planned(situation(4, absent={0: 2 * GRACE_NS}), *ledgers, window=2)
+    assert {key.ledger_id for key in result.wanted} == {0, 1, 9}
+
+
+def test_a_new_instance_may_take_the_place_of_the_old_one() -> None:
+    made = ledger(1, (0, (bookie(0, 9), 1, 2)))
+    (task,) = planned(situation(3), made).tasks
+    assert (task.bookie, task.reason) == (bookie(0, 9), LOST)
+    assert [each.state for each in planned(situation(3), made).wanted.values()] == [RepairState.QUEUED]
+
+
+def test_a_draining_bookie_is_a_source() -> None:
+    draining = [facts(0, state=BookieState.DRAINING)]
+    result = planned(situation(4, changed=draining), ledger(1, (0, (0,))), ledger(2, (0, (0, 1, 2))))
+    assert shown(result.tasks) == [(1, "b0", "draining", 1), (2, "b0", "draining", 3)]
+    assert result.counts.short == {}
+    assert not any(each.urgent for each in result.tasks)
+
+
+def test_each_write_set_counts_by_itself() -> None:
+    absent = {0: 3 * GRACE_NS, 1: 2 * GRACE_NS}
+    result = planned(situation(9, absent=absent, repair=LOOSE), ledger(1, (0, (0, 1, 2, 3)), quorum=(2, 1)))
+    assert (result.tasks, result.counts.lost, len(result.terminal)) == ((), 1, 2)
+    result = planned(situation(9, absent=absent, repair=LOOSE), ledger(1, (0, (0, 2, 1, 3)), quorum=(2, 1)))
+    assert shown(result.tasks) == [(1, "b0", "lost", 1), (1, "b1", "lost", 1)]
+    assert [each.urgent for each in result.tasks] == [True, True]
+
+
+def test_parked_marks_take_no_place_of_others() -> None:
+    ledgers = [ledger(each, (0, (0, 1, 2))) for each in range(4)]
+    found = situation(5, absent={0: 2 * GRACE_NS})
+    found.parked = frozenset({MarkKey(0, bookie(0)), MarkKey(1, bookie(0))})
+    result = planned(found, *ledgers, window=1)
+    assert {key.ledger_id for key in result.wanted} == {0, 1, 2}
+
+
+def test_few_zones_are_found_and_unknown_zones_are_not_judged() -> None:
+    placement = PlacementSettings(min_zones=2, repair=True)
+    ledgers = (ledger(1, (0, (0, 3))), ledger(2, (0, (0, 1))))
+    assert shown(planned(situation(6, placement=placement), *ledgers).tasks) == [(1, "b3", "misplaced", 2)]
+    unknown = situation(6, placement=placement, changed=[facts(3, location="")])
+    assert planned(unknown, *ledgers).tasks == ()
+    assert planned(situation(6, placement=PlacementSettings(min_zones=2)), *ledgers).tasks == ()
