@@ -53,7 +53,7 @@ class ClusterOptions(TypedDict, total=False):
             bookie checks that it can be reached at the first address.
         cluster_secret: The secret of the cluster; None for a cluster of one host that has none.
         bookie_id: The bookie's name; None keeps the name in the directory, or makes one for a new directory.
-        rack: The bookie's rack, for placement, such as ``/room/rack``.
+        rack: The label of where the bookie stands, for placement, such as ``zone/rack/host``.
         replace: The bookie takes the name of a bookie whose directory is lost for good; its entries count as lost.
         moved: The bookie's directory was moved since its last start, not copied, so that no other copy exists.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,19 @@ import pytest
 from pybk.bookie.server import BookieServer
 from pybk.client import membership
 from pybk.client.backend import ClusterBackend
+from pybk.client.membership import Membership
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import NotEnoughBookiesError, UsageError
-from pybk.metadata.registration import BookieRegistration
+from pybk.feature_level import NEWEST_LEVEL
+from pybk.ledger import Bookie
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.registration import BookieRegistration, RegisteredBookie
+from pybk.metadata.settings import PlacementSettings
+from pybk.metadata.url import open_metadata
+from pybk.replication.messages import BookiesChosen, ChooseBookies
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
+from tests.replication.driving import bookie, metadata
 from tests.waiting import WAIT_S
 
 
@@ -84,3 +95,98 @@ def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
         with pytest.raises(NotEnoughBookiesError):
             client.create_ledger(insecure=True, ensemble_size=4, write_quorum=2)
         assert len(reads) == 1, "who may have come meanwhile is looked for"
+
+
+# ---- placement -------------------------------------------------------------------------------------------------------
+
+
+class Racks:
+    """A cluster of which there are only registrations, and a client's membership.
+
+    Attributes:
+        membership: The client's.
+        registered: The registrations, by number.
+    """
+
+    def __init__(self, cluster: ClusterMetadata, labels: tuple[str, ...]) -> None:
+        self.cluster = cluster
+        self.registered: list[RegisteredBookie] = []
+        for number, label in enumerate(labels):
+            cluster.claim_cookie(bookie(number))
+            registration = BookieRegistration(
+                bookie=bookie(number), addresses=("tcp://127.0.0.1:1",), rack=label, level_max=NEWEST_LEVEL
+            )
+            self.registered.append(cluster.register(registration))
+        self.membership = Membership(cluster)
+
+    def ask(self, min_zones: int, strict: bool = False) -> None:
+        """Set the policy."""
+        placement = PlacementSettings(min_zones=min_zones, strict=strict)
+        self.cluster.change_settings(lambda settings: replace(settings, placement=placement))
+
+    def ensemble(self) -> tuple[Bookie, ...]:
+        """Choose an ensemble of three, which are all of its write sets."""
+        return self.membership.ensemble(metadata())
+
+    def replace(self, place: int, ensemble: tuple[Bookie, ...], *, copies: bool = False) -> BookiesChosen:
+        """Choose a bookie for a place of an ensemble, whose present one has failed."""
+        ledger = RemoteLedger(metadata(), 0, b"")
+        effect = ChooseBookies((place,), ensemble, frozenset([ensemble[place]]), copies)
+        found = self.membership.choose(ledger, effect)
+        assert isinstance(found, BookiesChosen)
+        return found
+
+
+@contextmanager
+def racks(directory: Path, *labels: str) -> Iterator[Racks]:
+    """Register bookies that have labels."""
+    with ClusterMetadata(open_metadata(f"lmdb://{directory}/metadata"), cost=2) as cluster:
+        made = Racks(cluster, labels)
+        yield made
+        made.membership.close()
+
+
+def test_a_ledger_spans_zones_also_where_the_policy_does_not_ask_for_it(tmp_path: Path) -> None:
+    with racks(tmp_path, "/a/r1", "/a/r2", "/a/r3", "/b/r1", "/c/r1") as cluster:
+        for _ in range(20):
+            found = cluster.ensemble()
+            assert {bookie(3), bookie(4)} < set(found)
+
+
+def test_a_strict_policy_refuses_ledgers_and_names_who_lacks_what(tmp_path: Path) -> None:
+    with racks(tmp_path, "/a/r1", "/b/r1", "", "/a") as cluster:
+        assert len(cluster.ensemble()) == 3
+        cluster.ask(3)
+        assert len(cluster.ensemble()) == 3
+        assert cluster.membership.misplaced == 1
+        cluster.ask(3, strict=True)
+        with pytest.raises(NotEnoughBookiesError, match=r"placement\.strict") as refused:
+            cluster.ensemble()
+        assert "in 3 zones" in str(refused.value)
+        assert "there are b0, b3 in zone a; b1 in zone b; b2 without a label" in str(refused.value)
+        cluster.ask(2, strict=True)
+        assert set(cluster.ensemble()) == {bookie(0), bookie(1), bookie(3)}
+        assert cluster.membership.misplaced == 1
+
+
+def test_a_strict_policy_that_is_not_the_reason_is_not_blamed(tmp_path: Path) -> None:
+    with racks(tmp_path, "/a", "/b") as cluster:
+        cluster.ask(2, strict=True)
+        with pytest.raises(NotEnoughBookiesError, match=r"needs 3 writable bookies; there are 2 \(b0, b1\)"):
+            cluster.ensemble()
+
+
+def test_a_bookie_that_left_counts_where_it_stood(tmp_path: Path) -> None:
+    with racks(tmp_path, "/a", "/b", "/c", "/a", "/b", "/c") as cluster:
+        cluster.ask(3, strict=True)
+        ensemble = (bookie(0), bookie(1), bookie(2))
+        cluster.registered[1].close()
+        cluster.membership.refresh()
+        assert cluster.replace(2, ensemble) == BookiesChosen({2: bookie(5)})
+        cluster.registered[5].close()
+        found = cluster.replace(2, ensemble)
+        assert found.bookies == {}
+        assert "b0 in a, b1 in b stay, and there are b0, b3 in zone a; b4 in zone b; b2 in zone c" in found.why
+        cluster.ask(3)
+        assert set(cluster.replace(2, ensemble).bookies.values()) <= {bookie(3), bookie(4)}
+        assert cluster.membership.misplaced == 1

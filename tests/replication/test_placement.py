@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import product
 from random import Random
+from typing import NamedTuple
+
+import pytest
 
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie
-from pybk.replication.placement import Candidate, choose
+from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
+from pybk.replication.placement import Candidate, Choice, choose, remedy, tier_of
 from tests.replication.driving import bookie
 
-NVME, HDD = StorageHint.NVME, StorageHint.HDD
+NVME, SSD, HDD = StorageHint.NVME, StorageHint.SSD, StorageHint.HDD
+
+
+def choice(
+    candidates: Iterable[Candidate],
+    places: tuple[int, ...] = (0, 1, 2),
+    *,
+    ensemble: tuple[Bookie, ...] = (),
+    excluded: Iterable[Bookie] = (),
+    hints: Iterable[StorageHint] = (),
+    seed: int = 1,
+    write_quorum: int = 0,
+    policy: PlacementPolicy = ANYWHERE,
+    located: Mapping[Bookie, Location] | None = None,
+    full_above: float | None = None,
+    size_bytes: int = 0,
+    steps_max: int = 5000,
+) -> Choice:
+    return choose(
+        candidates,
+        places=places,
+        ensemble=ensemble,
+        excluded=frozenset(excluded),
+        hints=frozenset(hints),
+        source=Random(seed),
+        write_quorum=write_quorum,
+        policy=policy,
+        located=located,
+        full_above=full_above,
+        size_bytes=size_bytes,
+        steps_max=steps_max,
+    )
 
 
 def chosen(
@@ -23,14 +59,21 @@ def chosen(
     hints: Iterable[StorageHint] = (),
     seed: int = 1,
 ) -> dict[int, Bookie]:
-    return choose(
-        candidates,
-        places=places,
-        ensemble=ensemble,
-        excluded=frozenset(excluded),
-        hints=frozenset(hints),
-        source=Random(seed),
-    )
+    return choice(candidates, places, ensemble=ensemble, excluded=excluded, hints=hints, seed=seed).bookies
+
+
+def standing(*labels: str, first: int = 0) -> list[Candidate]:
+    """Return candidates with labels, numbered from ``first`` on."""
+    return [
+        Candidate(bookie(number), {NVME: 1 << 30}, location=Location.parse(label))
+        for number, label in enumerate(labels, first)
+    ]
+
+
+def zones_of(bookies: Iterable[Bookie], candidates: Iterable[Candidate]) -> list[str]:
+    """Return the zones in which bookies stand, sorted."""
+    zones = {each.bookie: each.location.zone for each in candidates}
+    return sorted(zones[each] for each in bookies)
 
 
 def plain(*numbers: int) -> list[Candidate]:
@@ -90,11 +133,11 @@ def test_hints_are_advice() -> None:
 
 
 def test_racks_are_mixed() -> None:
-    candidates = [Candidate(bookie(n), {NVME: 1}, rack="/r1" if n < 4 else "/r2") for n in range(6)]
-    racks = {each.bookie: each.rack for each in candidates}
+    candidates = [Candidate(bookie(n), {NVME: 1}, location=Location.parse("/r1" if n < 4 else "/r2")) for n in range(6)]
+    racks = {each.bookie: each.location for each in candidates}
     for seed in range(20):
         found = chosen(candidates, (0, 1, 2, 3), seed=seed)
-        assert Counter(racks[each] for each in found.values()) == {"/r1": 2, "/r2": 2}
+        assert Counter(racks[each] for each in found.values()) == {Location("r1"): 2, Location("r2"): 2}
         ensemble = (bookie(0), bookie(4), bookie(1))
         assert chosen(candidates, (1,), ensemble=ensemble, excluded=[bookie(4)], seed=seed) == {1: bookie(5)}
 
@@ -104,3 +147,304 @@ def test_free_space_and_load_weigh_but_not_without_bound() -> None:
     drawn = Counter(chosen(candidates, (0,), seed=seed)[0] for seed in range(3000))
     assert 2 < drawn[bookie(4)] / drawn[bookie(0)] < 4
     assert drawn[bookie(5)] < drawn[bookie(0)] / 5
+
+
+# ---- zones -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_zone_counts_before_the_hint_and_the_rack_after_it_and_the_local_bookie_last() -> None:
+    here = standing("a/r1", "a/r1", "a/r2", "b/r1")
+    near, rack, zone = here[1], here[2], here[3]
+
+    def second(*others: Candidate) -> Bookie:
+        return chosen([here[0], *others], (1,), ensemble=(bookie(0), bookie(9)), hints=[HDD])[1]
+
+    hinted = Candidate(near.bookie, {HDD: 1}, location=near.location)
+    local = Candidate(near.bookie, near.tiers, location=near.location, local=True)
+    assert second(zone, hinted) == zone.bookie
+    assert second(rack, hinted) == hinted.bookie
+    assert second(rack, local) == rack.bookie
+    assert second(local, Candidate(bookie(5), {NVME: 1 << 50}, location=near.location)) == local.bookie
+
+
+def test_the_local_bookie_has_a_place_in_each_new_ensemble() -> None:
+    candidates = [*standing("a/r1", "a/r2", "b/r1", "b/r2", "c/r1"), *standing("c/r1", first=5)]
+    candidates[3] = Candidate(bookie(3), {NVME: 1}, location=Location("b", "r2"), local=True)
+    for seed in range(20):
+        found = choice(candidates, seed=seed, policy=PlacementPolicy(3, True))
+        assert found.bookies[0] == bookie(3)
+        assert zones_of(found.bookies.values(), candidates) == ["a", "b", "c"]
+
+
+def test_hosts_are_mixed_where_racks_are_the_same() -> None:
+    candidates = standing("a/r/h1", "a/r/h1", "a/r/h1", "a/r/h2", "a/r/h3")
+    for seed in range(20):
+        assert {bookie(3), bookie(4)} < set(chosen(candidates, seed=seed).values())
+
+
+def test_bookies_without_a_label_crowd_each_other() -> None:
+    candidates = standing("", "", "", "a", "b")
+    for seed in range(20):
+        found = set(chosen(candidates, seed=seed).values())
+        assert len(found & {bookie(3), bookie(4)}) >= 1
+        assert len(found - {bookie(3), bookie(4)}) <= 2
+        last = chosen(candidates, (2,), ensemble=(bookie(0), bookie(1), bookie(9)), seed=seed)
+        assert last[2] in (bookie(3), bookie(4))
+        joined = chosen(standing("a", "", "b"), (1,), ensemble=(bookie(0), bookie(9)), seed=seed)
+        assert joined[1] == bookie(2), "a bookie without a label may stand in the zone that is used"
+
+
+def test_a_set_is_found_where_the_greedy_choice_ends_without_one() -> None:
+    """BookKeeper 3722: the first bookies are chosen without regard to the places that come after them."""
+    # Only b and b may be at places that share no write set, and each place alone would rather have the unused zone.
+    candidates = standing("a", "b", "b", "c")
+    for seed in range(50):
+        found = choice(candidates, (0, 1, 2, 3), seed=seed, write_quorum=2, policy=PlacementPolicy(2, True))
+        assert (len(found.bookies), found.short) == (4, 0)
+
+
+def test_replacements_do_not_pile_up_in_the_rack_of_those_that_died() -> None:
+    """BookKeeper 3707: replacements come from the rack of the dead bookie, and end in one rack."""
+    candidates = standing("a/r1", "a/r2", "a/r3", "a/r3", "a/r3", "a/r4", "a/r5")
+    ensemble = (bookie(0), bookie(20), bookie(21))
+    located = {bookie(20): Location("a", "r3"), bookie(21): Location("a", "r3")}
+    racks = {each.bookie: each.location.rack for each in candidates}
+    for seed in range(50):
+        found = choice(candidates, (1, 2), ensemble=ensemble, excluded=ensemble[1:], seed=seed, located=located)
+        assert len({"r1", *(racks[each] for each in found.bookies.values())}) == 3
+    zoned = standing("a", "b", "b", "b", "b", "c")
+    for seed in range(50):
+        ensemble = (bookie(0), bookie(20), bookie(5))
+        found = choice(zoned, (1,), ensemble=ensemble, seed=seed, policy=PlacementPolicy(3))
+        assert zones_of(found.bookies.values(), zoned) == ["b"]
+
+
+def test_bookies_that_are_away_stand_where_they_stood() -> None:
+    """BookKeeper 2642, 4439: they fall into the default rack, so that the next choice shares their real one."""
+    ensemble = (bookie(0), bookie(20), bookie(21))
+    located = {bookie(20): Location("b")}
+    for seed in range(20):
+        found = choice(standing("a", "b", "c"), (2,), ensemble=ensemble, seed=seed, located=located)
+        assert found.bookies == {2: bookie(2)}
+    found = choice(standing("a", "b"), (2,), ensemble=ensemble, policy=PlacementPolicy(3, True))
+    assert found.bookies == {2: bookie(1)}, "where place 1 stands is not known, so that two zones are all there can be"
+    found = choice(standing("a", "b"), (2,), ensemble=ensemble, policy=PlacementPolicy(3, True), located=located)
+    assert found.bookies == {}
+
+
+def test_a_strict_policy_leaves_places_empty_and_a_soft_one_counts() -> None:
+    candidates = standing("a", "a", "b", "b")
+    assert len(choice(candidates, policy=PlacementPolicy(3, True)).bookies) == 2
+    soft = choice(candidates, policy=PlacementPolicy(3))
+    assert (len(soft.bookies), soft.short) == (3, 1)
+    assert set(zones_of(soft.bookies.values(), candidates)) == {"a", "b"}
+
+
+def test_bookies_without_a_label_are_not_chosen_by_a_strict_policy() -> None:
+    """BookKeeper 1941: bookies of the default rack are chosen although the minimum of racks is enforced."""
+    candidates = standing("a", "", "", "b")
+    for min_zones in (1, 2):
+        found = choice(candidates, policy=PlacementPolicy(min_zones, True))
+        assert set(found.bookies.values()) == {bookie(0), bookie(3)}
+    assert len(choice(candidates, policy=PlacementPolicy(2)).bookies) == 3
+
+
+def test_a_strict_policy_asks_of_a_replacement_only_what_those_that_stay_allow() -> None:
+    """A place is filled although its write set was short before and stays so: an entry more than it could be short."""
+    ensemble = (bookie(0), bookie(1), bookie(9))
+    candidates = standing("a", "a", "b", "a")
+    found = choice(candidates, (2,), ensemble=ensemble, excluded=ensemble[2:], policy=PlacementPolicy(3, True))
+    assert (found.bookies, found.short) == ({2: bookie(2)}, 1)
+    found = choice(standing("a", "a"), (2,), ensemble=ensemble, policy=PlacementPolicy(3, True))
+    assert found.bookies == {}
+
+
+def test_the_budget_counts_steps_and_its_end_is_reported() -> None:
+    zones = [f"z{number % 4}" for number in range(12)]
+    found = choice(standing(*zones), tuple(range(11)), write_quorum=4, policy=PlacementPolicy(4), steps_max=30)
+    assert found.cut_off
+    assert len(found.bookies) == 11, "the best so far is better than none"
+    again = choice(standing(*zones), tuple(range(11)), write_quorum=4, policy=PlacementPolicy(4), steps_max=30)
+    assert found == again
+    found = choice(standing(*zones), tuple(range(12)), write_quorum=4, policy=PlacementPolicy(4, True))
+    assert (len(found.bookies), found.cut_off) == (12, False)
+
+
+# ---- against all combinations ----------------------------------------------------------------------------------------
+
+
+class Cluster(NamedTuple):
+    """A random cluster, and what is asked of it."""
+
+    candidates: list[Candidate]
+    places: tuple[int, ...]
+    ensemble: tuple[Bookie, ...]
+    excluded: frozenset[Bookie]
+    located: dict[Bookie, Location]
+    write_quorum: int
+    policy: PlacementPolicy
+
+    def choice(self, seed: int) -> Choice:
+        return choice(
+            self.candidates,
+            self.places,
+            ensemble=self.ensemble,
+            excluded=self.excluded,
+            seed=seed,
+            write_quorum=self.write_quorum,
+            policy=self.policy,
+            located=self.located,
+        )
+
+    def options(self, place: int) -> list[Bookie | None]:
+        """Return the bookies that may take a place, by the definition; None: it stays empty."""
+        names = {each.bookie_id: number for number, each in enumerate(self.ensemble)}
+        return [
+            each.bookie
+            for each in self.candidates
+            if each.bookie not in self.excluded and not each.read_only and not each.leaving
+            if names.get(each.bookie.bookie_id, place) == place
+            if each.location.known or not self.policy.strict or each.bookie in self.ensemble
+        ] + [None]
+
+    def shorts(self, filled: Mapping[int, Bookie | None]) -> list[int]:
+        """Return by how many zones each write set is short, if each empty place were a further zone."""
+        where = self.located | {each.bookie: each.location for each in self.candidates}
+        size = len(self.ensemble) or len(self.places)
+        needed = self.policy.needed(self.write_quorum)
+        shorts = []
+        for places in write_sets(size, self.write_quorum):
+            zones: set[object] = set()
+            for place in places:
+                there = filled.get(place) if place in self.places else self.ensemble[place]
+                zones.add(place if there is None else where.get(there, NOWHERE).zone)
+            shorts.append(max(0, needed - max(1, len(zones - {""}))))
+        return shorts
+
+    def best(self) -> tuple[int, int]:
+        """Return how many places stay empty, and by how many zones write sets are short, with the best choice."""
+        allowed = sum(self.shorts({})) if self.policy.strict else 1 << 30
+        found = []
+        for bookies in product(*map(self.options, self.places)):
+            taken = [each for each in bookies if each is not None]
+            if len(set(taken)) == len(taken):
+                short = sum(self.shorts(dict(zip(self.places, bookies, strict=True))))
+                if short <= allowed:
+                    found.append((len(bookies) - len(taken), short))
+        return min(found)
+
+
+def random_cluster(seed: int) -> Cluster:
+    source = Random(seed)
+    count, size = source.randrange(8), source.randrange(1, 5)
+    zones = source.choice(["ab", "abc", ["a", "b", ""], ["a", "b", "c", ""]])
+    candidates = [
+        Candidate(
+            Bookie(f"b{number}", bytes([number if source.random() < 0.9 else 99]) * 16),
+            {NVME: source.randrange(1 << 30)},
+            location=Location(source.choice(zones)),
+            read_only=source.random() < 0.1,
+            leaving=source.random() < 0.1,
+        )
+        for number in range(count)
+    ]
+    ensemble = tuple(map(bookie, source.sample(range(10), size))) if source.random() < 0.6 else ()
+    places = tuple(sorted(source.sample(range(size), source.randrange(1, size + 1)))) if ensemble else range(size)
+    there = {each.bookie for each in candidates}
+    return Cluster(
+        candidates,
+        tuple(places),
+        ensemble,
+        frozenset(each for each in ensemble if source.random() < 0.5),
+        {each: Location(source.choice("abc")) for each in ensemble if each not in there and source.random() < 0.7},
+        source.randrange(1, size + 1),
+        PlacementPolicy(source.randrange(1, 4), source.random() < 0.5),
+    )
+
+
+@pytest.mark.parametrize("first", range(0, 1200, 300))
+def test_no_choice_is_worse_than_the_best_of_all_combinations(first: int) -> None:
+    for seed in range(first, first + 300):
+        cluster = random_cluster(seed)
+        found = cluster.choice(seed)
+        empty, short = cluster.best()
+        filled = found.bookies
+        assert not found.cut_off
+        assert len(set(filled.values())) == len(filled)
+        assert all(each in cluster.options(place) for place, each in filled.items())
+        assert len(cluster.places) - len(filled) == empty, cluster
+        if cluster.policy.strict:
+            assert sum(cluster.shorts(filled)) <= sum(cluster.shorts({})), cluster
+        else:
+            assert sum(cluster.shorts(filled)) == short, cluster
+        assert found.short == sum(each > 0 for each in cluster.shorts(filled))
+        if empty == 0:
+            size = len(cluster.ensemble) or len(cluster.places)
+            made = tuple(filled[place] if place in filled else cluster.ensemble[place] for place in range(size))
+            where = cluster.located | {each.bookie: each.location for each in cluster.candidates}
+            verdict = judge(made, cluster.write_quorum, where, cluster.policy)
+            assert verdict.sound is (short == 0), cluster
+            assert len(verdict.short) == found.short
+
+
+# ---- targets and remedies --------------------------------------------------------------------------------------------
+
+
+def test_bookies_above_the_target_line_get_no_copies() -> None:
+    def tiered(number: int, **used: int) -> Candidate:
+        full = dict.fromkeys(StorageHint, 1000)
+        return Candidate(bookie(number), {tier: 1000 - used.get(tier.value, 0) for tier in full}, capacity=full)
+
+    candidates = [tiered(0, nvme=850), tiered(1, nvme=851), tiered(2, hdd=990), tiered(3, nvme=849)]
+    found = choice(candidates, full_above=0.85)
+    assert set(found.bookies.values()) == {bookie(0), bookie(2), bookie(3)}
+    assert found.above_line == (bookie(1),)
+    found = choice(candidates, full_above=0.85, size_bytes=1)
+    assert set(found.bookies.values()) == {bookie(2), bookie(3)}, "it would be above the line with the copy"
+    found = choice(candidates, full_above=0.85, hints=[HDD])
+    assert found.above_line == (bookie(2),), "the tier where the ledger would live counts"
+    assert len(choice(candidates, (0, 1, 2, 3)).bookies) == 4, "writers may fill bookies"
+    assert len(choice(plain(0, 1, 2), full_above=0.0).bookies) == 3, "a capacity that is not known limits nothing"
+
+
+def test_a_ledger_lives_in_the_first_hinted_tier_that_a_bookie_has() -> None:
+    assert tier_of(frozenset([SSD, HDD]), [HDD, SSD, NVME]) == SSD
+    assert tier_of(frozenset([SSD]), [HDD, NVME]) == NVME
+    assert tier_of(frozenset(), [HDD]) == HDD
+    assert tier_of(frozenset(), []) is None
+
+
+def test_read_only_and_leaving_bookies_are_never_chosen() -> None:
+    candidates = [
+        Candidate(bookie(0), {}, read_only=True),
+        Candidate(bookie(1), {}, leaving=True),
+        *plain(2),
+    ]
+    assert chosen(candidates) == {0: bookie(2)}
+    assert chosen(candidates, (0,), ensemble=(bookie(1),)) == {0: bookie(2)}, "nor does one keep its place"
+
+
+def moved(ensemble: tuple[Bookie, ...], candidates: list[Candidate], write_quorum: int, min_zones: int) -> Choice:
+    return remedy(
+        candidates,
+        ensemble=ensemble,
+        excluded=frozenset(),
+        hints=frozenset(),
+        source=Random(1),
+        write_quorum=write_quorum,
+        policy=PlacementPolicy(min_zones),
+    )
+
+
+def test_the_fewest_moves_put_a_misplaced_ensemble_right() -> None:
+    here = standing("a", "a", "b", "b", "a", "b", "c")
+    ensemble = (bookie(0), bookie(1), bookie(2), bookie(3))
+    found = moved(ensemble, here, 2, 2)
+    assert len(found.bookies) == 2
+    made = tuple(found.bookies.get(place, each) for place, each in enumerate(ensemble))
+    assert judge(made, 2, {each.bookie: each.location for each in here}, PlacementPolicy(2)).sound
+    found = moved(ensemble[:3], here, 3, 3)
+    assert len(found.bookies) == 1
+    assert set(found.bookies.values()) == {bookie(6)}
+    assert moved(ensemble[1:3], here, 2, 2).bookies == {}, "it is sound"
+    assert moved(ensemble[:3], here[:6], 3, 3).bookies == {}, "there is no third zone"

@@ -99,7 +99,7 @@ class SimLedger:
             excluded=effect.excluded,
             hints=frozenset(),
             source=self.random,
-        )
+        ).bookies
 
     def bookies_changed(self) -> None:
         """Notify the writer that a bookie registered."""

@@ -16,6 +16,7 @@ from pybk.errors import (
     NotEnoughBookiesError,
 )
 from pybk.ledger import Bookie, LedgerMetadata
+from pybk.replication.locations import NOWHERE, Location, PlacementPolicy
 from pybk.replication.messages import (
     BookiesChosen,
     ChooseBookies,
@@ -26,7 +27,7 @@ from pybk.replication.messages import (
     UnderReplicated,
     WriteMetadata,
 )
-from pybk.replication.placement import Candidate, choose
+from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,6 +45,9 @@ Reading them for each ledger took a third of the time of creating and closing on
 meanwhile, it refuses the entries, and the writer replaces it.
 """
 
+_NAMED_MAX: Final = 10
+"""How many bookies of a zone a message names."""
+
 
 class Membership:
     """The bookies that are registered in the metadata store, and the ledgers' metadata.
@@ -56,6 +60,7 @@ class Membership:
     Attributes:
         bookies: The available bookies, by name; replaced as a whole, never changed.
         too_old: Registered bookies whose pybk does not know the cluster's feature level, by name; they are not used.
+        misplaced: How many choices had write sets that span too few zones, as a policy that is not strict allows.
         reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt replies,
             which takes longer than everything else in a read.
         on_change: Called after bookies registered or left, in a thread of the metadata store.
@@ -71,6 +76,10 @@ class Membership:
         """Guards the draw of a seed for a placement."""
         self.bookies: Mapping[str, BookieRegistration] = {}
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
+        self._candidates: tuple[Candidate, ...] = ()
+        self._located: Mapping[Bookie, Location] = {}
+        """Where bookies stand that are registered, or have been since this client was opened."""
+        self.misplaced = 0
         self.too_old: Mapping[str, BookieRegistration] = {}
         self.seen_ns = 0
         """When the registrations were read last, by the monotonic clock."""
@@ -105,6 +114,8 @@ class Membership:
                 *(name, found.version or "before 0.2", found.level_max, level),
             )
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
+        self._candidates = tuple(map(self._candidate, there.values()))
+        self._located = {**self._located, **{each.bookie: each.location for each in self._candidates}}
         self.bookies = there
         self.seen_ns = seen_ns
         self.reads_are_shared = self.near is None and any(found.public_key for found in there.values())
@@ -121,39 +132,56 @@ class Membership:
             ranks[near.bookie] = 0
         return ranks
 
-    def _candidates(self) -> list[Candidate]:
-        return [
-            Candidate(
-                bookie=found.bookie,
-                tiers=dict(found.tiers),
-                load=found.load,
-                rack=found.rack,
-                read_only=found.read_only,
-                local=found.bookie.bookie_id == self.near,
-            )
-            for found in self.bookies.values()
-        ]
+    def _candidate(self, found: BookieRegistration) -> Candidate:
+        return Candidate(
+            bookie=found.bookie,
+            tiers=found.tiers,
+            load=found.load,
+            location=Location.registered(found.rack),
+            read_only=found.read_only,
+            local=found.bookie.bookie_id == self.near,
+        )
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The cluster's policy of placement, as it is set now."""
+        placement = self.metadata.settings.placement
+        return PlacementPolicy(placement.min_zones, placement.strict)
 
     def ensemble(self, metadata: LedgerMetadata) -> tuple[Bookie, ...]:
         """Choose the first ensemble of a ledger.
 
         Raises:
-            NotEnoughBookiesError: Too few writable bookies are registered.
+            NotEnoughBookiesError: Too few writable bookies are registered, or a strict policy forbids all ensembles.
         """
         size = metadata.ensemble_size
         # A bookie that turned read-only stays registered, and no watch reports such changes.
         if time.monotonic_ns() - self.seen_ns > FRESH_NS:
             self.refresh()
-        found = self._choose(tuple(range(size)), (), frozenset(), metadata)
-        if len(found) < size:
+        policy = self.policy
+        choice = self._choose(tuple(range(size)), (), frozenset(), metadata, policy)
+        if len(choice.bookies) < size:
             self.refresh()
-            found = self._choose(tuple(range(size)), (), frozenset(), metadata)
-        if len(found) < size:
-            raise NotEnoughBookiesError(
-                f"an ensemble of {size} needs {size} writable bookies; there are {len(found)} ({self._there()}): start "
+            choice = self._choose(tuple(range(size)), (), frozenset(), metadata, policy)
+        if len(choice.bookies) < size:
+            raise NotEnoughBookiesError(self._lacking(choice, metadata, policy))
+        return tuple(choice.bookies[place] for place in range(size))
+
+    def _lacking(self, choice: Choice, metadata: LedgerMetadata, policy: PlacementPolicy) -> str:
+        """Return the text of an error: why a ledger gets no ensemble."""
+        size, count = metadata.ensemble_size, len(choice.bookies)
+        if sum(not each.read_only for each in self._candidates) < size:
+            return (
+                f"an ensemble of {size} needs {size} writable bookies; there are {count} ({self._there()}): start "
                 "more, free space where it is read-only, or create the ledger with a smaller ensemble_size"
             )
-        return tuple(found[place] for place in range(size))
+        needed = policy.needed(metadata.write_quorum)
+        searched = "was found within the steps of a search" if choice.cut_off else "is possible"
+        return (
+            f"no ensemble of {size} whose every {metadata.write_quorum} bookies in turn are labelled and in {needed} "
+            f"zones, as the setting placement.strict asks, {searched}; there are {self._there_by_zone()}: start "
+            "bookies in other zones, label those that have no label, or change placement.min_zones or placement.strict"
+        )
 
     def _there(self) -> str:
         """Return the registered bookies for a message, and which of them take no new ledgers."""
@@ -161,30 +189,84 @@ class Membership:
         old = (f"{name} too old for the cluster's feature level" for name in sorted(self.too_old))
         return ", ".join([*named, *old]) or "none"
 
+    def _there_by_zone(self) -> str:
+        """Return the registered bookies for a message, by zone."""
+        zones: dict[str, list[str]] = {}
+        for each in sorted(
+            self._candidates, key=lambda each: (not each.location.known, each.location.zone, each.bookie)
+        ):
+            name = each.bookie.bookie_id + (" read-only" if each.read_only else "")
+            zones.setdefault(each.location.zone, []).append(name)
+        named = []
+        for zone, names in zones.items():
+            more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+            named.append(", ".join(names[:_NAMED_MAX]) + more + (f" in zone {zone}" if zone else " without a label"))
+        return "; ".join(named) or "none"
+
     def _choose(
         self,
         places: tuple[int, ...],
         ensemble: tuple[Bookie, ...],
         excluded: frozenset[Bookie],
         metadata: LedgerMetadata,
-    ) -> dict[int, Bookie]:
+        policy: PlacementPolicy,
+        *,
+        copies: bool = False,
+    ) -> Choice:
         with self._lock:
             random_source = random.Random(self._random.getrandbits(64))
-        return choose(
-            self._candidates(),
+        choice = choose(
+            self._candidates,
             places=places,
             ensemble=ensemble,
             excluded=excluded,
             hints=metadata.storage_hints,
             source=random_source,
+            write_quorum=metadata.write_quorum,
+            policy=policy,
+            located=self._located,
+            full_above=FULL_ABOVE if copies else None,
+            size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size if copies else 0,
         )
+        if choice.short and len(choice.bookies) == len(places):
+            self.misplaced += 1
+            if self.misplaced & (self.misplaced - 1) == 0:  # 1, 2, 4, 8, ...: not a line for each ledger
+                logger.warning(
+                    "ledger %d is misplaced: %d of its write sets span fewer than %d zones; it is choice %d of this "
+                    "client that is; there are %s",
+                    *(metadata.ledger_id, choice.short, policy.needed(metadata.write_quorum), self.misplaced),
+                    self._there_by_zone(),
+                )
+        return choice
 
     # ---- effects of machines -------------------------------------------------------------------------------------
 
     def choose(self, ledger: RemoteLedger, effect: ChooseBookies) -> Event:
         """Choose bookies for places of an ensemble, from registrations that are read anew."""
         self.refresh()
-        return BookiesChosen(self._choose(effect.places, effect.ensemble, effect.excluded, ledger.metadata))
+        policy, ensemble = self.policy, effect.ensemble
+        choice = self._choose(effect.places, ensemble, effect.excluded, ledger.metadata, policy, copies=effect.copies)
+        return BookiesChosen(choice.bookies, self._left_out(choice, effect, ledger.metadata, policy))
+
+    def _left_out(
+        self, choice: Choice, effect: ChooseBookies, metadata: LedgerMetadata, policy: PlacementPolicy
+    ) -> str:
+        """Return why places are left empty, for the end of a message; "" if too few bookies are the reason."""
+        reasons = []
+        if choice.above_line:
+            names = ", ".join(each.bookie_id for each in choice.above_line)
+            reasons.append(f"{names} would be more than {FULL_ABOVE:.0%} full")
+        if policy.strict and len(choice.bookies) < len(effect.places):
+            stay = (
+                f"{bookie.bookie_id} in {self._located.get(bookie, NOWHERE).zone or 'a zone that is not known'}"
+                for place, bookie in enumerate(effect.ensemble)
+                if place not in effect.places
+            )
+            reasons.append(
+                f"the setting placement.strict asks for labels, and for {policy.needed(metadata.write_quorum)} zones; "
+                f"{', '.join(stay) or 'none'} stay, and there are {self._there_by_zone()}"
+            )
+        return "; ".join(reasons)
 
     def read(self, ledger: RemoteLedger) -> Event:
         """Read a ledger's metadata."""

@@ -350,11 +350,12 @@ class Inflight:
             firsts.append(self.lac + 1)
         return [UnderReplicated(bookie, min(firsts))] if firsts else []
 
-    def lacking(self, replacements: Mapping[int, Bookie]) -> str:
+    def lacking(self, replacements: Mapping[int, Bookie], why: str = "") -> str:
         """Return an error text if some write set would have no ack quorum of live bookies; "" if each would have one.
 
         Args:
             replacements: Bookies that are to take places, by place.
+            why: Why there are not more of them; "" if there are too few bookies.
         """
         live = self.quorum.everyone & ~self.dead
         for place in replacements:
@@ -364,6 +365,6 @@ class Inflight:
         found = [str(bookie) for place, bookie in enumerate(self.ensemble) if live >> place & 1]
         return (
             f"entries from {self.lac + 1} on need {self.quorum.ack_quorum} bookies of every {self.quorum.write_quorum} "
-            f"in an ensemble of {self.quorum.ensemble_size}; found were {', '.join(found) or 'none'}: start more "
-            "bookies"
+            f"in an ensemble of {self.quorum.ensemble_size}; found were {', '.join(found) or 'none'}: "
+            f"{why or 'start more bookies'}"
         )

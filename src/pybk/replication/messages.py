@@ -322,9 +322,11 @@ class BookiesChosen:
 
     Attributes:
         bookies: The bookies by place in the ensemble; places without a candidate are left out.
+        why: Why places are left out though there are bookies, for people; empty if there are too few.
     """
 
     bookies: dict[int, Bookie]
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,11 +395,13 @@ class ChooseBookies:
         places: The places to fill.
         ensemble: The ensemble as it is; bookies at other places stay.
         excluded: Bookies that must not be chosen.
+        copies: Whether they are to take copies of entries, and so must not be filled beyond the target line.
     """
 
     places: tuple[int, ...]
     ensemble: tuple[Bookie, ...]
     excluded: frozenset[Bookie]
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,51 @@
 """Which bookies form an ensemble: the only module that decides it.
 
-``client/membership.py`` calls ``choose`` for the first ensemble of a ledger and for each ``ChooseBookies`` of a
-writer, a recovery or a re-replication. ``usable`` filters each choice against the ensemble as it is then.
+``client/membership.py`` calls ``choose`` for the first ensemble of a ledger and for each ``ChooseBookies`` of a writer,
+a recovery or a re-replication; ``usable`` filters each choice against the ensemble as it is then. ``locations.judge``
+judges ensembles by the same policy, and ``remedy`` finds the fewest moves that put a misplaced one right.
 
-Racks are a preference: ``_key`` counts how often the ensemble uses a candidate's rack already. A policy that requires
-racks, or regions, would be added here: make ``_key`` return the violation first, or have ``choose`` leave out
-candidates that break the rule, so that the result is shorter and the caller reports too few bookies. No machine has
-to change.
+Theory of operation. Each place gets the best bookie that is left, by what is preferred, in this order:
+
+1. the zone that the places with which it shares write sets use least;
+2. the hinted tiers;
+3. in the same sense the rack, and then the host, that is used least;
+4. the bookie of the process that chooses;
+5. chance, weighted by free space and load.
+
+If the policy asks for several zones, the first choice for one place may leave none for another. So ``_Search`` goes
+back and tries the next best, until each write set spans enough zones, or nothing is left to try, or its steps are used
+up. Bookies of one zone are the same to it, so it tries only one of each zone at a place: what is left to try depends on
+places and zones, and not on the number of bookies. It is bounded in steps and not in time, so that the same random
+source always leads to the same choice. The bound ``_short`` of a partial choice counts places that are still empty as
+further zones; it only grows while places are filled, and so cuts off what cannot become better than the best found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
 from random import Random
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie
+from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
 
 WEIGHT_MULTIPLE_MAX: Final = 3.0
 """A bookie counts at most this many times the median, so that a new empty one is not in every ensemble."""
+
+FULL_ABOVE: Final = 0.85
+"""The target line: no tier is filled beyond this part by copies that re-replication or a rebalance makes."""
+
+STEPS_MAX: Final = 5_000
+"""Bound on the bookies that one choice tries at places. Most choices try one for each place."""
+
+REMEDIES_MAX: Final = 500
+"""Bound on the sets of places that ``remedy`` tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +56,37 @@ class Candidate:
         bookie: The bookie.
         tiers: Free bytes of each tier that it has.
         load: How busy it is, from 0 up; for comparing only.
-        rack: The rack that it stands in; empty if not known.
+        location: Where it stands.
         read_only: It takes no new entries.
         local: It runs in the process that chooses.
+        capacity: All bytes of each tier, used and free; a tier that is not named is never too full.
+        leaving: It is draining or drained, and takes no new entries.
     """
 
     bookie: Bookie
     tiers: Mapping[StorageHint, int]
     load: float = 0.0
-    rack: str = ""
+    location: Location = NOWHERE
     read_only: bool = False
     local: bool = False
+    capacity: Mapping[StorageHint, int] = field(default_factory=dict)
+    leaving: bool = False
+
+
+class Choice(NamedTuple):
+    """What ``choose`` found.
+
+    Attributes:
+        bookies: The bookies by place; places without a candidate are left out.
+        short: How many write sets span too few zones with it.
+        cut_off: Whether the steps were used up, so that a better choice may exist.
+        above_line: Bookies that were left out because they would be filled beyond the target line.
+    """
+
+    bookies: dict[int, Bookie]
+    short: int = 0
+    cut_off: bool = False
+    above_line: tuple[Bookie, ...] = ()
 
 
 def choose(
@@ -53,12 +97,19 @@ def choose(
     excluded: frozenset[Bookie],
     hints: frozenset[StorageHint],
     source: Random,
-) -> dict[int, Bookie]:
-    """Choose bookies for places of an ensemble.
+    write_quorum: int = 0,
+    policy: PlacementPolicy = ANYWHERE,
+    located: Mapping[Bookie, Location] | None = None,
+    full_above: float | None = None,
+    size_bytes: int = 0,
+    steps_max: int = STEPS_MAX,
+) -> Choice:
+    """Choose bookies for places of an ensemble; the head of this module says which are preferred.
 
-    Bookies with all hinted tiers come first, then the local bookie, then bookies of the racks that the ensemble uses
-    least; equal ones are drawn at random, weighted by free space and load. These are preferences, not conditions. The
-    present bookie of a place may keep it if no other bookie is left and it is not excluded.
+    The bookies of the other places stay, and count. A strict policy leaves places empty rather than that a write set
+    spans fewer zones than it could: as many as the policy asks, or as those that stay allow. Otherwise as many places
+    as possible are filled, and then as few write sets as possible are short of zones. The present bookie of a place may
+    keep it if it is not excluded, and no other bookie is left that does as well for the zones.
 
     Args:
         candidates: The available bookies.
@@ -67,34 +118,28 @@ def choose(
         excluded: Bookies that must not be chosen.
         hints: The tiers where the ledger's entries should live.
         source: The source of random numbers.
-
-    Returns:
-        The bookies by place; places without a candidate are left out.
+        write_quorum: How many bookies hold an entry; 0: all of the ensemble.
+        policy: How many zones a write set has to span.
+        located: Where bookies of the ensemble stand that are no candidates, because they are away.
+        full_above: The target line; None: bookies may be full, as for ledgers that are written.
+        size_bytes: How many bytes each chosen bookie is going to get.
+        steps_max: Bound on the bookies that are tried.
     """
-    known = sorted(candidates, key=lambda each: each.bookie)
-    racks = {each.bookie: each.rack for each in known}
-    staying = [bookie for place, bookie in enumerate(ensemble) if place not in places]
-    used = [racks.get(bookie, "") for bookie in staying]
-    free = [
-        each for each in known if not each.read_only and each.bookie not in excluded and each.bookie not in ensemble
-    ]
-    # Another instance of a bookie that has a place may take that one alone: two would not fail independently.
-    place_of = {bookie.bookie_id: place for place, bookie in enumerate(ensemble)}
-    result: dict[int, Bookie] = {}
-    for place in places:
-        fit = [each for each in free if place_of.get(each.bookie.bookie_id, place) == place]
-        if fit:
-            keys = [_key(each, hints, used) for each in fit]
-            best = min(keys)
-            taken = _draw([each for each, key in zip(fit, keys, strict=True) if key == best], hints, source)
-            free.remove(taken)
-            result[place] = taken.bookie
-            used.append(taken.rack)
-        elif place < len(ensemble) and ensemble[place] not in excluded:
-            old = next((each for each in known if each.bookie == ensemble[place] and not each.read_only), None)
-            if old is not None:
-                result[place] = old.bookie
-    return result
+    known = sorted(candidates, key=_bookie_of)
+    size = len(ensemble) or max(places, default=-1) + 1
+    stand = {each.bookie: each.location for each in known} if ensemble else {}
+    locations: list[Location | None] = [stand.get(bookie, NOWHERE) for bookie in ensemble] or [None] * size
+    for place in range(len(ensemble)):
+        if place in places:
+            locations[place] = None
+        elif located is not None and ensemble[place] not in stand:
+            locations[place] = located.get(ensemble[place], NOWHERE)
+    search = _Search(known, hints, source, locations, _Shape(size, write_quorum or size), policy)
+    above = search.offer(places, ensemble, excluded, full_above, size_bytes)
+    found = search.run(places, steps_max)
+    return Choice(
+        {place: known[index].bookie for place, index in found.items()}, search.found_short, search.cut_off, above
+    )
 
 
 def usable(bookies: Mapping[int, Bookie], wanted: tuple[int, ...], ensemble: Sequence[Bookie]) -> dict[int, Bookie]:
@@ -118,17 +163,364 @@ def usable(bookies: Mapping[int, Bookie], wanted: tuple[int, ...], ensemble: Seq
     return result
 
 
-def _key(candidate: Candidate, hints: frozenset[StorageHint], used: list[str]) -> tuple[bool, bool, int]:
-    """Return the rank of a bookie; the lowest is best."""
-    crowd = used.count(candidate.rack) if candidate.rack else 0
-    return not hints <= candidate.tiers.keys(), not candidate.local, crowd
+def remedy(
+    candidates: Sequence[Candidate],
+    *,
+    ensemble: tuple[Bookie, ...],
+    excluded: frozenset[Bookie],
+    hints: frozenset[StorageHint],
+    source: Random,
+    write_quorum: int,
+    policy: PlacementPolicy,
+    full_above: float | None = FULL_ABOVE,
+    size_bytes: int = 0,
+) -> Choice:
+    """Choose the fewest new bookies with which a misplaced ensemble is sound; none, if no choice makes it so.
+
+    Args:
+        candidates: The available bookies, those of the ensemble included.
+        ensemble: The ensemble as it is.
+        excluded: As for ``choose``.
+        hints: As for ``choose``.
+        source: As for ``choose``.
+        write_quorum: As for ``choose``.
+        policy: The policy.
+        full_above: As for ``choose``.
+        size_bytes: As for ``choose``.
+    """
+    stand = {each.bookie: each.location for each in candidates}
+    if judge(ensemble, write_quorum, stand, policy).sound:
+        return Choice({})
+    subsets = (places for count in range(1, len(ensemble) + 1) for places in combinations(range(len(ensemble)), count))
+    for tried, places in enumerate(subsets):
+        if tried == REMEDIES_MAX:
+            return Choice({}, cut_off=True)
+        choice = choose(
+            candidates,
+            places=places,
+            ensemble=ensemble,
+            excluded=excluded.union(ensemble[place] for place in places),
+            hints=hints,
+            source=source,
+            write_quorum=write_quorum,
+            policy=policy,
+            full_above=full_above,
+            size_bytes=size_bytes,
+        )
+        if len(choice.bookies) == len(places) and not choice.short:
+            return choice
+    return Choice({})
 
 
-def _draw(candidates: list[Candidate], hints: frozenset[StorageHint], source: Random) -> Candidate:
-    """Draw one of several bookies of the same rank."""
-    weights = [_free_bytes(each, hints) / (1.0 + each.load) for each in candidates]
-    cap = WEIGHT_MULTIPLE_MAX * median(weights)
-    return source.choices(candidates, [min(weight, cap) for weight in weights])[0]
+def tier_of(hints: frozenset[StorageHint], tiers: Iterable[StorageHint]) -> StorageHint | None:
+    """Return the tier of a bookie where a ledger's entries live: its first that is hinted, or its first.
+
+    Args:
+        hints: The ledger's hints.
+        tiers: The tiers that the bookie has.
+    """
+    there = [tier for tier in StorageHint if tier in tiers]
+    return next((tier for tier in there if tier in hints), there[0] if there else None)
+
+
+def is_above(candidate: Candidate, hints: frozenset[StorageHint], line: float, size_bytes: int = 0) -> bool:
+    """Return whether the tier where a ledger would live is filled beyond a line once it has some more bytes.
+
+    Args:
+        candidate: The bookie.
+        hints: The ledger's hints.
+        line: The line, as a part of the tier's capacity.
+        size_bytes: The bytes.
+    """
+    tier = tier_of(hints, candidate.tiers)
+    capacity = 0 if tier is None else candidate.capacity.get(tier, 0)
+    return tier is not None and capacity > 0 and capacity - candidate.tiers[tier] + size_bytes > line * capacity
+
+
+class _Shape(NamedTuple):
+    """The sizes of an ensemble."""
+
+    size: int
+    write_quorum: int
+
+
+class _Group:
+    """Candidates that differ only in free space and load.
+
+    Attributes:
+        location: Where they stand.
+        unhinted: Whether they lack a hinted tier.
+        remote: Whether they run in other processes than the one that chooses.
+        place: The only place that they may take; -1: any.
+        members: Their indexes among all candidates, ascending.
+    """
+
+    __slots__ = ("location", "members", "place", "remote", "unhinted")
+
+    def __init__(self, location: Location, unhinted: bool, remote: bool, place: int) -> None:
+        self.location = location
+        self.unhinted = unhinted
+        self.remote = remote
+        self.place = place
+        self.members: list[int] = []
+
+
+class _Search:
+    """One choice; see the head of the module.
+
+    Attributes:
+        found_short: How many write sets are short of zones with the best choice found.
+        cut_off: Whether the steps were used up.
+    """
+
+    def __init__(
+        self,
+        known: list[Candidate],
+        hints: frozenset[StorageHint],
+        source: Random,
+        locations: list[Location | None],
+        shape: _Shape,
+        policy: PlacementPolicy,
+    ) -> None:
+        self._known = known
+        self._hints = hints
+        self._source = source
+        self._locations = locations
+        """Where the bookie of each place stands; None for places that are empty."""
+        self._shape = shape
+        self._policy = policy
+        self._needed = policy.needed(shape.write_quorum)
+        self._groups: list[_Group] = []
+        self._weights: list[float] = []
+        self._keepers: dict[int, int] = {}
+        """The present bookies of the places to fill that may keep them."""
+        self._places: tuple[int, ...] = ()
+        self._taken: dict[int, int] = {}
+        self._best: dict[int, int] = {}
+        self._shorts: list[int] = []
+        """By how many zones each write set is short at least, whatever the empty places get."""
+        self._short = self._limit = self._floor = 0
+        """The sum of that; above which sum nothing is of use; and below which no choice can be."""
+        self._steps = 0
+        self.found_short = 0
+        self.cut_off = False
+
+    def offer(
+        self,
+        places: tuple[int, ...],
+        ensemble: tuple[Bookie, ...],
+        excluded: frozenset[Bookie],
+        full_above: float | None,
+        size_bytes: int,
+    ) -> tuple[Bookie, ...]:
+        """Note which candidates may take which places; return those that are above the target line."""
+        # Another instance of a bookie that has a place may take that one alone: two would not fail independently.
+        place_of = {bookie.bookie_id: place for place, bookie in enumerate(ensemble)}
+        groups: dict[tuple[Location, bool, bool, int], _Group] = {}
+        above = []
+        hints, strict = self._hints, self._policy.strict
+        for index, each in enumerate(self._known):
+            bookie = each.bookie
+            if each.read_only or each.leaving or bookie in excluded:
+                continue
+            place = place_of.get(bookie.bookie_id, -1)
+            if place >= 0 and bookie == ensemble[place]:
+                if place in places:
+                    self._keepers[place] = index
+                continue
+            if (place >= 0 and place not in places) or (strict and not each.location.zone):
+                continue
+            if full_above is not None and is_above(each, hints, full_above, size_bytes):
+                above.append(bookie)
+                continue
+            key = (each.location, not hints <= each.tiers.keys(), not each.local, place)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group(*key)
+            group.members.append(index)
+        self._groups = list(groups.values())
+        if hints:
+            self._weights = [_free_bytes(each, hints) / (1.0 + each.load) for each in self._known]
+        else:
+            self._weights = [max(sum(each.tiers.values()), 1) / (1.0 + each.load) for each in self._known]
+        return tuple(above)
+
+    def run(self, places: tuple[int, ...], steps_max: int) -> dict[int, int]:
+        """Return the best choice: an index among the candidates for each place."""
+        self._places = places
+        self._begin()
+        anywhere = sum(len(group.members) for group in self._groups if group.place < 0)
+        own = {group.place for group in self._groups if group.place >= 0} | self._keepers.keys()
+        empty = max(0, len(places) - anywhere - len(own))
+        while not self._fill(0, empty, steps_max) and not self._best and empty < len(places):
+            # A strict policy may leave more places empty than there are too few bookies. The steps are halved, so that
+            # looking for ever fewer bookies ends.
+            self._steps, steps_max = 0, steps_max // 2
+            empty += 1
+        return self._best
+
+    def _begin(self) -> None:
+        """Compute the bounds."""
+        if self._needed <= 1:
+            return
+        zones = {group.location.zone for group in self._groups} | {
+            self._known[i].location.zone for i in self._keepers.values()
+        }
+        self._shorts = [self._short_of(places) for places in write_sets(*self._shape)]
+        self._short = sum(self._shorts)
+        for places in write_sets(*self._shape):
+            staying = {each.zone for place in places if (each := self._locations[place]) is not None} - {""}
+            open_places = sum(self._locations[place] is None for place in places)
+            reachable = min(len(staying) + open_places, len(staying | (zones - {""})))
+            self._floor += max(0, self._needed - max(1, reachable))
+        self._limit = self._short if self._policy.strict else self._shape.size * self._needed
+
+    def _short_of(self, places: tuple[int, ...]) -> int:
+        """Return by how many zones a write set is short, if each empty place gets a bookie of a further zone."""
+        filled = [each for place in places if (each := self._locations[place]) is not None]
+        known = len({each.zone for each in filled} - {""})
+        return max(0, self._needed - max(1, known + len(places) - len(filled)))
+
+    # ---- the search ------------------------------------------------------------------------------------------------
+
+    def _fill(self, number: int, empty: int, steps_max: int) -> bool:
+        """Fill the places from the given one on, in all ways that may be better than the best; return True to stop.
+
+        Args:
+            number: The index of the first place to fill among those to be filled.
+            empty: How many places may stay empty.
+            steps_max: After how many steps to stop.
+        """
+        if number == len(self._places):
+            return self._note()
+        place = self._places[number]
+        for index, group in self._options(place):
+            self._steps += 1
+            if self._steps > steps_max:
+                self.cut_off = True
+                return False
+            self._take(place, index, group)
+            if self._short <= self._limit and self._fill(number + 1, empty, steps_max):
+                return True
+            self._put_back(place, index, group)
+        return empty > 0 and self._fill(number + 1, empty - 1, steps_max)
+
+    def _note(self) -> bool:
+        """Note a choice; return whether no other can be better."""
+        self._best = dict(self._taken)
+        self.found_short = sum(each > 0 for each in self._shorts)
+        self._limit = self._short - 1
+        return self._policy.strict or self._short <= self._floor
+
+    def _options(self, place: int) -> Iterator[tuple[int, _Group | None]]:
+        """Yield the bookies to try at a place, the best first: one of each zone, and then the present one."""
+        groups = [each for each in self._groups if each.members and (each.place < 0 or each.place == place)]
+        ranked = list(zip(self._ranks(place, groups), groups, strict=True))
+        while ranked:
+            best = min(rank for rank, _ in ranked)
+            index, group = self._draw([group for rank, group in ranked if rank == best])
+            yield index, group
+            ranked = [each for each in ranked if not self._alike(each[1], group)]
+        if place in self._keepers:
+            yield self._keepers[place], None
+
+    def _alike(self, one: _Group, other: _Group) -> bool:
+        """Return whether bookies of two groups leave the same things to try: what fails with one fails with another."""
+        return one.place == other.place and (self._needed <= 1 or one.location.zone == other.location.zone)
+
+    def _draw(self, groups: list[_Group]) -> tuple[int, _Group]:
+        """Draw one of the bookies of groups of the same rank."""
+        members = groups[0].members if len(groups) == 1 else sorted(i for group in groups for i in group.members)
+        weights = [self._weights[index] for index in members]
+        cap = WEIGHT_MULTIPLE_MAX * median(weights)
+        index = self._source.choices(members, [min(weight, cap) for weight in weights])[0]
+        return index, next(group for group in groups if len(groups) == 1 or index in group.members)
+
+    def _take(self, place: int, index: int, group: _Group | None) -> None:
+        """Put a bookie into a place."""
+        self._taken[place] = index
+        self._locations[place] = self._known[index].location
+        if group is not None:
+            del group.members[bisect_left(group.members, index)]
+        self._recount(place)
+
+    def _put_back(self, place: int, index: int, group: _Group | None) -> None:
+        """Undo ``_take``."""
+        del self._taken[place]
+        self._locations[place] = None
+        if group is not None:
+            insort(group.members, index)
+        self._recount(place)
+
+    def _recount(self, place: int) -> None:
+        """Compute the bounds of the write sets of a place again."""
+        if self._needed > 1:
+            for number, places in enumerate(write_sets(*self._shape)):
+                if place in places:
+                    short = self._short_of(places)
+                    self._short += short - self._shorts[number]
+                    self._shorts[number] = short
+
+    def _ranks(self, place: int, groups: list[_Group]) -> list[tuple[int, bool, int, int, bool]]:
+        """Return the rank of each group's bookies for a place; the lowest is best."""
+        if all(each.location == groups[0].location for each in groups):
+            return [(0, each.unhinted, 0, 0, each.remote) for each in groups]
+        crowd = _Crowd(self._locations, _nearness(*self._shape)[place])
+        return [
+            (crowd.zone(where), each.unhinted, crowd.rack(where), crowd.host(where), each.remote)
+            for each in groups
+            for where in [each.location]
+        ]
+
+
+class _Crowd:
+    """How much the places near one place use each zone, rack and host.
+
+    Who stands in a zone, or a rack, that is not known is taken to stand in the one that is used most.
+    """
+
+    def __init__(self, locations: Sequence[Location | None], nearness: Sequence[int]) -> None:
+        self._zones: dict[str, int] = {}
+        self._racks: dict[tuple[str, str], int] = {}
+        self._hosts: dict[Location, int] = {}
+        for where, near in zip(locations, nearness, strict=True):
+            if where is not None and near:
+                self._zones[where.zone] = self._zones.get(where.zone, 0) + near
+                self._racks[where.zone, where.rack] = self._racks.get((where.zone, where.rack), 0) + near
+                self._hosts[where] = self._hosts.get(where, 0) + near
+
+    def zone(self, where: Location) -> int:
+        """Return the use of a location's zone."""
+        used = self._zones.get(where.zone, 0)
+        return used if where.zone else used + max((n for zone, n in self._zones.items() if zone), default=0)
+
+    def rack(self, where: Location) -> int:
+        """Return the use of a location's rack."""
+        used = self._racks.get((where.zone, where.rack), 0)
+        if where.rack:
+            return used
+        return used + max((n for (zone, rack), n in self._racks.items() if rack and zone == where.zone), default=0)
+
+    def host(self, where: Location) -> int:
+        """Return the use of a location's host; a bookie without one is taken to have its own."""
+        return self._hosts.get(where, 0) if where.host else 0
+
+
+@lru_cache(256)
+def _nearness(size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
+    """Return how near each two places are: more for each write set that has both; 0 for a place and itself."""
+    sets = write_sets(size, write_quorum)
+    return tuple(
+        tuple(
+            0 if one == other else 1 + size * sum(one in places and other in places for places in sets)
+            for other in range(size)
+        )
+        for one in range(size)
+    )
+
+
+def _bookie_of(candidate: Candidate) -> Bookie:
+    return candidate.bookie
 
 
 def _free_bytes(candidate: Candidate, hints: frozenset[StorageHint]) -> float:

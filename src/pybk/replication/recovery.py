@@ -487,7 +487,7 @@ class RecoveryMachine:
             if place not in replacements:
                 effects += inflight.give_up(place)
         self._choosing = ()
-        lacking = inflight.lacking(replacements)
+        lacking = inflight.lacking(replacements, event.why)
         if lacking:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if replacements:

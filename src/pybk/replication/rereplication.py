@@ -153,7 +153,7 @@ class RereplicationMachine:
         self._places = tuple(i for i in bits if i not in self._targets)
         if not self._places:
             return self._begin(now_ns)
-        return [ChooseBookies(self._places, self._fragment.ensemble, self._lost)]
+        return [ChooseBookies(self._places, self._fragment.ensemble, self._lost, copies=True)]
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
         """Copy to the bookies that were found; places without one stay as they are."""
@@ -163,7 +163,8 @@ class RereplicationMachine:
         self._targets |= usable(event.bookies, self._places, list(self._fragment.ensemble))
         if not self._targets:
             lost = ", ".join(str(self._fragment.ensemble[place]) for place in self._places)
-            return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"no bookie can take the places of {lost}: start more bookies")
+            why = event.why or "start more bookies"
+            return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"no bookie can take the places of {lost}: {why}")
         return self._begin(now_ns)
 
     def _compare_and_set(self) -> list[Effect]:

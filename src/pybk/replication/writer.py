@@ -304,7 +304,7 @@ class WriterMachine:
         for place in self._places:
             if place not in self._replacements:
                 effects += inflight.give_up(place)
-        lacking = inflight.lacking(self._replacements)
+        lacking = inflight.lacking(self._replacements, event.why)
         if lacking and self._forgiven_at == inflight.lac:
             return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if lacking:

@@ -1,0 +1,219 @@
+"""Where bookies stand, how many zones a write set has to span, and whether an ensemble does.
+
+A *location* is a label ``zone/rack/host``; a shorter one names the outer parts alone. Every entry is held by one *write
+set*: of an ensemble of E bookies, there are E of them, of Qw places each, and the entries of a write set are lost
+together with its bookies. So zones are counted for each write set, not for the ensemble.
+
+A bookie without a label may stand in any zone. It is never counted as a further zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, Self
+
+from pybk.errors import UsageError
+from pybk.ledger import Bookie
+from pybk.replication.quorum import Quorum
+
+LOCATION_BYTES_MAX: Final = 256
+_DEPTH_MAX: Final = 3
+
+
+class Location(NamedTuple):
+    """Where a bookie stands, from the outside inwards.
+
+    Two racks are the same if rack and zone are; two hosts, if all three parts are.
+
+    Attributes:
+        zone: What fails as a whole: a data centre, a room, a power feed; empty if not known.
+        rack: The rack in the zone; empty if not known.
+        host: The host in the rack; empty if not known.
+    """
+
+    zone: str = ""
+    rack: str = ""
+    host: str = ""
+
+    @classmethod
+    def parse(cls, label: str) -> Self:
+        """Return the location that a label names; the empty label names none.
+
+        A label has one to three parts, separated by slashes, and the first is always the zone: ``r1`` is a zone,
+        ``/room/rack`` a zone and a rack. A slash in front changes nothing.
+
+        Raises:
+            UsageError: The label has more parts, an empty one, or characters that cannot be printed.
+        """
+        if not isinstance(label, str):
+            raise UsageError(f"location {label!r:.100} takes a string, such as 'zone/rack/host'")
+        if not label:
+            return cls()
+        parts = label.removeprefix("/").split("/")
+        well_formed = all(part and part == part.strip() and part.isprintable() for part in parts)
+        if not well_formed or len(parts) > _DEPTH_MAX or len(label.encode(errors="replace")) > LOCATION_BYTES_MAX:
+            raise UsageError(
+                f"location {label!r:.300} takes one to {_DEPTH_MAX} parts that are not empty, of at most "
+                f"{LOCATION_BYTES_MAX} bytes together: 'zone', 'zone/rack' or 'zone/rack/host'"
+            )
+        return cls(*parts)
+
+    @classmethod
+    def registered(cls, label: str) -> Self:
+        """Return the location that a registered label names, as ``parse`` does, but of any label.
+
+        Earlier versions registered any text as a rack. Empty parts are left out, and what follows the rack is the host.
+        """
+        parts = [part for part in map(str.strip, label.split("/")) if part]
+        parts[_DEPTH_MAX - 1 :] = ["/".join(parts[_DEPTH_MAX - 1 :])]
+        return cls(*parts)
+
+    @property
+    def known(self) -> bool:
+        """Whether the bookie has a label."""
+        return bool(self.zone)
+
+    def __str__(self) -> str:
+        """Return the label."""
+        return "/".join(filter(None, self))
+
+
+NOWHERE: Final = Location()
+"""The location of a bookie without a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """How many zones each write set has to span.
+
+    Attributes:
+        min_zones: The zones; a write set of fewer bookies has to span as many zones as it has bookies.
+        strict: Whether a place stays empty rather than that a write set spans fewer; bookies without a label are not
+            chosen then.
+    """
+
+    min_zones: int = 1
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if type(self.min_zones) is not int or self.min_zones < 1:
+            raise UsageError(f"min_zones is {self.min_zones!r}; it takes a whole number from 1 up")
+        if type(self.strict) is not bool:
+            raise UsageError(f"strict is {self.strict!r}; it takes True or False")
+
+    def needed(self, write_quorum: int) -> int:
+        """Return how many zones a write set has to span."""
+        return min(self.min_zones, write_quorum)
+
+    def ack_zones(self, write_quorum: int, ack_quorum: int) -> int:
+        """Return in how many zones each confirmed entry of a sound ensemble is at least.
+
+        A write set that spans z zones has at most Qw - z + k - 1 of its places in k - 1 zones, so Qa places are in k
+        zones or more if Qa is larger than that.
+        """
+        return max(1, self.needed(write_quorum) - (write_quorum - ack_quorum))
+
+
+ANYWHERE: Final = PlacementPolicy()
+"""The policy that asks for nothing: zones and racks are preferences."""
+
+
+class ShortWriteSet(NamedTuple):
+    """A write set that spans too few zones.
+
+    Attributes:
+        places: Its places, ascending.
+        zones: The zones that it spans, as far as they are known.
+        needed: How many it has to span.
+        spare: Places of it that could be moved without losing a zone: those in the zone of another, and those whose
+            bookie has no label.
+    """
+
+    places: tuple[int, ...]
+    zones: tuple[str, ...]
+    needed: int
+    spare: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an ensemble is as a policy asks.
+
+    Attributes:
+        short: The write sets that span too few zones.
+        unlabelled: Places in those write sets whose bookies have no label.
+    """
+
+    short: tuple[ShortWriteSet, ...] = ()
+    unlabelled: tuple[int, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        """Whether each write set spans enough zones."""
+        return not self.short
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The places of which some have to be moved, ascending; ``placement.remedy`` finds which."""
+        return tuple(sorted({place for each in self.short for place in each.spare}))
+
+    def __str__(self) -> str:
+        """Return the reasons, for people."""
+        if not self.short:
+            return "sound"
+        reasons = [
+            f"places {', '.join(map(str, each.places))} span {', '.join(each.zones) or 'no zone that is known'}, and "
+            f"need {each.needed} zones"
+            for each in self.short
+        ]
+        if self.unlabelled:
+            reasons.append(f"places {', '.join(map(str, self.unlabelled))} have no label")
+        return "misplaced: " + "; ".join(reasons)
+
+
+SOUND: Final = Verdict()
+
+
+def judge(
+    ensemble: Sequence[Bookie], write_quorum: int, locations: Mapping[Bookie, Location], policy: PlacementPolicy
+) -> Verdict:
+    """Judge whether each write set of an ensemble spans as many zones as a policy asks.
+
+    The verdict does not depend on ``strict``, which decides only what is chosen.
+
+    Args:
+        ensemble: The bookies, by place.
+        write_quorum: How many bookies hold an entry.
+        locations: Where the bookies stand, also those that are away; one that is left out has no label.
+        policy: The policy.
+    """
+    needed = policy.needed(write_quorum)
+    if needed <= 1:
+        return SOUND
+    stand = [locations.get(bookie, NOWHERE) for bookie in ensemble]
+    short = []
+    for places in write_sets(len(ensemble), write_quorum):
+        if span(stand[place] for place in places) < needed:
+            zones = [stand[place].zone for place in places]
+            spare = (place for place in places if not stand[place].known or zones.count(stand[place].zone) > 1)
+            short.append(ShortWriteSet(places, tuple(sorted({*zones} - {""})), needed, tuple(spare)))
+    if not short:
+        return SOUND
+    unlabelled = {place for each in short for place in each.places if not stand[place].known}
+    return Verdict(tuple(short), tuple(sorted(unlabelled)))
+
+
+def span(locations: Iterable[Location]) -> int:
+    """Return how many zones some bookies stand in for certain: those that are known, and at least one."""
+    return max(1, len({each.zone for each in locations} - {""}))
+
+
+@lru_cache(256)
+def write_sets(ensemble_size: int, write_quorum: int) -> tuple[tuple[int, ...], ...]:
+    """Return the places of each write set, ascending; one write set if every bookie takes every entry."""
+    quorum = Quorum(ensemble_size, write_quorum, 1)
+    count = 1 if ensemble_size == write_quorum else ensemble_size
+    return tuple(tuple(sorted(quorum.write_set(residue))) for residue in range(count))
