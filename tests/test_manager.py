@@ -28,7 +28,7 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.feature_level import NEWEST_LEVEL
+from pybk.feature_level import NEWEST_STORE_LEVEL
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.keys import KeyRing
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
@@ -322,7 +322,7 @@ def test_a_manager_says_where_its_ledgers_are(manager: LedgerManager, tmp_path: 
     assert not manager.is_cluster
     assert manager.location == str(tmp_path / "data")
     assert len(manager.store_id) == 16
-    assert manager.feature_level is NEWEST_LEVEL
+    assert manager.feature_level is NEWEST_STORE_LEVEL
     with open_quick(tmp_path / "data", read_only=True) as reading, open_quick(tmp_path / "other") as other:
         assert reading.store_id == manager.store_id != other.store_id
     with pytest.raises(IllegalOperationError, match="is a store of one process; only a cluster has bookies"):

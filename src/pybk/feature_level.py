@@ -3,6 +3,10 @@
 A store and a cluster each have one. New ones begin at the newest level. One that was made by an older pybk keeps its
 level, and so stays readable by that pybk, until its owner raises the level with ``pybk upgrade --finalize``. A level is
 never lowered. Every pybk reads all released formats, whatever the level.
+
+The newest level of a store is lower than that of a cluster if the levels between change nothing on disk: raising it
+would only keep older versions from opening the store. So the directory of a bookie can be given back to the version of
+the day before, even in a cluster whose level is above that of the directory, as far as the cluster allows it.
 """
 
 from __future__ import annotations
@@ -16,11 +20,16 @@ class FeatureLevel(IntEnum):
 
     ``BASE``: the first formats. ``SEALS``: ledgers whose kind and end are sealed, cookies and catalogs that repeat the
     store's identity, named records and groups in the log, metadata values and descriptions with key epochs.
+    ``HEALING``: cookies with the state and location of a bookie, which older versions would lose; in clusters only.
     """
 
     BASE = 0
     SEALS = 1
+    HEALING = 2
 
 
-NEWEST_LEVEL: Final = FeatureLevel.SEALS
-"""The level of new stores and clusters, and the highest that this version of pybk may work with."""
+NEWEST_LEVEL: Final = FeatureLevel.HEALING
+"""The level of new clusters, and the highest that this version of pybk may work with."""
+
+NEWEST_STORE_LEVEL: Final = FeatureLevel.SEALS
+"""The level of new stores, and the highest that this version of pybk may open."""

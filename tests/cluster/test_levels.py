@@ -1,14 +1,16 @@
-"""Clusters of members of several versions: the first released one, run from the repository's history, and this one."""
+"""Clusters of members of several versions: older ones, run from the repository's history, and this one."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 
@@ -16,18 +18,25 @@ import pytest
 
 from pybk.admin.cli import main
 from pybk.bookie.directory_identity import CLUSTER_KEY
+from pybk.connect import open_cluster
 from pybk.errors import NotEnoughBookiesError
-from pybk.feature_level import FeatureLevel
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import LedgerType
+from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.underreplication import RepairReason
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import SECRET, inside
 from tests.internals import cluster_backend_of
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
-FIRST_RELEASE = "6d45d92"
+RELEASES = {FeatureLevel.BASE: "6d45d92", FeatureLevel.SEALS: "b8415ad"}
+"""A version of each older level: the first that was released, and the last one."""
+
+SAID_OF = {FeatureLevel.BASE: "pybk before 0.2", FeatureLevel.SEALS: "which knows feature levels up to 1"}
+REFUSED_BY = {FeatureLevel.BASE: "format 2", FeatureLevel.SEALS: "feature level 2; this pybk knows levels up to 1"}
 
 WRITE = """
 import sys
@@ -50,16 +59,38 @@ with LedgerManager.connect(url, cluster_secret=sys.stdin.buffer.read()) as manag
 """
 
 
+MARK = """
+import sys
+from pybk import LedgerManager
+from pybk.ledger import Bookie
+try:
+    from pybk.connect import open_cluster
+except ImportError:
+    from pybk.cluster import open_cluster
+url, ledger_id, first = sys.argv[1:]
+with open_cluster(url, sys.stdin.buffer.read(), create=False)[0] as metadata:
+    metadata.mark_under_replicated(int(ledger_id), Bookie("old", bytes(16)), int(first))
+    print(*(f"{mark.ledger_id}:{mark.first_entry_id}" for mark in metadata.list_under_replicated()))
+"""
+
+OLD = Bookie("old", bytes(16))
+
+
 @pytest.fixture(scope="module")
-def first_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the sources of the first released version."""
-    made = subprocess.run(["git", "archive", FIRST_RELEASE, "src"], cwd=ROOT, capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"the repository's history lacks {FIRST_RELEASE}: {made.stderr.decode()}")
-    target = tmp_path_factory.mktemp("first-release")
-    with tarfile.open(fileobj=BytesIO(made.stdout)) as archive:
-        archive.extractall(target, filter="data")
-    return target / "src"
+def older(tmp_path_factory: pytest.TempPathFactory) -> Callable[[FeatureLevel], Path]:
+    """Return what returns the sources of the version of a level."""
+
+    @cache
+    def sources(level: FeatureLevel) -> Path:
+        made = subprocess.run(["git", "archive", RELEASES[level], "src"], cwd=ROOT, capture_output=True, check=False)
+        if made.returncode:
+            pytest.skip(f"the repository's history lacks {RELEASES[level]}: {made.stderr.decode()}")
+        target = tmp_path_factory.mktemp(f"level-{int(level)}")
+        with tarfile.open(fileobj=BytesIO(made.stdout)) as archive:
+            archive.extractall(target, filter="data")
+        return target / "src"
+
+    return sources
 
 
 def run_old(source: Path, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -93,8 +124,10 @@ def old_bookie(source: Path, directory: Path, url: str) -> Iterator[subprocess.P
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     ) as process:
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def serving(process: subprocess.Popen[str]) -> None:
@@ -106,39 +139,76 @@ def level_of(manager: LedgerManager) -> FeatureLevel:
     return cluster_backend_of(manager).feature_level
 
 
+@pytest.mark.parametrize("level", RELEASES)
 def test_members_of_two_versions_work_together_until_the_level_is_raised(
-    tmp_path: Path, first_release: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    older: Callable[[FeatureLevel], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    level: FeatureLevel,
 ) -> None:
-    with inside(tmp_path, count=0, level=FeatureLevel.BASE) as cluster:
+    source = older(level)
+    with inside(tmp_path, count=0, level=level) as cluster:
         monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
-        with old_bookie(first_release, tmp_path / "old", cluster.url) as old:
+        with old_bookie(source, tmp_path / "old", cluster.url) as old:
             serving(old)
             for place in (1, 2):
                 cluster.bookies.append(cluster.open_bookie(place))
             client = cluster.connect()
-            assert level_of(client) is FeatureLevel.BASE
+            assert level_of(client) is level
             ours = fill(client, 30, ensemble_size=3)
-            read = run_old(first_release, READ, cluster.url, ours, 30)
+            read = run_old(source, READ, cluster.url, ours, 30)
             assert read.returncode == 0, read.stderr
-            wrote = run_old(first_release, WRITE, cluster.url, 30)
+            wrote = run_old(source, WRITE, cluster.url, 30)
             assert wrote.returncode == 0, wrote.stderr
             theirs = int(wrote.stdout)
             check(client, theirs, 30)
             assert main(["upgrade", cluster.url, "--finalize"]) == 1
-            assert "bookie old runs pybk before 0.2" in capsys.readouterr().out
-            assert level_of(client) is FeatureLevel.BASE
+            assert f"bookie old runs {SAID_OF[level]}" in re.sub(r"pybk 0\S+, ", "", capsys.readouterr().out)
+            assert level_of(client) is level
         wait_until(lambda: "old" not in cluster_backend_of(client).membership.bookies)
         cluster.bookies.append(cluster.open_bookie(3))
         assert main(["upgrade", cluster.url, "--finalize"]) == 0
-        wait_until(lambda: level_of(client) is FeatureLevel.SEALS)
+        wait_until(lambda: level_of(client) is NEWEST_LEVEL)
         for ledger_id in (ours, theirs, fill(client, 30, ensemble_size=3)):
             check(client, ledger_id, 30)
-        refused = run_old(first_release, READ, cluster.url, theirs, 30)
+        refused = run_old(source, READ, cluster.url, theirs, 30)
         assert "UnsupportedFormatError" in refused.stderr
-        with old_bookie(first_release, tmp_path / "old", cluster.url) as old:
+        with old_bookie(source, tmp_path / "old", cluster.url) as old:
             assert old.wait(60) != 0
             assert old.stderr is not None
-            assert "format 2" in old.stderr.read()
+            assert REFUSED_BY[level] in old.stderr.read()
+
+
+def test_a_bookies_directory_can_be_given_back_to_the_version_of_the_day_before(
+    tmp_path: Path, older: Callable[[FeatureLevel], Path]
+) -> None:
+    level = FeatureLevel.SEALS
+    with inside(tmp_path, count=1, level=level) as cluster:
+        ledger_id = fill(cluster.connect(), 30, ensemble_size=1)
+        cluster.bookies.pop().close()
+        with old_bookie(older(level), cluster.directory / "bookie-0", cluster.url) as old:
+            serving(old)
+            check(cluster.connect(), ledger_id, 30)
+
+
+@pytest.mark.parametrize("level", RELEASES)
+def test_marks_are_read_and_written_by_members_that_know_no_reasons(
+    tmp_path: Path, older: Callable[[FeatureLevel], Path], level: FeatureLevel
+) -> None:
+    with inside(tmp_path, count=0, level=level) as cluster:
+        metadata, _ = open_cluster(cluster.url, SECRET, create=False)
+        with metadata:
+            metadata.mark_under_replicated(7, OLD, 5)
+            metadata.mark_under_replicated(8, OLD, 0, reason=RepairReason.LOST)
+            for ledger_id, first, found in ((7, 9, "7:5"), (7, 3, "7:3"), (8, 4, "8:4")):
+                marked = run_old(older(level), MARK, cluster.url, ledger_id, first)
+                assert marked.returncode == 0, marked.stderr
+                assert found in marked.stdout.split()
+            assert [(mark.ledger_id, mark.causes) for mark in metadata.list_under_replicated()] == [
+                (7, ((RepairReason.MISSING, 3),)),
+                (8, ((RepairReason.MISSING, 4),)),
+            ]
 
 
 def test_a_bookie_that_is_too_old_is_named_and_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,9 @@ GOLDEN_METADATA = GOLDEN / "metadata.json"
 GOLDEN_SEALS = GOLDEN_METADATA.with_name("metadata-seals.json")
 """Those of feature level SEALS."""
 
+GOLDEN_HEALING = GOLDEN_METADATA.with_name("metadata-healing.json")
+"""Those of feature level HEALING."""
+
 TOKEN = bytes(range(16))
 CLUSTER = ClusterIdentity(bytes(range(16)), bytes(range(32)), 1 << 14)
 
@@ -45,7 +48,10 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
         ValueKind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
         ValueKind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
         ValueKind.COOKIE: ("cookies/bookie-1%3A3181", encode_cookie(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
-        ValueKind.BOOKIE: ("bookies/bookie-1%3A3181", encode_registration(registration(bookie(1)), "ab" * 16)),
+        ValueKind.BOOKIE: (
+            "bookies/bookie-1%3A3181",
+            encode_registration(registration(bookie(1), level_max=max(level, 1)), "ab" * 16),
+        ),
         ValueKind.LOCK: ("locks/auditor", encode_json({"by": "cd" * 16, "owner": "bookie-1:3181"})),
         ValueKind.UNDER_REPLICATED: (missing_key(7, bookie(1)), record_json(UnderReplicatedLedger(7, bookie(1), 5))),
         ValueKind.NEWS: ("underreplicated-news", b""),
@@ -92,4 +98,4 @@ def golden(level: FeatureLevel) -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    GOLDEN_SEALS.write_text(json.dumps(golden(FeatureLevel.SEALS), indent=1) + "\n")
+    GOLDEN_HEALING.write_text(json.dumps(golden(FeatureLevel.HEALING), indent=1) + "\n")

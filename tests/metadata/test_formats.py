@@ -35,7 +35,7 @@ from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.registration import decode_registration
-from tests.metadata.golden import CLUSTER, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
+from tests.metadata.golden import CLUSTER, GOLDEN_HEALING, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
 
@@ -44,6 +44,7 @@ def test_bytes_are_as_they_ever_were() -> None:
     seals = golden(FeatureLevel.SEALS)
     del seals["values"]["SETTINGS"]  # of a kind that began after this level
     assert seals == json.loads(GOLDEN_SEALS.read_text())
+    assert golden(FeatureLevel.HEALING) == json.loads(GOLDEN_HEALING.read_text())
     base, kept = golden(FeatureLevel.BASE), json.loads(GOLDEN_METADATA.read_text())
     for found in (base, kept):
         del found["values"][
@@ -54,7 +55,7 @@ def test_bytes_are_as_they_ever_were() -> None:
     assert base == kept
 
 
-@pytest.mark.parametrize("path", [GOLDEN_METADATA, GOLDEN_SEALS], ids=["base", "seals"])
+@pytest.mark.parametrize("path", [GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING], ids=["base", "seals", "healing"])
 def test_golden_bytes_are_read(path: Path) -> None:
     kept = {name: (key, bytes.fromhex(text)) for name, (key, text) in json.loads(path.read_text())["values"].items()}
     identity = from_values_base if path == GOLDEN_METADATA else from_values
@@ -65,10 +66,9 @@ def test_golden_bytes_are_read(path: Path) -> None:
         "POSITION": lambda payload: decode_json(payload, durable_positions.decode, where="golden"),
         "IDS": lambda payload: json.loads(payload)["next"],
     }
-    level = FeatureLevel.BASE if path == GOLDEN_METADATA else FeatureLevel.SEALS
-    expected = {"LEDGER": ledger(7), "CLUSTER": (CLUSTER, level), "BOOKIE": registration(bookie(1)), "IDS": 2000}
-    if path == GOLDEN_METADATA:
-        expected["BOOKIE"] = registration(bookie(1), level_max=0, version="")
+    level = FeatureLevel((GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING).index(path))
+    expected = {"LEDGER": ledger(7), "CLUSTER": (CLUSTER, level), "IDS": 2000}
+    expected["BOOKIE"] = registration(bookie(1), level_max=level, version="0.2.0" if level else "")
     expected["POSITION"] = DurablePosition(bookie(1), 3, 258, 77, 5, 78)
     for name, decode in read.items():
         if name not in kept:
@@ -80,7 +80,7 @@ def test_golden_bytes_are_read(path: Path) -> None:
         assert decode(payload) == expected[name]
     for name, key in (("description", KEY), ("description without a secret", None)):
         assert LedgerDescription.decode(kept[name][1], key, where="golden") == LedgerDescription.of(ledger(7))
-    if path == GOLDEN_SEALS:
+    if path != GOLDEN_METADATA:
         found = LedgerDescription.decode(kept["description of key format 1"][1], KEY, where="golden")
         assert found == LedgerDescription.of(ledger(7, key_format=1))
 

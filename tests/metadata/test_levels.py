@@ -36,11 +36,12 @@ def test_below_a_level_its_formats_are_not_written(world: World) -> None:
     assert value_format(store, CLUSTER_KEY) == value_format(store, "cookies/bookie-1%3A3181") == VALUE_FORMAT_BASE
 
 
-def test_a_raised_level_is_taken_up_by_members_that_run(world: World) -> None:
-    raising, running = cluster_of(world.open()), cluster_of(world.open())
+@pytest.mark.parametrize("level", [level for level in FeatureLevel if level < NEWEST_LEVEL])
+def test_a_raised_level_is_taken_up_by_members_that_run(world: World, level: FeatureLevel) -> None:
+    raising, running = cluster_of(world.open(), level), cluster_of(world.open())
     version = raising.create_ledger(ledger(1))
-    assert raising.upgrade(finalize=False) == (FeatureLevel.BASE, NEWEST_LEVEL, (), ())
-    assert running.feature_level is FeatureLevel.BASE
+    assert raising.upgrade(finalize=False) == (level, NEWEST_LEVEL, (), ())
+    assert running.feature_level is level
     assert raising.upgrade(finalize=True) == (NEWEST_LEVEL, NEWEST_LEVEL, (), ())
     assert world.wait_for(lambda: running.feature_level is NEWEST_LEVEL)
     assert running.identity == raising.identity
@@ -63,6 +64,8 @@ def test_a_bookie_that_does_not_know_the_level_prevents_it() -> None:
     assert len(found.hindrances) == 1
     assert "bookie bookie-1:3181 runs pybk before 0.2" in found.hindrances[0]
     assert found.absent == ("bookie-3:3181",)
+    old.update(registration(bookie(1), level_max=1, version="0.2.0"))
+    assert "knows feature levels up to 1" in cluster.upgrade(finalize=True).hindrances[0]
     old.update(registration(bookie(1)))
     assert cluster.upgrade(finalize=True).level is NEWEST_LEVEL
 
@@ -70,8 +73,8 @@ def test_a_bookie_that_does_not_know_the_level_prevents_it() -> None:
 def test_a_level_above_ours_is_refused_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     world = SimWorld()
     cluster_of(world.open(), NEWEST_LEVEL)
-    monkeypatch.setattr("pybk.metadata.cluster.NEWEST_LEVEL", FeatureLevel.BASE)
-    with pytest.raises(UnsupportedFormatError, match="feature level 1; this pybk knows levels up to 0"):
+    monkeypatch.setattr("pybk.metadata.cluster.NEWEST_LEVEL", FeatureLevel.SEALS)
+    with pytest.raises(UnsupportedFormatError, match="feature level 2; this pybk knows levels up to 1"):
         cluster_of(world.open())
 
 
@@ -81,7 +84,7 @@ def test_a_level_that_was_changed_without_the_secret_is_refused() -> None:
     cluster_of(store, NEWEST_LEVEL)
     node = store.get(CLUSTER_KEY)
     assert node is not None
-    store.put(CLUSTER_KEY, node.value.replace(b'"key_epoch":0,"level":1', b'"key_epoch":0,"level":2'), node.version)
+    store.put(CLUSTER_KEY, node.value.replace(b'"key_epoch":0,"level":2', b'"key_epoch":0,"level":1'), node.version)
     with pytest.raises((MetadataForgedError, UnsupportedFormatError)):
         cluster_of(world.open())
 

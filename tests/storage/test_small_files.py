@@ -180,7 +180,7 @@ def test_parts_of_two_stores_make_no_cookie(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_store_of_the_first_level_has_one_copy_of_its_salt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directories, "NEWEST_LEVEL", FeatureLevel.BASE)
+    monkeypatch.setattr(directories, "NEWEST_STORE_LEVEL", FeatureLevel.BASE)
     with open_quick(tmp_path / "store") as manager:
         assert store_of(manager).feature_level is FeatureLevel.BASE
     (tmp_path / "store" / "cookie").unlink()

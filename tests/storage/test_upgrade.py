@@ -9,6 +9,7 @@ import pytest
 
 from pybk import LedgerManager
 from pybk.admin.cli import main
+from pybk.errors import UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.storage import directories
 from pybk.storage.format.catalog import read_header
@@ -48,11 +49,18 @@ def test_a_store_of_the_first_formats_keeps_its_level_until_it_is_raised(tmp_pat
     assert not verify_store(str(root), password=PASSWORD).problems
 
 
+def test_a_level_of_clusters_alone_is_refused(tmp_path: Path) -> None:
+    with LedgerManager.open(tmp_path, config=CONFIG) as manager:
+        with pytest.raises(UsageError, match="not one of stores"):
+            store_of(manager).raise_level(FeatureLevel.HEALING)
+        assert store_of(manager).feature_level is FeatureLevel.SEALS
+
+
 def test_the_command_says_what_it_would_do_and_what_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(directories, "NEWEST_LEVEL", FeatureLevel.BASE)
+        patch.setattr(directories, "NEWEST_STORE_LEVEL", FeatureLevel.BASE)
         LedgerManager.open(tmp_path / "store", config=CONFIG).close()
     assert main(["upgrade", str(tmp_path / "store")]) == 0
     assert "--finalize" in capsys.readouterr().out
@@ -70,7 +78,7 @@ def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(
     while stops:
         fs, world = SimFileSystem(operation), World()
         with monkeypatch.context() as patch:
-            patch.setattr(directories, "NEWEST_LEVEL", FeatureLevel.BASE)
+            patch.setattr(directories, "NEWEST_STORE_LEVEL", FeatureLevel.BASE)
             manager = open_world(fs)
         world.run(manager)
         fs.crash_at(operation)

@@ -322,7 +322,7 @@ def from_values(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
     level = values["level"]
     if type(level) is not int or level < FeatureLevel.SEALS:
         raise ValueError(f"level {level!r}")
-    if level == FeatureLevel.SEALS and (values["key_epoch"] != KEY_EPOCH or set(values["proofs"]) != {str(KEY_EPOCH)}):
+    if level <= NEWEST_LEVEL and (values["key_epoch"] != KEY_EPOCH or set(values["proofs"]) != {str(KEY_EPOCH)}):
         raise ValueError(f"key epoch {values['key_epoch']!r} with proofs for {sorted(values['proofs'])}")
     return _identity_from(values), level, _proof_from(values["proofs"].get(str(KEY_EPOCH), ""))
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from pybk import keys
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
-from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.keys import SALT_BYTES_MIN
 from pybk.storage.format.catalog import CatalogWriter, read_header
@@ -405,7 +405,7 @@ def create_store(
             directory=0,
             salt=secrets.token_bytes(SALT_BYTES_MIN),
             scrypt_cost=keys.SCRYPT_COST,
-            level=NEWEST_LEVEL,
+            level=NEWEST_STORE_LEVEL,
         )
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
     else:

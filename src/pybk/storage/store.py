@@ -76,8 +76,9 @@ from pybk.errors import (
     StorageError,
     StorageFullError,
     StorageRefusedError,
+    UsageError,
 )
-from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metrics import Metrics
@@ -863,16 +864,19 @@ class Store(StoreReader):
             self._tail_checked += tail_bytes
             self._hold_or_release()
 
-    def raise_level(self, level: FeatureLevel = NEWEST_LEVEL) -> None:
+    def raise_level(self, level: FeatureLevel = NEWEST_STORE_LEVEL) -> None:
         """Write the store in the formats of a higher feature level from now on; durable on return.
 
         Older versions of pybk that do not know the level refuse the store from then on. A level is never lowered:
         asking for a lower one does nothing. After a stop at any point the next open completes the change.
 
         Raises:
+            UsageError: It is not a level of stores.
             StorageFullError: There is no space for a new catalog; the level is raised all the same.
             StorageFailedError: Something else failed; the store should be closed.
         """
+        if level > NEWEST_STORE_LEVEL:
+            raise UsageError(f"feature level {level!r} is not one of stores; they go up to {NEWEST_STORE_LEVEL!r}")
         self.scheduler.raise_level(level)
 
     def release_dead_readers(self) -> None:

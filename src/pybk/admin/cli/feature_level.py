@@ -12,7 +12,7 @@ from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.errors import CookieError
-from pybk.feature_level import NEWEST_LEVEL
+from pybk.feature_level import NEWEST_STORE_LEVEL
 from pybk.metadata.cluster import Upgrade
 from pybk.storage.directories import find_cookie
 from pybk.storage.io.filesystem import OsFileSystem
@@ -50,7 +50,7 @@ def _upgrade_store(parsed: argparse.Namespace) -> int:
     if cookie is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")
     level = cookie.level
-    if parsed.finalize and level < NEWEST_LEVEL:
+    if parsed.finalize and level < NEWEST_STORE_LEVEL:
         store = Store.open(root, config=StoreConfig(background=False))
         try:
             store.raise_level()
@@ -58,15 +58,15 @@ def _upgrade_store(parsed: argparse.Namespace) -> int:
         finally:
             store.close()
     if parsed.json:
-        print(json.dumps({"level": level, "newest": NEWEST_LEVEL}))
+        print(json.dumps({"level": level, "newest": NEWEST_STORE_LEVEL}))
         return 0
     print(f"feature level of {root}: {int(level)} ({level.name})")
-    if level == NEWEST_LEVEL:
+    if level == NEWEST_STORE_LEVEL:
         print("this is the newest level that this pybk knows")
     else:
         print(
-            f"ready for level {int(NEWEST_LEVEL)} ({NEWEST_LEVEL.name}); run again with --finalize to raise it, after "
-            "which older versions are refused"
+            f"ready for level {int(NEWEST_STORE_LEVEL)} ({NEWEST_STORE_LEVEL.name}); run again with --finalize to "
+            "raise it, after which older versions are refused"
         )
     return 0
 

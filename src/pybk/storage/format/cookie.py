@@ -15,7 +15,7 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest
 
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
-from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
+from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.storage.io.filesystem import FileSystem, replace_file
 
 COOKIE_NAME: Final = "cookie"
@@ -61,10 +61,10 @@ def check_known(level: int, features: int, *, where: str) -> FeatureLevel:
     Raises:
         UnsupportedFormatError: The level or a feature is newer than this pybk.
     """
-    if level > NEWEST_LEVEL or features:
+    if level > NEWEST_STORE_LEVEL or features:
         raise UnsupportedFormatError(
             f"{where}: feature level {level} and incompatible features {features:#x}; this pybk knows levels up to "
-            f"{int(NEWEST_LEVEL)} and no such features; open the store with the pybk that wrote it, or newer"
+            f"{int(NEWEST_STORE_LEVEL)} and no such features; open the store with the pybk that wrote it, or newer"
         )
     return FeatureLevel(level)
 
