@@ -9,7 +9,7 @@ import pytest
 
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
-from pybk.healing.ledger_work import FragmentWork, LedgerWork, Presence, ledger_work
+from pybk.healing.ledger_work import FragmentWork, LedgerWork, Presence, ledger_work, live_copies
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 
@@ -124,3 +124,22 @@ def test_a_bookie_that_serves_is_replaced_by_the_target_of_its_mark(cause: str) 
     assert work(metadata, found).fragments == (FragmentWork(0, A),)
     assert work(metadata, found._replace(target="o")).fragments == (FragmentWork(0, A),)
     assert work(metadata, found._replace(target="d")) == LedgerWork((), (), (), ())
+
+
+def test_live_copies_are_those_on_bookies_that_serve_and_miss_nothing() -> None:
+    metadata = ledger((0, "abc"), (10, "bcd"), last=19)
+
+    def copies(*marks: UnderReplicatedLedger, absent: str = "", leaving: str = "") -> int:
+        states = dict.fromkeys(absent, ABSENT) | dict.fromkeys(leaving, LEAVING)
+        return live_copies(metadata, marks, lambda bookie: states.get(bookie.bookie_id, HERE))
+
+    assert copies() == copies(leaving="abc") == 3
+    assert copies(absent="a") == copies(absent="ad") == 2
+    assert copies(absent="ac") == copies(mark(A, missing=3), absent="c") == 1
+    assert copies(mark(A, missing=10)) == 3, "the bookie has no entry from there on"
+    assert copies(absent="abc") == 0
+
+
+def test_an_empty_fragment_needs_no_copies() -> None:
+    metadata = ledger((0, "abc"), (10, "bcd"), last=9)
+    assert live_copies(metadata, [], lambda bookie: ABSENT if bookie == D else HERE) == 3

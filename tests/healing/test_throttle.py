@@ -42,11 +42,11 @@ def test_a_bucket_that_rested_for_long_admits_one_burst() -> None:
     assert admitted <= RATE * BURST_S + (1 << 16)
 
 
-def test_a_new_rate_counts_from_now_on() -> None:
+def test_a_new_rate_counts_for_what_was_charged_before() -> None:
     bucket = TokenBucket(RATE, 0)
     bucket.charge(int(RATE * BURST_S) + RATE, 0)
     assert bucket.wait_ns(0) == pytest.approx(SECOND, rel=0.01)
-    bucket.set_rate(RATE / 2, 0)
+    bucket.rate = RATE / 2
     assert bucket.wait_ns(0) == pytest.approx(2 * SECOND, rel=0.01)
 
 

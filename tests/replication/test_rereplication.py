@@ -22,7 +22,10 @@ from pybk.replication.messages import (
     ReadReply,
     Reason,
     Reply,
+    Send,
     Status,
+    WakeAt,
+    Woken,
     WriteMetadata,
 )
 from pybk.replication.rereplication import RereplicationMachine
@@ -192,3 +195,80 @@ def test_after_the_end_nothing_is_done() -> None:
 def test_bookies_are_chosen_once() -> None:
     copy = Copying(closed(), 1)
     assert copy.feed(BookiesChosen({1: bookie(8)})) == []
+
+
+class Slow:
+    """A pace that wants a pause before each copy but the first."""
+
+    def __init__(self) -> None:
+        self.charged: list[int] = []
+        self.until_ns = 0
+
+    def wait_ns(self, now_ns: int) -> int:
+        return max(0, self.until_ns - now_ns)
+
+    def charge(self, size_bytes: int, now_ns: int) -> None:
+        self.charged.append(size_bytes)
+        self.until_ns = now_ns + 1000
+
+
+def test_a_given_target_takes_the_place() -> None:
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(9))
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(closed(), 3))
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(9)
+    assert copy.only(WriteMetadata).metadata.fragments[0].ensemble == (bookie(0), bookie(9), bookie(2))
+    assert machine.copied_bytes == sum(run(0, 4).sizes)
+
+
+def test_a_given_target_that_has_a_place_already_takes_no_other() -> None:
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(2))
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(closed(), 3))
+    assert copy.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
+
+
+def test_a_copy_pauses_between_windows_as_its_pace_says() -> None:
+    pace = Slow()
+    last = 2 * rereplication.WINDOW_ENTRIES - 1
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(9), pace=pace)
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(closed(last), 3))
+    half = run(0, rereplication.WINDOW_ENTRIES - 1)
+    copy.answer(0, ReadReply(Status.OK, half))
+    copy.answer(9)
+    assert copy.only(WakeAt).time_ns == 1000
+    assert copy.sends == []
+    assert machine.step(Woken(), 500) == [WakeAt(1000)], "too early"
+    (read,) = (effect.request for effect in machine.step(Woken(), 1000) if isinstance(effect, Send))
+    assert isinstance(read, Read)
+    assert (read.first, read.last) == (rereplication.WINDOW_ENTRIES, last)
+    assert pace.charged == [sum(half.sizes)]
+
+
+def test_a_window_of_large_entries_has_few() -> None:
+    size = rereplication.WINDOW_BYTES // 20
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(9))
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(replace(closed(999), length=1000 * size), 3))
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert read.request.last == 19
+
+
+def test_the_first_window_is_small_where_the_size_of_entries_is_not_known() -> None:
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(9))
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(metadata((3, 3, 2), (0, (0, 1, 2)), (5000, (3, 4, 6))), 3))
+    first = rereplication.WINDOW_ENTRIES_MIN
+    copy.answer(0, ReadReply(Status.OK, run(0, first - 1)))
+    copy.answer(9)
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert (read.request.first, read.request.last) == (first, first + rereplication.WINDOW_ENTRIES - 1)

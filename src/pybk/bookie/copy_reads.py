@@ -10,26 +10,17 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pybk.replication.bookie import BookieEffect, Respond
 from pybk.replication.messages import Read, ReadReply
+from pybk.replication.pace import Pace
 
 DELAY_NS_MAX: Final = 2 * 10**9
 """The longest that a read is held back; clients give up after five seconds."""
 
 Answer = Callable[[Any, Read, int], list[BookieEffect]]
 """Answers a read: its sender, the read, and the time."""
-
-
-class Pace(Protocol):
-    """A rate of bytes; used by one thread."""
-
-    def wait_ns(self, now_ns: int) -> int:
-        """Return after how many nanoseconds the next read may be answered; 0 for now."""
-
-    def charge(self, size_bytes: int, now_ns: int) -> None:
-        """Count bytes that were sent."""
 
 
 class CopyReads:

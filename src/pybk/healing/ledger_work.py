@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 from pybk.replication.fragments import fragment_end
+from pybk.replication.quorum import Quorum
 
 _AWAY: Final = frozenset({RepairReason.LOST, RepairReason.DRAINING})
 _MOVED: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
@@ -104,6 +105,30 @@ def ledger_work(
     if metadata.state is LedgerState.IN_RECOVERY:  # it may have marked bookies of ensembles that are not written yet
         filled, over = [], []
     return LedgerWork(ordered, tuple(filled), tuple(over), tuple(unended))
+
+
+def live_copies(
+    metadata: LedgerMetadata, marks: Sequence[UnderReplicatedLedger], presence: Callable[[Bookie], Presence]
+) -> int:
+    """Return the fewest live sound copies of an entry of a ledger: on bookies that serve and have no observed damage.
+
+    Args:
+        metadata: The ledger's metadata.
+        marks: All marks of the ledger.
+        presence: Whether a bookie serves.
+    """
+    quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+    short = {mark.bookie: mark for mark in marks if mark.causes_by_reason().keys() & _FILLED}
+    fewest = quorum.write_quorum
+    for number, fragment in enumerate(metadata.fragments):
+        end = fragment_end(metadata, number)
+        sound = 0
+        for place, bookie in enumerate(fragment.ensemble):
+            misses = bookie in short and (end is None or short[bookie].first_entry_id <= end)
+            sound |= (presence(bookie) is not Presence.ABSENT and not misses) << place
+        if sound != quorum.everyone and (end is None or end >= fragment.first_entry_id):
+            fewest = min(fewest, *((sound & mask).bit_count() for mask in quorum.masks()))
+    return fewest
 
 
 class _MarkWork(NamedTuple):

@@ -36,28 +36,27 @@ FACTOR_MIN: Final = 1 / 32
 
 
 class TokenBucket:
-    """Lets bytes pass at a rate. Threads: one at a time.
+    """Lets bytes pass at a rate.
 
     Args:
         bytes_per_second: The rate, above 0.
         now_ns: The time.
+
+    Attributes:
+        rate: The rate. A new one counts from the last use of the bucket on; what was charged before stays charged.
+
+    Threads: one at a time; any other may change ``rate``.
     """
 
     def __init__(self, bytes_per_second: float, now_ns: int) -> None:
-        self._rate = bytes_per_second
+        self.rate = bytes_per_second
         self._level = bytes_per_second * BURST_S
         self._at_ns = now_ns
-
-    def set_rate(self, bytes_per_second: float, now_ns: int) -> None:
-        """Change the rate from now on; what was charged before stays charged."""
-        self._refill(now_ns)
-        self._rate = bytes_per_second
-        self._level = min(self._level, bytes_per_second * BURST_S)
 
     def wait_ns(self, now_ns: int) -> int:
         """Return how long to wait until the next copy is admitted, nanoseconds; 0 if it is admitted now."""
         self._refill(now_ns)
-        return 0 if self._level > 0 else int(-self._level / self._rate * 1e9) + 1
+        return 0 if self._level > 0 else int(-self._level / self.rate * 1e9) + 1
 
     def charge(self, size_bytes: int, now_ns: int) -> None:
         """Charge a copy, whether it was admitted or not."""
@@ -67,7 +66,8 @@ class TokenBucket:
     def _refill(self, now_ns: int) -> None:
         passed = max(0, now_ns - self._at_ns)
         self._at_ns = max(now_ns, self._at_ns)
-        self._level = min(self._level + passed * self._rate / 1e9, self._rate * BURST_S)
+        rate = self.rate
+        self._level = min(self._level + passed * rate / 1e9, rate * BURST_S)
 
 
 class ForegroundGuard:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import (
     Add,
@@ -42,12 +42,19 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
+from pybk.replication.pace import Pace
 from pybk.replication.placement import usable
 from pybk.replication.quorum import Quorum
 from pybk.replication.reader import ReadMachine
 
 WINDOW_ENTRIES: Final = 4096
-"""Entries that are read and then written in one window."""
+"""Entries that are read and then written in one window, at most."""
+
+WINDOW_ENTRIES_MIN: Final = 16
+"""The same at least, and of the first window while the size of an entry is not known."""
+
+WINDOW_BYTES: Final = 4 << 20
+"""About how many bytes a window has, so that large entries neither fill the memory nor escape the pace."""
 
 READ_BYTES_MAX: Final = 1 << 20
 _SPECULATIVE_NS: Final = 1_000_000_000
@@ -65,6 +72,11 @@ class RereplicationMachine:
         first_entry_id: First entry of the fragment.
         lost: Bookies to replace, or to give the entries that they miss.
         stay: Bookies of ``lost`` that keep their places.
+        target: The bookie that takes the place of the bookie in ``lost``; None asks for bookies.
+        pace: The rate of the copies; None copies as fast as possible.
+
+    Attributes:
+        copied_bytes: Encoded bytes that were sent to bookies.
 
     Threads: one at a time.
     """
@@ -76,11 +88,17 @@ class RereplicationMachine:
         lost: frozenset[Bookie],
         *,
         stay: frozenset[Bookie] = frozenset(),
+        target: Bookie | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._ledger_id = ledger_id
         self._first = first_entry_id
         self._lost = lost
         self._stay = stay
+        self._target = target
+        self._pace = pace
+        self.copied_bytes = 0
+        self._resting = False
         self._tokens = count(1)
         self._targets: dict[int, Bookie] = {}
         self._places: tuple[int, ...] = ()
@@ -119,7 +137,7 @@ class RereplicationMachine:
         if isinstance(event, BookiesChosen):
             return self._bookies_chosen(event, now_ns)
         if isinstance(event, Woken):
-            return self._read(Woken(), now_ns) if self._reader is not None else []
+            return self._read(Woken(), now_ns) if self._reader is not None else self._rested(now_ns)
         assert isinstance(event, MetadataUnreachable)
         return self._fail(Reason.METADATA_UNREACHABLE, "the metadata store cannot be reached; try again later")
 
@@ -153,6 +171,8 @@ class RereplicationMachine:
         self._places = tuple(i for i in bits if i not in self._targets)
         if not self._places:
             return self._begin(now_ns)
+        if self._target is not None:
+            return self._bookies_chosen(BookiesChosen(dict.fromkeys(self._places, self._target)), now_ns)
         return [ChooseBookies(self._places, self._fragment.ensemble, self._lost, copies=True)]
 
     def _bookies_chosen(self, event: BookiesChosen, now_ns: int) -> list[Effect]:
@@ -190,6 +210,7 @@ class RereplicationMachine:
         """Begin copying with the first entry."""
         self._quorum = Quorum(self._metadata.ensemble_size, self._metadata.write_quorum, self._metadata.ack_quorum)
         self._next = self._first
+        self._read_bytes = 0
         return self._window(now_ns)
 
     def _window(self, now_ns: int) -> list[Effect]:
@@ -197,7 +218,11 @@ class RereplicationMachine:
         self._reader = None
         if self._next > self._last:
             return self._compare_and_set()
-        first, last = self._next, min(self._next + WINDOW_ENTRIES - 1, self._last)
+        wait_ns = 0 if self._pace is None else self._pace.wait_ns(now_ns)
+        if wait_ns:
+            self._resting = True
+            return [WakeAt(now_ns + wait_ns)]
+        first, last = self._next, min(self._next + self._window_entries() - 1, self._last)
         self._next = last + 1
         residues = frozenset(residue for place in self._targets for residue in self._quorum.residues(place))
         self._reader = ReadMachine(
@@ -211,6 +236,23 @@ class RereplicationMachine:
             checked=True,
         )
         return self._reads(self._reader.start(now_ns), now_ns)
+
+    def _window_entries(self) -> int:
+        """Return how many entries the next window has, by the size of those before, or of the ledger's on average."""
+        copied = self._next - self._first
+        size, count = self._read_bytes, copied
+        if not copied and self._metadata.state is LedgerState.CLOSED:
+            size, count = self._metadata.length, self._metadata.last_entry_id + 1
+        if not size or not count:
+            return WINDOW_ENTRIES_MIN
+        return max(WINDOW_ENTRIES_MIN, min(WINDOW_ENTRIES, WINDOW_BYTES * count // size))
+
+    def _rested(self, now_ns: int) -> list[Effect]:
+        """Continue with the next window after a pause of the pace."""
+        if not self._resting:
+            return []
+        self._resting = False
+        return self._window(now_ns)
 
     def _read(self, event: Event, now_ns: int) -> list[Effect]:
         """Pass an event to the reader."""
@@ -226,7 +268,7 @@ class RereplicationMachine:
                 self._read_tokens[token] = effect.token
                 effects.append(Send(token, effect.bookie, effect.request))
             elif isinstance(effect, EntriesRead):
-                effects += self._write(effect.run)
+                effects += self._write(effect.run, now_ns)
             elif isinstance(effect, ReadEnded):
                 if effect.missing is not None:
                     detail = (
@@ -240,9 +282,11 @@ class RereplicationMachine:
                 return effects + self._fail(effect.reason, effect.detail)
         return effects + self._advance(now_ns)
 
-    def _write(self, run: EntryRun) -> list[Effect]:
+    def _write(self, run: EntryRun, now_ns: int) -> list[Effect]:
         """Add entries to the targets in their write sets, as a recovery does, because the ledger may be fenced (C7)."""
         effects: list[Effect] = []
+        size = sum(run.sizes)
+        self._read_bytes += size
         mask = self._quorum.mask(run.first) if run.stride > 1 else self._quorum.everyone
         add = Add(self._ledger_id, (run,), self._last, recovery=True)
         for place, bookie in self._targets.items():
@@ -250,11 +294,15 @@ class RereplicationMachine:
                 token = next(self._tokens)
                 self._adding.add(token)
                 effects.append(Send(token, bookie, add))
+        copied = size * len(effects)
+        self.copied_bytes += copied
+        if self._pace is not None:
+            self._pace.charge(copied, now_ns)
         return effects
 
     def _advance(self, now_ns: int) -> list[Effect]:
         """Start the next window once this one is read, and durable on all targets."""
-        if self._reader is not None or self._adding or self._writing or self._ended:
+        if self._reader is not None or self._adding or self._writing or self._ended or self._resting:
             return []
         return self._window(now_ns)
 

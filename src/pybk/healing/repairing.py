@@ -1,0 +1,386 @@
+"""The worker of a bookie: repairs marked ledgers in the background, by copying entries to this bookie.
+
+Theory of operation
+-------------------
+
+The marks of under-replicated ledgers are the queue, and every bookie's worker looks at all of them. ``ledger_work``
+says what this bookie can do for a ledger; a worker copies to its own bookie alone. A pass goes as follows.
+
+1. List the marks. Leave out those that no worker can mend, and ledgers that failed a moment ago.
+2. Read the metadata of the marked ledgers, and order the ledgers by urgency: the fewest live sound copies first, then
+   the reason, then the oldest. Urgency is computed here because it changes when other bookies fail.
+3. Take the lease of a *bucket*, which is a part of all ledgers by their ids, and repair those ledgers of the bucket
+   that are as urgent as the first one. A lease for each ledger would cost two writes of the metadata store more.
+4. For each ledger: read marks and metadata again, copy, let the compare-and-set of the ledger name the new places, and
+   only then remove the marks, which are the ones that were read before the copies.
+
+A lease that is lost does no harm: two workers then copy the same, and one compare-and-set is refused. A worker that
+stops anywhere leaves marks and metadata so that another one can begin anew.
+
+A ledger that fails is tried again after a pause that doubles, from ``PAUSE_S`` to ``PAUSE_MAX_S``. After ``TRIES`` its
+marks say that it is stuck, and the auditor decides when it is tried again.
+
+**Rates.** Copies to this bookie are paced here, and reads for copies from it by the bookie (``copy_reads``), each by a
+token bucket. The rate is that of the most urgent ledger in the queue, times the share that ``ForegroundGuard`` allows.
+
+Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing threads with single operations.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.client.rereplication import FragmentCopy
+from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
+from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
+from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.replication.rereplication import RereplicationMachine
+from pybk.storage.io.failures import start_thread
+from pybk.workers import Workers
+
+if TYPE_CHECKING:
+    from pybk.bookie.append_latency import AppendLatency
+    from pybk.bookie.copy_reads import CopyReads
+    from pybk.client.driver import Driver
+    from pybk.client.membership import Membership
+    from pybk.ledger import Bookie, Fragment, LedgerMetadata
+    from pybk.metadata.settings import RepairSettings
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 10.0
+"""Seconds between two passes without news."""
+
+COPIES: Final = 2
+"""Ledgers that are repaired at a time."""
+
+BUCKETS: Final = 64
+"""Parts of the ledgers for which leases are taken."""
+
+BATCH: Final = 16
+"""Ledgers that are repaired under one lease."""
+
+PAUSE_S: Final = 5.0
+PAUSE_MAX_S: Final = 600.0
+TRIES: Final = 5
+
+_PAGE: Final = 1000
+_NO_COPIES_WANTED: Final = 1 << 30
+"""Live copies of a ledger that was deleted: its marks are less urgent than all others."""
+
+_BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
+
+
+class RepairBookie(Protocol):
+    """A bookie, as its worker uses it."""
+
+    @property
+    def bookie(self) -> Bookie:
+        """Its name and instance."""
+
+    @property
+    def append_latency(self) -> AppendLatency:
+        """How long the adds of writers take."""
+
+    @property
+    def copy_reads(self) -> CopyReads:
+        """What answers reads for copies."""
+
+
+class Candidate(NamedTuple):
+    """A ledger for which this bookie can do something.
+
+    Attributes:
+        copies: The fewest live sound copies of an entry.
+        rank: The rank of the most urgent reason.
+        since_ns: The time of the oldest mark.
+        ledger_id: The ledger.
+    """
+
+    copies: int
+    rank: int
+    since_ns: int
+    ledger_id: int
+
+
+class Repairer:
+    """Repairs ledgers in the background, from its creation until ``stop``; see the module.
+
+    Args:
+        driver: Runs the copies.
+        membership: The bookies and the metadata of the cluster.
+        bookie: The bookie of this process.
+        recover: Recovers an abandoned ledger without its password; None: such ledgers wait for their owner.
+
+    Attributes:
+        copied_bytes: Bytes copied to this bookie.
+        repaired: Ledgers for which this bookie did something.
+
+    Raises:
+        StorageRefusedError: The operating system gives no thread.
+
+    Threads: its own; ``stop`` any.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        membership: Membership,
+        bookie: RepairBookie,
+        recover: Callable[[int], LedgerMetadata] | None = None,
+    ) -> None:
+        self._driver = driver
+        self._membership = membership
+        self._metadata = membership.metadata
+        self._bookie = bookie
+        self._recover = recover
+        self.copied_bytes = 0
+        self.repaired = 0
+        self.failures: dict[int, tuple[float, float]] = {}
+        """By ledger that failed: its next pause in seconds, and the monotonic time of its next try."""
+        now_ns = time.monotonic_ns()
+        self._rate = self._repair_settings.bytes_per_second
+        self._inbound = TokenBucket(self._rate, now_ns)
+        self._outbound = bookie.copy_reads.pace = TokenBucket(self._rate, now_ns)
+        self._guard = ForegroundGuard()
+        self._sampled_ns = now_ns
+        self._stopping = threading.Event()
+        self._news = threading.Event()
+        self._workers = Workers(COPIES, "pybk-repair-copy")
+        self._watch = self._metadata.watch_under_replicated(self._news.set)
+        self._thread = threading.Thread(target=self._run, name="pybk-repair", daemon=True)
+        start_thread(self._thread)
+
+    @property
+    def _repair_settings(self) -> RepairSettings:
+        return self._metadata.settings.repair
+
+    # ---- passes --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                busy = self.look()
+            except PybkError as error:
+                busy = False
+                logger.warning("%s repairs nothing now: %s", self._bookie.bookie, error)
+            except Exception:  # this thread must survive, or this bookie would repair nothing any more
+                busy = False
+                logger.exception("%s repairs nothing now", self._bookie.bookie)
+            if not busy:
+                self._news.wait(LOOK_S)
+                self._news.clear()
+
+    def look(self) -> bool:
+        """Make a pass; return whether this bookie did something, so that another pass should follow at once."""
+        self._sample()
+        if self._repair_settings.paused_until_ns > time.time_ns():
+            return False
+        marks = self._queued_marks()
+        self.failures = {ledger_id: self.failures[ledger_id] for ledger_id in marks.keys() & self.failures.keys()}
+        now = time.monotonic()
+        ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= now]
+        candidates = self._candidates(ready, marks)
+        if not candidates or self._stopping.is_set():
+            return False
+        self._set_rate(candidates[0])
+        return self._repair_bucket(candidates)
+
+    def _queued_marks(self) -> dict[int, list[UnderReplicatedLedger]]:
+        """Return the marks by ledger, without the ledgers that no worker can mend now."""
+        marks: dict[int, list[UnderReplicatedLedger]] = {}
+        after = -1
+        while page := self._metadata.list_under_replicated(after=after, count=_PAGE):
+            for mark in page:
+                marks.setdefault(mark.ledger_id, []).append(mark)
+            after = page[-1].ledger_id
+        return {
+            ledger_id: found
+            for ledger_id, found in marks.items()
+            if any(mark.state is RepairState.QUEUED for mark in found)
+        }
+
+    def _candidates(self, ledger_ids: list[int], marks: dict[int, list[UnderReplicatedLedger]]) -> list[Candidate]:
+        """Return the ledgers for which this bookie can do something, the most urgent first."""
+
+        def skip(ledger_id: int, error: PybkError) -> None:
+            logger.warning("ledger %d cannot be repaired: %s", ledger_id, error)
+            damaged.add(ledger_id)
+
+        damaged: set[int] = set()
+        found = []
+        for ledger_id, stored in zip(ledger_ids, self._metadata.read_ledgers(ledger_ids, damaged=skip), strict=True):
+            ledger_marks = marks[ledger_id]
+            rank = min(mark.reason.rank for mark in ledger_marks)
+            since_ns = min(mark.since_ns for mark in ledger_marks)
+            if stored is None:
+                if ledger_id not in damaged:  # deleted, as a rule: its marks are to be removed
+                    found.append(Candidate(_NO_COPIES_WANTED, rank, since_ns, ledger_id))
+                continue
+            work = self._work(stored.metadata, ledger_marks)
+            if work.fragments or work.over or (work.unended and self._may_recover):
+                copies = live_copies(stored.metadata, ledger_marks, self._presence)
+                found.append(Candidate(copies, rank, since_ns, ledger_id))
+        offset = random.randrange(BUCKETS)
+        return sorted(found, key=lambda each: (each[:2], (bucket_of(each.ledger_id) + offset) % BUCKETS, each[2:]))
+
+    def _repair_bucket(self, candidates: list[Candidate]) -> bool:
+        """Repair the most urgent ledgers of the first bucket that is free; return False if none is."""
+        tried: set[int] = set()
+        for first in candidates:
+            bucket = bucket_of(first.ledger_id)
+            if bucket in tried:
+                continue
+            tried.add(bucket)
+            lease = self._metadata.try_lock(f"repair-{bucket}", str(self._bookie.bookie))
+            if lease is None:
+                continue
+            with ExitStack() as leased:
+                leased.callback(lease.release)
+                batch = [
+                    each.ledger_id
+                    for each in candidates
+                    if bucket_of(each.ledger_id) == bucket and each[:2] == first[:2]
+                ]
+                self._repair_all(batch[:BATCH])
+            return True
+        return False
+
+    def _repair_all(self, ledger_ids: Iterable[int]) -> None:
+        """Repair ledgers, several at a time; returns when all have ended."""
+        submitted = [self._workers.submit(partial(self.try_repair, ledger_id)) for ledger_id in ledger_ids]
+        left: Collection[Future[None]] = [future for future in submitted if future is not None]
+        while left:
+            left = wait(left, SAMPLE_NS / 1e9).not_done
+            self._sample()
+
+    # ---- one ledger ----------------------------------------------------------------------------------------------
+
+    def try_repair(self, ledger_id: int) -> None:
+        """Repair a ledger; a failure is logged, counted in its marks, and tried again after a pause."""
+        try:
+            if not self._stopping.is_set():
+                self._repair(ledger_id)
+            self.failures.pop(ledger_id, None)
+        except Exception as error:  # whatever failed, the other ledgers have to be repaired
+            pause, _ = self.failures.get(ledger_id, (PAUSE_S, 0.0))
+            until = time.monotonic() + pause * random.uniform(0.75, 1.25)
+            self.failures[ledger_id] = min(2 * pause, PAUSE_MAX_S), until
+            known = isinstance(error, PybkError)
+            logger.warning("ledger %d is not repaired yet: %s", ledger_id, error, exc_info=not known)
+            if not isinstance(error, MetadataUnreachableError):
+                self._note_failure(ledger_id, str(error) or repr(error))
+
+    def _note_failure(self, ledger_id: int, text: str) -> None:
+        """Record a failure in the marks of a ledger; after ``TRIES`` they are stuck."""
+        try:
+            for mark in self._metadata.marks_of(ledger_id):
+                if mark.state is RepairState.QUEUED:
+                    tries = mark.tries + 1
+                    state = RepairState.STUCK if tries >= TRIES else mark.state
+                    self._metadata.update_mark(mark, state=state, tries=tries, error=text)
+        except PybkError as error:
+            logger.warning("ledger %d: its failed repair is not recorded: %s", ledger_id, error)
+
+    def _repair(self, ledger_id: int) -> None:
+        """Do what this bookie can do for a ledger, and remove the marks that are done."""
+        while True:
+            marks = self._metadata.marks_of(ledger_id)  # before the metadata: what is removed was covered by the copies
+            try:
+                metadata, version = self._metadata.read_ledger(ledger_id)
+            except LedgerDeletedError:
+                self._unmark(marks)
+                return
+            if not any(mark.state is RepairState.QUEUED for mark in marks):
+                return
+            work = self._work(metadata, marks)
+            self._unmark(work.over)
+            if work.unended and self._may_recover and not work.fragments:
+                assert self._recover is not None
+                self._recover(ledger_id)
+                continue
+            for fragment in work.fragments:
+                self._copy(RemoteLedger(metadata, version, self._metadata.describe(metadata)), *fragment)
+            self._unmark(work.filled)
+            self.repaired += bool(work.fragments)
+            if all(fragment.replaced is None for fragment in work.fragments):
+                return
+
+    def _unmark(self, marks: Iterable[UnderReplicatedLedger]) -> None:
+        for mark in marks:
+            self._metadata.unmark_under_replicated(mark)
+
+    def _copy(self, ledger: RemoteLedger, first_entry_id: int, replaced: Bookie | None) -> None:
+        """Complete a fragment at this bookie, which takes a place in it, or has one already."""
+        own = self._bookie.bookie
+        lost = frozenset((own if replaced is None else replaced,))
+        stay = lost if replaced is None else frozenset()
+        machine = RereplicationMachine(
+            ledger.ledger_id, first_entry_id, lost, stay=stay, target=own, pace=self._inbound
+        )
+        copy = FragmentCopy(self._driver, ledger, machine)
+        self._driver.run(copy, machine.start)
+        self.copied_bytes += machine.copied_bytes
+
+    # ---- judgements ----------------------------------------------------------------------------------------------
+
+    @property
+    def _may_recover(self) -> bool:
+        return self._recover is not None and self._repair_settings.recover_abandoned
+
+    def _work(self, metadata: LedgerMetadata, marks: list[UnderReplicatedLedger]) -> LedgerWork:
+        return ledger_work(metadata, marks, self._bookie.bookie, self._presence, self._fits)
+
+    def _presence(self, bookie: Bookie) -> Presence:
+        """Return whether a bookie can keep its places."""
+        return Presence.ABSENT if self._membership.find(bookie) is None else Presence.HERE
+
+    def _fits(self, fragment: Fragment, place: int) -> bool:
+        """Return whether this bookie may take a place of a fragment."""
+        own = self._membership.bookies.get(self._bookie.bookie.bookie_id)
+        return own is not None and not own.read_only
+
+    # ---- rates ---------------------------------------------------------------------------------------------------
+
+    def _set_rate(self, first: Candidate) -> None:
+        """Choose the rate of copies for a queue that begins with this ledger."""
+        settings = self._repair_settings
+        self._rate = settings.bytes_per_second
+        if first.copies <= 1:
+            self._rate = settings.urgent_bytes_per_second
+        elif tuple(RepairReason)[first.rank] in _BACKGROUND:
+            self._rate = settings.background_bytes_per_second
+        self._inbound.rate = self._outbound.rate = self._rate * self._guard.factor
+
+    def _sample(self) -> None:
+        """Look every ten seconds how long the appends of applications take, and adapt the rate."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._sampled_ns >= SAMPLE_NS:
+            self._sampled_ns = now_ns
+            self._inbound.rate = self._outbound.rate = self._rate * self._guard.sample(
+                self._bookie.append_latency.take_p99()
+            )
+
+    def stop(self) -> None:
+        """Stop; returns when the copies under way have ended."""
+        self._watch.cancel()
+        self._stopping.set()
+        self._news.set()
+        self._workers.close(wait=True)
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def bucket_of(ledger_id: int) -> int:
+    """Return the bucket of a ledger; neighbouring ids are in different ones."""
+    return ledger_id % BUCKETS

@@ -1,0 +1,183 @@
+"""The workers of real bookies: lost copies are made again, and damaged ones filled up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk.client.rereplication import FragmentCopy
+from pybk.errors import EntryUnknownError
+from pybk.healing import repairing
+from pybk.healing.repairing import BUCKETS, TRIES, Repairer, bucket_of
+from pybk.ledger import Bookie
+from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairReason, RepairState
+from tests.client.test_limbo_repair import check, fill, service_of
+from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path, count=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LedgerManager], Repairer]]:
+    """Return what starts the worker of a bookie; it looks often, and is stopped before the bookies are closed."""
+    monkeypatch.setattr(repairing, "LOOK_S", 0.1)
+    monkeypatch.setattr(repairing, "PAUSE_S", 0.01)
+    with ExitStack() as stack:
+
+        def started(manager: LedgerManager) -> Repairer:
+            backend = cluster_backend_of(manager)
+            repairer = Repairer(backend.driver, backend.membership, service_of(manager))
+            stack.callback(repairer.stop)
+            return repairer
+
+        yield started
+
+
+def metadata_of(manager: LedgerManager) -> ClusterMetadata:
+    return cluster_backend_of(manager).membership.metadata
+
+
+def names(manager: LedgerManager, ledger_id: int) -> list[set[str]]:
+    return [{bookie.bookie_id for bookie in each.ensemble} for each in manager.ledger_metadata(ledger_id).fragments]
+
+
+def lose(cluster: Inside, place: int) -> Bookie:
+    """Close a bookie, and mark each ledger that names it."""
+    bookie = service_of(cluster.bookies[place]).bookie
+    cluster.bookies[place].close()
+    client = cluster.connect()
+    metadata = metadata_of(client)
+    for ledger_id in client.list_ledgers():
+        fragments = client.ledger_metadata(ledger_id).fragments
+        if any(bookie in fragment.ensemble for fragment in fragments):
+            metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.LOST)
+    return bookie
+
+
+def is_done(metadata: ClusterMetadata) -> Callable[[], bool]:
+    return lambda: not metadata.list_under_replicated()
+
+
+def test_the_copies_of_a_lost_bookie_are_made_again(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+    client = four.connect()
+    ledgers = [fill(client, 40) for _ in range(30)]
+    lost = lose(four, 0)
+    workers = [start(manager) for manager in four.bookies[1:]]
+    wait_until(is_done(metadata_of(client)))
+    assert all(lost.bookie_id not in ensemble for ledger_id in ledgers for ensemble in names(client, ledger_id))
+    assert sum(worker.copied_bytes for worker in workers) > 0
+    assert sum(worker.repaired for worker in workers) <= len(ledgers), "no ledger is copied twice"
+    four.bookies[1].close()  # what is left has to be enough: each entry is on the other two again
+    for ledger_id in ledgers:
+        check(client, ledger_id, 40)
+
+
+def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 40)
+    metadata = metadata_of(client)
+    bookie = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble[1]
+    place = next(place for place, manager in enumerate(four.bookies) if service_of(manager).bookie == bookie)
+    service = service_of(four.bookies[place])
+    service.replicas.delete(ledger_id)
+    metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.DAMAGED)
+    others = [start(manager) for number, manager in enumerate(four.bookies) if number != place]
+    own = start(four.bookies[place])
+    wait_until(is_done(metadata))
+    assert own.repaired == 1
+    assert [other.repaired for other in others] == [0, 0, 0]
+    backend = cluster_backend_of(four.bookies[place])
+    assert backend.membership.metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble[1] == bookie
+    run = service.replicas.read(ledger_id, 0, 39, 1, 1 << 20)[1]
+    assert run is not None
+    assert run.last == 39
+
+
+def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 40)
+    metadata = metadata_of(client)
+    before = names(client, ledger_id)
+    bookie = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble[0]
+    metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.LOST)
+    worker = start(four.bookies[0])
+    wait_until(is_done(metadata))
+    assert names(client, ledger_id) == before
+    assert worker.copied_bytes == 0
+
+
+def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+    client = four.connect()
+    ledger_id = fill(client, 40)
+    metadata = metadata_of(client)
+    bookie = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble[0]
+    client.delete_ledger(ledger_id, password=b"correct horse")
+    metadata.mark_under_replicated(ledger_id, bookie, 0)
+    start(four.bookies[0])
+    wait_until(is_done(metadata))
+
+
+def test_a_repair_that_fails_is_stuck_after_a_while_and_says_why(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise EntryUnknownError("entry 7 cannot be read from any of its bookies")
+
+    monkeypatch.setattr(FragmentCopy, "__init__", fail)
+    client = four.connect()
+    ledger_id = fill(client, 40)
+    lose(four, 0)
+    metadata = metadata_of(client)
+    for manager in four.bookies[1:]:
+        start(manager)
+
+    def is_stuck() -> bool:
+        return all(mark.state is RepairState.STUCK for mark in metadata.marks_of(ledger_id))
+
+    wait_until(is_stuck)
+    for mark in metadata.marks_of(ledger_id):
+        assert mark.tries >= TRIES
+        assert "entry 7" in mark.error
+
+
+def test_a_paused_repair_waits_and_continues_by_itself(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [10**18]
+    monkeypatch.setattr(time, "time_ns", lambda: clock[0])
+    client = four.connect()
+    for _ in range(8):
+        fill(client, 40)
+    metadata = metadata_of(client)
+
+    def paused(settings: ClusterSettings) -> ClusterSettings:
+        return replace(settings, repair=replace(settings.repair, paused_until_ns=clock[0] + 1))
+
+    metadata.change_settings(paused)
+    lose(four, 0)
+    backend = cluster_backend_of(four.bookies[1])
+    wait_until(lambda: backend.membership.metadata.settings.repair.paused_until_ns > 0)
+    marked = len(metadata.list_under_replicated())
+    workers = [start(manager) for manager in four.bookies[1:]]
+    assert not any(worker.look() for worker in workers)
+    assert len(metadata.list_under_replicated()) == marked > 0
+    clock[0] += 2
+    wait_until(is_done(metadata))
+
+
+def test_neighbours_are_in_different_buckets() -> None:
+    assert {bucket_of(ledger_id) for ledger_id in range(BUCKETS)} == set(range(BUCKETS))
