@@ -95,6 +95,10 @@ class LedgerRecoveryError(LedgerError):
     code = -10
 
 
+class OwnerNeededError(LedgerRecoveryError):
+    """A recovery without the password found what only the password can decide: open the ledger with it."""
+
+
 class LedgerUnsealedError(LedgerError):
     """The caller requires a sealed ledger, but this one is open or was closed without a seal."""
 

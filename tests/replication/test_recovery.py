@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -13,18 +14,22 @@ from pybk.replication.messages import (
     BookiesChosen,
     ChooseBookies,
     Done,
+    EntryRun,
     Failed,
     LacReply,
+    MetadataRead,
     MetadataRefused,
     MetadataUnreachable,
     MetadataWritten,
     Read,
     ReadLac,
+    ReadMetadata,
     ReadReply,
     Reason,
     Reply,
     Send,
     Status,
+    UnderReplicated,
     WakeAt,
     Woken,
     WriteMetadata,
@@ -37,15 +42,16 @@ UNKNOWN = ReadReply(Status.UNKNOWN)
 
 
 class Recovery(Driven):
-    def __init__(self, opened: LedgerMetadata | None = None) -> None:
+    def __init__(self, opened: LedgerMetadata | None = None, *, member: bool = False) -> None:
         self.opened = opened or metadata()
-        super().__init__(RecoveryMachine(self.opened, 3))
+        super().__init__(RecoveryMachine(self.opened, 3, member=member))
         self.take(self.machine.start(0))
 
     def mark(self) -> None:
         """Let the ledger be marked as in recovery, which is followed by the fencing."""
         written = self.only(WriteMetadata)
         assert written.metadata.state is LedgerState.IN_RECOVERY
+        self.marked = written.metadata
         self.feed(MetadataWritten(4))
 
     def fence(self, *numbers: int, lac: int = -1) -> None:
@@ -396,3 +402,201 @@ def test_a_thousand_entries_take_few_round_trips() -> None:
                 closed = recovery.closes()
     assert closed is not None
     assert closed.last_entry_id == 999
+
+
+# ---- a member's recovery, which has no password ----------------------------------------------------------------------
+
+
+class MemberRecovery(Recovery):
+    def __init__(self, opened: LedgerMetadata | None = None) -> None:
+        super().__init__(opened, member=True)
+
+    def reading(self, lac: int = -1) -> None:
+        """Fence all three, as a member waits for all."""
+        self.mark()
+        self.fence(0, 1, lac=lac)
+        assert self.reads() == []
+        self.fence(2)
+
+    def needs_owner(self, what: str) -> None:
+        """Check that it ends, because only the password can decide."""
+        self.only(ReadMetadata)
+        self.feed(MetadataRead(self.marked, 5))
+        failed = self.only(Failed)
+        assert failed.reason is Reason.OWNER_NEEDED
+        assert what in failed.detail
+        assert "open it with its password" in failed.detail
+        self.feed(MetadataWritten(9))
+        assert self.effects == []
+
+
+def other(first: int, last: int) -> ReadReply:
+    """Return entries whose last byte is another than their writer gave them."""
+    entries = [entry(entry_id)[:-1] + b"!" for entry_id in range(first, last + 1)]
+    return ReadReply(Status.NO_SUCH_ENTRY, EntryRun(first, 1, array("q", map(len, entries)), (b"".join(entries),)))
+
+
+def ends(first: int, last: int) -> ReadReply:
+    return ReadReply(Status.NO_SUCH_ENTRY, run(first, last))
+
+
+def test_a_member_takes_no_lac_and_has_records_checked() -> None:
+    recovery = MemberRecovery(metadata((3, 3, 2), (0, (3, 4, 5)), (4, (0, 1, 2))))
+    recovery.reading(lac=6)
+    requests = [send.request for send in recovery.reads() if isinstance(send.request, Read)]
+    assert {request.first for request in requests} == {4, 3}, "the last fragment, and the entry with the length"
+    assert all(request.checked for request in requests)
+    recovery.told(0, ends(4, 7), first=4)
+    recovery.told(1, ends(4, 7), first=4)
+    assert {send.request.lac for send in recovery.adds() if isinstance(send.request, Add)} == {3}
+
+
+def test_a_member_closes_without_a_seal_once_all_adds_are_answered() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    for number in range(3):
+        recovery.told(number, ends(0, 1))
+    for number in range(3):
+        assert recovery.effects == []
+        recovery.added(number)
+    closed = recovery.closes()
+    assert (closed.last_entry_id, closed.length, closed.seal) == (1, 20, b"")
+
+
+def test_a_bookie_that_fails_at_the_end_is_recorded_and_not_replaced() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    for number in range(3):
+        recovery.told(number, ends(0, 1))
+    recovery.added(0)
+    recovery.added(1)
+    recovery.lose(2)
+    assert recovery.closes().fragments == recovery.opened.fragments
+    assert recovery.recorded == [UnderReplicated(bookie(2), 0)]
+
+
+def test_a_member_takes_an_entry_that_one_has_if_the_others_cannot_deny_it() -> None:
+    """One may be dead and one may lack it: it was confirmed by the first and the dead one, maybe."""
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, ends(0, 0))
+    recovery.told(1, NO)
+    assert recovery.adds() == [], "the third is not heard yet"
+    recovery.lose(2)
+    assert len(recovery.adds()) == 3
+
+
+def test_a_member_does_not_take_what_enough_bookies_deny() -> None:
+    """One that lies could otherwise have all store what it makes, for ever."""
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, ends(0, 5))
+    recovery.told(1, NO)
+    recovery.told(2, NO)
+    assert recovery.closes().last_entry_id == -1
+
+
+def test_a_member_hears_all_before_it_ends_the_ledger() -> None:
+    recovery = MemberRecovery(metadata((3, 3, 3)))
+    recovery.reading()
+    recovery.told(0, NO)
+    assert recovery.effects == []
+    recovery.told(1, NO)
+    recovery.told(2, NO)
+    assert recovery.closes().last_entry_id == -1
+
+
+def test_a_member_asks_each_bookie_for_all_that_it_has() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, ends(0, 3))
+    recovery.told(1, ReadReply(Status.OK, run(0, 1)))
+    firsts = [send.request.first for send in recovery.pending(1) if isinstance(send.request, Read)]
+    assert firsts == [2]
+    recovery.told(2, NO)
+    assert [send.request.first for send in recovery.reads() if isinstance(send.request, Read)] == [2, 2]
+
+
+def test_a_silent_bookie_is_waited_for_once() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, ends(0, 1))
+    recovery.told(1, ends(0, 0))
+    assert len(recovery.adds()) == 3, "two have entry 0"
+    recovery.lose(2)
+    assert len(recovery.adds()) == 6, "entry 1 follows: one has it, one denies it, and one is silent"
+
+
+def test_copies_that_differ_need_the_owner() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, ends(0, 1))
+    recovery.told(1, other(0, 1))
+    recovery.needs_owner("different copies of entry")
+    assert recovery.adds() == []
+
+
+def test_a_bookie_that_holds_other_bytes_needs_the_owner_and_is_not_replaced() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, ends(0, 0))
+    recovery.told(1, NO)
+    recovery.lose(2)
+    recovery.added(0)
+    recovery.added(1)
+    assert recovery.effects == [], "the third may hold another entry"
+    recovery.sends = recovery.adds()
+    recovery.answer(2, Reply(Status.CONFLICT))
+    recovery.needs_owner("holds other bytes")
+
+
+def test_a_lac_beyond_what_was_found_needs_the_owner() -> None:
+    recovery = MemberRecovery()
+    recovery.reading(lac=3)
+    for number in range(3):
+        recovery.told(number, NO)
+    recovery.needs_owner("a bookie says that 3 was confirmed")
+
+
+def test_a_lac_in_an_entry_beyond_the_end_needs_the_owner() -> None:
+    recovery = MemberRecovery()
+    recovery.reading()
+    recovery.told(0, NO)
+    recovery.told(1, NO)
+    sound = entry(0), entry(1, lac=0)
+    recovery.told(2, ReadReply(Status.NO_SUCH_ENTRY, EntryRun(0, 1, array("q", map(len, sound)), (b"".join(sound),))))
+    recovery.needs_owner("a bookie says that 0 was confirmed")
+
+
+def test_a_doubt_ends_with_what_others_did_meanwhile() -> None:
+    closed = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=3)
+    for found, kind in ((closed, Done), (None, Failed)):
+        recovery = MemberRecovery()
+        recovery.reading(lac=3)
+        for number in range(3):
+            recovery.told(number, NO)
+        recovery.feed(MetadataRead(found, 7))
+        ended = recovery.only(kind)
+        assert not isinstance(ended, Failed) or ended.reason is Reason.DELETED
+
+
+def test_lengths_that_differ_need_the_owner() -> None:
+    recovery = MemberRecovery(metadata((3, 3, 2), (0, (3, 4, 5)), (2, (0, 1, 2))))
+    recovery.reading()
+    recovery.told(3, ReadReply(Status.OK, run(1, 1)))
+    recovery.told(4, other(1, 1))
+    recovery.needs_owner("different copies of entry 1")
+
+
+def test_a_member_that_bookies_refuse_says_why() -> None:
+    recovery = MemberRecovery()
+    recovery.mark()
+    for number in range(3):
+        recovery.answer(number, Reply(Status.UNAUTHORIZED))
+    recovery.now = RETRY_FOR_NS
+    recovery.feed(Woken())
+    for number in range(3):
+        recovery.answer(number, Reply(Status.UNAUTHORIZED))
+    failed = recovery.only(Failed)
+    assert failed.reason is Reason.UNAUTHORIZED
+    assert "members" in failed.detail

@@ -38,6 +38,10 @@ class ViolationError(AssertionError):
     """An invariant does not hold."""
 
 
+class CutShortError(Exception):
+    """A bookie that denies what it acknowledged made a member close the ledger short: nothing more is promised (D8)."""
+
+
 class Checker:
     """What was promised, and whether it is kept."""
 
@@ -220,15 +224,33 @@ class Checker:
     # ---- seals -----------------------------------------------------------------------------------------------------
 
     def closes(self, author: str, closed: LedgerMetadata) -> None:
-        """I18: a client would close the ledger; each that finds the same end makes the same seal of it."""
+        """I18: a client would close the ledger; each that has the password makes the same seal of the same end."""
         self.closers[author] = None
+        if self.is_member(author):
+            self.check(not closed.sealed, f"I18: {author}, a member, closes the ledger with a seal")
+            return
+        if author.startswith("copier") and not closed.sealed:
+            return  # it leaves the end as a member wrote it, or else ``metadata_changes`` says so
         self.check(closed.sealed, f"I18: {author} closes the ledger without a seal")
         end, made = (closed.last_entry_id, closed.length), (closed.seal, closed.last_digest)
         first = self.seals.setdefault(end, made)
         self.check(made == first, f"I18: {author} makes another seal of the end {end} than somebody before")
 
+    def is_member(self, author: str) -> bool:
+        """Return whether a client recovers without the password."""
+        return any(each.member for each in self.ledger.recoverers if each.name == author)
+
+    def closed_short(self, metadata: LedgerMetadata) -> bool:
+        """Return whether an authentic entry of a bookie of the last fragment carries a LAC beyond the ledger's end."""
+        disks = [self.ledger.disks[bookie] for bookie in metadata.fragments[-1].ensemble]
+        held = [disk.held(entry_id) for disk in disks for entry_id in self.entries if entry_id > metadata.last_entry_id]
+        lacs = [_unpack_lac(each, LAC_OFFSET)[0] for each in held if each and each in self.entries.values()]
+        return max(lacs, default=-1) > metadata.last_entry_id
+
     def check_seal(self, author: str, closed: LedgerMetadata) -> None:
         """I18: the end is sealed over the last entry as it was written, and says nothing else of the ledger."""
+        if self.is_member(author):
+            return
         seal = seal_of(closed)
         self.check(is_right(seal, closed), f"I18: {author} closed the ledger with a wrong seal")
         last = self.entries[closed.last_entry_id] if closed.last_entry_id >= 0 else b""
@@ -245,7 +267,11 @@ class Checker:
             kept = new.fragments[: len(old.fragments) - 1] == old.fragments[:-1]
             self.check(kept, f"I11: {author} changed fragments that have an end: {old.fragments} to {new.fragments}")
         if old.state is LedgerState.CLOSED:
-            self.check((old.seal, old.last_digest) == (new.seal, new.last_digest), f"I18: {author} changed the seal")
+            if author == "owner" and not old.sealed:
+                self.check_seal(author, new)
+            else:
+                kept = (old.seal, old.last_digest) == (new.seal, new.last_digest)
+                self.check(kept, f"I18: {author} changed the seal")
             same = (old.state, old.last_entry_id, old.length) == (new.state, new.last_entry_id, new.length)
             self.check(same, f"I11: closed at {old.last_entry_id}, changed to {new.state} at {new.last_entry_id}")
         firsts = [each.first_entry_id for each in new.fragments]
@@ -257,6 +283,8 @@ class Checker:
             if old.state is not LedgerState.CLOSED:
                 self.closed_at = last
                 self.check_seal(author, new)
+                if self.ledger.liar is not None and self.ledger.liar.how == "denies" and last < self.confirmed:
+                    raise CutShortError
                 self.check(last >= self.confirmed, f"I1: {self.confirmed} was confirmed, and it is closed at {last}")
                 self.check(last >= self.read_lac, f"I16: {self.read_lac} was read, and it is closed at {last}")
                 self.check(new.length == self.lengths.get(last), f"length {new.length} at {last}")

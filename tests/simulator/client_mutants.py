@@ -7,7 +7,7 @@ from tests.simulator.mutating import Mutant, Piece
 RECOVERY = "recovery:RecoveryMachine."
 WRITER = "writer:WriterMachine."
 READS_UNFENCED = Piece(
-    RECOVERY + "_ask",
+    RECOVERY + "_read",
     "fence=True",
     "fence=False",
 )
@@ -414,7 +414,7 @@ CLIENT_MUTANTS = (
     ),
 )
 
-SURVIVORS = (
+CLIENT_SURVIVORS = (
     # The acknowledgements that a force covers are undone with the others when a bookie is replaced, and a force is not
     # sent before the last one was answered or given up: a late answer finds nothing that it could count for. L12 breaks
     # both. A late *failure* would count against the new bookie, which a unit test shows.

@@ -34,6 +34,7 @@ from pybk.replication.messages import (
     ReadReply,
     Reason,
     Reply,
+    Request,
     Send,
     Status,
     Unanswered,
@@ -46,6 +47,7 @@ from pybk.replication.reader import NO_LIMIT, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.replication.writer import WriterMachine
+from tests.simulator.deceit import verified
 from tests.simulator.plan import MS
 from tests.simulator.seals import seal_of
 
@@ -62,7 +64,13 @@ class Machine(Protocol):
 
 
 class Client:
-    """Performs a machine's effects, and passes their results to it."""
+    """Performs a machine's effects, and passes their results to it.
+
+    Attributes:
+        verifies: Whether it has the ledger's password, and takes only what it can verify.
+    """
+
+    verifies = True
 
     def __init__(self, ledger: SimLedger, name: str) -> None:
         self.ledger = ledger
@@ -74,6 +82,8 @@ class Client:
         self.stopped = False
         self.waiting: list[tuple[int, Event]] = []
         self.open: dict[tuple[int, int], None] = {}
+        self.asked_of: dict[int, Request] = {}
+        """The requests by key, if replies may deceive."""
         self.closing: tuple[int, LedgerMetadata] | None = None
         self.closed_as: LedgerMetadata | None = None
         """The end that a machine of this client wrote, and knows that it did."""
@@ -135,6 +145,8 @@ class Client:
         self.open[machine, token] = None
         target = ledger.bookies[bookie.bookie_id]
         key = machine << 32 | token
+        if ledger.deceives:
+            self.asked_of[key] = effect.request
         ledger.network.send(self.name, target.name, target.deliver, self, key, bookie, effect.request)
         wait = ledger.plan.timeout_ns
         if ledger.spurious and self.random.random() < ledger.spurious:
@@ -149,9 +161,19 @@ class Client:
 
     def answered(self, key: int, reply: Reply | LacReply | ReadReply, bookie: Bookie) -> None:
         """A reply came, maybe late, maybe twice."""
+        if self.ledger.deceives:
+            reply = self._as_heard(self.asked_of[key], reply, bookie)
         machine, token = key >> 32, key & 0xFFFFFFFF
         self.open.pop((machine, token), None)
         self.deliver_to(machine, Answered(token, reply))
+
+    def _as_heard(
+        self, request: Request, honest: Reply | LacReply | ReadReply, bookie: Bookie
+    ) -> Reply | LacReply | ReadReply:
+        """Return a reply as the bookie gives it, and as the client's driver passes it on."""
+        liar = self.ledger.liar
+        reply = honest if liar is None else liar.says(bookie, request, honest)
+        return verified(self.ledger, request, honest, reply) if self.verifies else reply
 
     def write_metadata(self, effect: WriteMetadata) -> None:
         if effect.metadata.state is LedgerState.CLOSED:
@@ -160,8 +182,8 @@ class Client:
         self.ledger.metadata.write(self, effect)
 
     def read_metadata(self, effect: ReadMetadata) -> None:
-        # What a read is denied for good must not rest on old metadata.
-        self.ledger.metadata.read(self, fresh=isinstance(self.machine, ReadMachine))
+        # What a read is denied for good, and what a recovery gives up, must not rest on old metadata.
+        self.ledger.metadata.read(self, fresh=isinstance(self.machine, ReadMachine | RecoveryMachine))
 
     def choose(self, effect: ChooseBookies) -> None:
         self.ledger.clock.after(int(self.random.random() * MS), self.chosen, self.machines, effect)
@@ -322,10 +344,12 @@ class Writer(Client):
 
 
 class Recoverer(Client):
-    """Opens the ledger with recovery, again and again until it is closed."""
+    """Opens the ledger with recovery, again and again until it is closed; a member has no password."""
 
-    def __init__(self, ledger: SimLedger, number: int) -> None:
+    def __init__(self, ledger: SimLedger, number: int, *, member: bool = False) -> None:
         super().__init__(ledger, f"recoverer{number}")
+        self.member = member
+        self.verifies = not member
         self.tries = 0
         self.end: Done | Failed | None = None
         self.asked: dict[int, Bookie] = {}
@@ -335,6 +359,8 @@ class Recoverer(Client):
         self.known = -1
         """What was confirmed as far as the recovery knew when it began to read."""
         self.written_back = False
+        self.told = -1
+        """The highest LAC that a bookie told."""
         self.attempts: list[tuple[dict[Bookie, int], int]] = []
         """The same of each recovery that wrote something back or wrote the end, and what was confirmed as it knew."""
 
@@ -343,7 +369,7 @@ class Recoverer(Client):
         if self.stopped:
             return
         self.tries += 1
-        self.asked, self.held, self.known, self.written_back = {}, {}, -1, False
+        self.asked, self.held, self.known, self.written_back, self.told = {}, {}, -1, False, -1
         self.take(Opening(self))
         self.read_metadata(ReadMetadata())
 
@@ -352,7 +378,10 @@ class Recoverer(Client):
         if metadata.metadata is None:
             self.end = Failed(Reason.DELETED, "")
             return
-        machine = RecoveryMachine(metadata.metadata, metadata.version, seal=seal_of(metadata.metadata).sealed)
+        if self.member:
+            machine = RecoveryMachine(metadata.metadata, metadata.version, member=True)
+        else:
+            machine = RecoveryMachine(metadata.metadata, metadata.version, seal=seal_of(metadata.metadata).sealed)
         self.take(machine)
         self.perform(machine.start(self.ledger.clock.now))
 
@@ -360,6 +389,11 @@ class Recoverer(Client):
         if effect.metadata.state is LedgerState.CLOSED and not self.written_back:
             self.known = effect.metadata.last_entry_id
             self.attempts.append((self.held, self.known))
+        if effect.metadata.state is LedgerState.CLOSED and self.member:
+            short = effect.metadata.last_entry_id < self.told
+            self.ledger.checker.check(
+                not short, f"AM3: {self.name} closes before {self.told}, the LAC that it was told"
+            )
         super().write_metadata(effect)
 
     def send(self, effect: Send) -> None:
@@ -378,6 +412,7 @@ class Recoverer(Client):
             reply = event.reply
             if reply.status is Status.OK or reply.status in NEGATIVE:
                 self.held[bookie] = reply.entry_id
+                self.told = max(self.told, reply.lac)
         super().step(event)
 
     def done(self, effect: Done) -> None:
@@ -397,7 +432,11 @@ class Recoverer(Client):
 
     def failed(self, effect: Failed) -> None:
         self.check_deleted(effect)
-        if effect.reason is Reason.DELETED:
+        if effect.reason is Reason.OWNER_NEEDED:
+            # Nothing but a lie sends for the owner, or a LAC in an entry whose bytes changed.
+            deceived = self.ledger.liar is not None or self.told > self.ledger.checker.confirmed
+            self.ledger.checker.check(self.member and deceived, f"I10: {self.name} gave up: {effect}")
+        if effect.reason in (Reason.DELETED, Reason.OWNER_NEEDED):
             self.end = effect
             return
         self.ledger.clock.after(int(self.random.random() * 100 * MS), self.begin)
@@ -495,6 +534,8 @@ class Reader(Client):
 
 class Rereplication(Client):
     """Replicates one fragment."""
+
+    verifies = False
 
     def __init__(
         self, ledger: SimLedger, number: int, first: int, lost: frozenset[Bookie], stay: frozenset[Bookie] = frozenset()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
 from tests.simulator.bookies import SimBookie
+from tests.simulator.checker import CutShortError
+from tests.simulator.deceit import AlteringReplicas
 from tests.simulator.disk import LEDGER, Disk, ModelReplicas
 from tests.simulator.faults import Faults
 from tests.simulator.ledgers import SimLedger
@@ -15,7 +18,8 @@ from tests.simulator.plan import Plan, draw, sibling_plan
 
 def model_disk(random: Random, plan: Plan) -> Disk:
     """Make a disk that is a model."""
-    return ModelReplicas(random, deferred=plan.deferred, short=plan.short, errors=plan.errors)
+    make = AlteringReplicas if plan.alters else ModelReplicas
+    return make(random, deferred=plan.deferred, short=plan.short, errors=plan.errors)
 
 
 class Harness:
@@ -53,6 +57,10 @@ class Harness:
 
     def run(self) -> None:
         """Let everything happen, and then require that it comes to a good end."""
+        with suppress(CutShortError):
+            self._run()
+
+    def _run(self) -> None:
         self.clock.run(self.plan.faults_ns)
         self.heal()
         ledgers = self.ledgers.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,10 @@ from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
 from pybk.replication.placement import Candidate, choose
 from tests.simulator.checker import Checker
 from tests.simulator.clients import Reader, Recoverer, Rereplication, Writer
+from tests.simulator.deceit import Liar
 from tests.simulator.metadata import SimMetadata
 from tests.simulator.plan import MS, Plan
-from tests.simulator.seals import with_password
+from tests.simulator.seals import seal_of, with_password
 
 if TYPE_CHECKING:
     from tests.simulator.disk import Disk
@@ -51,13 +53,18 @@ class SimLedger:
         self.spurious = plan.spurious
         self.quiet = False
         self.random = Random(f"{self.source}/world")
+        self.liar: Liar | None = None
+        self.deceives = bool(plan.alters or plan.lies)
+        """Whether replies may deceive a client that verifies nothing."""
 
     def populate(self) -> None:
         """Create the ledger and its clients, once there are bookies."""
         plan = self.plan
         self.metadata = SimMetadata(self, self._first_metadata())
         self.writer = Writer(self)
-        self.recoverers = [Recoverer(self, number) for number in range(plan.recoverers)]
+        self.liar = Liar(self, plan.lies) if plan.lies else None
+        members = self._members()
+        self.recoverers = [Recoverer(self, number, member=number in members) for number in range(plan.recoverers)]
         self.readers = [Reader(self, number) for number in range(plan.readers)]
         for recoverer in self.recoverers:
             within_ns = self.random.choice((20 * MS, plan.faults_ns))
@@ -65,6 +72,15 @@ class SimLedger:
         for reader in self.readers:
             self.clock.after(int(self.random.random() * 20 * MS), reader.begin)
         self.copiers: list[Rereplication] = []
+
+    def _members(self) -> frozenset[int]:
+        """Return which recoverers are members; the last number is the recoverer that comes at the end."""
+        plan = self.plan
+        random = Random(f"{self.source}/members")
+        members = frozenset(random.sample(range(plan.recoverers), min(plan.members, plan.recoverers)))
+        if plan.members and not self.deceives and random.random() < 0.5:
+            return members | {plan.recoverers}
+        return members
 
     def _first_metadata(self) -> LedgerMetadata:
         quorum = self.plan.quorum
@@ -112,6 +128,8 @@ class SimLedger:
     def heal(self) -> None:
         """Let clients and the metadata store work without faults from now on."""
         self.quiet = True
+        if self.liar is not None and self.liar.how == "denies":
+            self.liar.stopped = True  # an owner could not recover, either (D8)
         self.metadata.heal()
         self.spurious = 0.0
 
@@ -132,7 +150,7 @@ class SimLedger:
         if not writer.stopped and not self.recoverers and self.metadata.current is not None:
             self._judge_writer()
             self._wait_for_late_answers()
-        last = Recoverer(self, len(self.recoverers))
+        last = Recoverer(self, len(self.recoverers), member=len(self.recoverers) in self._members())
         last.begin()
         self.recoverers.append(last)
         clients = [each for each in self.recoverers if each.tries and not each.stopped]
@@ -144,6 +162,28 @@ class SimLedger:
         self.checker.check(current is None or current.state is LedgerState.CLOSED, "I10: the ledger is not closed")
         self._wait_for_late_answers()
         self._check_recorded()
+        if self.liar is not None:
+            self.liar.stopped = True
+        self._reseal()
+
+    def _reseal(self) -> None:
+        """I18: the owner of a ledger that a member closed checks it whole, and seals it (``LedgerManager.reseal``)."""
+        metadata = self.metadata.current
+        if metadata is None or metadata.sealed:
+            return
+        last = metadata.last_entry_id
+        entries = self.checker.entries
+        whole = all(self._is_sound(metadata, entry_id) for entry_id in range(last + 1))
+        self.checker.check(whole, "I2: the owner cannot read a ledger that a member closed")
+        self.checker.check(not self.checker.closed_short(metadata), "I1: an entry shows that a member closed it short")
+        sealed = seal_of(metadata).sealed(metadata, entries[last] if last >= 0 else b"")
+        self.metadata.apply("owner", replace(sealed, version=sealed.version + 1))
+
+    def _is_sound(self, metadata: LedgerMetadata, entry_id: int) -> bool:
+        """Return whether some bookie of an entry's fragment has it as it was written."""
+        disks = [self.disks[bookie] for bookie in fragment_of(metadata.fragments, entry_id).ensemble]
+        truth = self.checker.entries.get(entry_id)
+        return any(disk.has(entry_id) and disk.held(entry_id) == truth for disk in disks)
 
     def _wait_for_late_answers(self) -> None:
         """Let every request that is under way be answered, or time out."""

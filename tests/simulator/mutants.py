@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 
 from tests.simulator.bookie_mutants import BOOKIE_MUTANTS
-from tests.simulator.client_mutants import CLIENT_MUTANTS, SURVIVORS
+from tests.simulator.client_mutants import CLIENT_MUTANTS, CLIENT_SURVIVORS
+from tests.simulator.member_mutants import MEMBER_MUTANTS, MEMBER_SURVIVORS
 from tests.simulator.mutating import kills
 from tests.simulator.seal_mutants import SEAL_MUTANTS
 
 SEEDS_MAX = 20_000
 
-MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS)
+MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS, *MEMBER_MUTANTS)
+
+SURVIVORS = (*CLIENT_SURVIVORS, *MEMBER_SURVIVORS)
 
 KILLED_AT = {
     "B1": 2,
@@ -92,6 +95,15 @@ KILLED_AT = {
     "P1": 2,
     "P2": 4,
     "P3": 677,
+    "Q1": 371,
+    "Q10": 1243,
+    "Q11": 83,
+    "Q2": 1905,
+    "Q3": 331,
+    "Q4": 83,
+    "Q5": 1209,
+    "Q6": 169,
+    "Q7": 169,
     "R1": 728,
     "R2": 9,
     "R4": 43,

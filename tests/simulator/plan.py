@@ -65,12 +65,20 @@ class Plan:
     ledgers: int = 1
     forces_early: bool = False
     """Whether the writer forces while it still writes."""
+    members: int = 0
+    """How many of the recoverers are members, which have no password."""
+    alters: bool = False
+    """Whether damage changes an entry's bytes, which only checks show, and does not make it unreadable."""
+    lies: str = ""
+    """How one bookie lies, see ``deceit.Liar``; empty for not at all."""
 
 
 LATE_FORCES = 6
 LATE_ADDS = 10
 """The seeds with these remainders of 16 are of deferred ledgers whose forces are answered late, and of recoveries whose
 fences and adds are."""
+MEMBERS = frozenset({11, 19, 27, 35, 41, 49, 51, 57})
+"""The seeds with these remainders of 64 have recoveries by members."""
 
 
 def draw(seed: int) -> Plan:
@@ -79,8 +87,11 @@ def draw(seed: int) -> Plan:
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
     whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies
     answer a force after others took their places; and another one a recovery whose fences and adds are answered late.
+    In another eighth members recover, without the password.
     """
     plan = _draw(f"{seed}")
+    if seed % 64 in MEMBERS:
+        return _members(seed, plan)
     if seed % 16 == 14:
         return _all_crash(plan)
     if seed % 16 == LATE_FORCES:
@@ -116,6 +127,46 @@ def _with_more(seed: int, plan: Plan) -> Plan:
     ledgers = random.choice((2, 2, 3)) if random.random() < 0.1 else 1
     deletes = plan.deletes or (ledgers > 1 and random.random() < 0.3)
     return replace(plan, errors=errors, ledgers=ledgers, deletes=deletes)
+
+
+def _members(seed: int, plan: Plan) -> Plan:
+    """Let members recover, with owners or alone; in some seeds entries change their bytes, or a bookie lies.
+
+    A member is promised less where a bookie lies (D8), so that everybody is heard in those seeds.
+    """
+    random = Random(f"{seed}/plan/members")
+    recoverers = random.choice((1, 1, 2, 2, 3))
+    plan = replace(plan, recoverers=recoverers, members=random.randint(1, recoverers))
+    chance = random.random()
+    quorum = plan.quorum
+    if chance < 0.25 and 1 < quorum.ack_quorum < quorum.write_quorum:
+        return replace(plan, loses_data="corrupt", alters=True, fills=False)
+    if chance < 0.65 and quorum.ack_quorum > 1:
+        return _with_liar(plan, random.choice(("forges", "tail", "lac", "denies")))
+    return plan
+
+
+def _with_liar(plan: Plan, how: str) -> Plan:
+    return replace(
+        plan,
+        recoverers=plan.members if how == "denies" else plan.recoverers,
+        closes=False,
+        deferred=False,
+        lies=how,
+        loss=0.0,
+        spurious=0.0,
+        slow=0.3,
+        slow_ns=40 * MS,
+        timeout_ns=200 * MS,
+        clogs=False,
+        cuts=False,
+        pauses=False,
+        crashes=False,
+        loses_data="",
+        swaps=False,
+        fills=False,
+        deletes=False,
+    )
 
 
 def _late_forces(plan: Plan) -> Plan:

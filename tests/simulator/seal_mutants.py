@@ -36,8 +36,8 @@ SEAL_MUTANTS = (
         (
             Piece(
                 RECOVERY + "_note_length",
-                "self._last_entry = entries_of(_1)[0]\nself._inflight.length = length_at(self._last_entry)",
-                "self._inflight.length = length_at(entries_of(_1)[0])",
+                "self._last_entry = entry\nself._inflight.length = length_at(entry)",
+                "self._inflight.length = length_at(entry)",
             ),
         ),
     ),

@@ -12,8 +12,7 @@ from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import Done
 from tests.paths import ROOT
 from tests.simulator.__main__ import run
-from tests.simulator.client_mutants import SURVIVORS
-from tests.simulator.mutants import KILLED_AT, MUTANTS
+from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
 from tests.simulator.plan import draw
 from tests.simulator.real_disk import suits
@@ -67,8 +66,15 @@ def test_the_seeds_try_what_they_should() -> None:
         assert {getattr(plan, fault) for plan in plans} == {False, True}, fault
     assert sum(plan.errors > 0 for plan in plans) > 50
     assert {plan.ledgers for plan in plans} == {1, 2, 3}
+    assert {plan.lies for plan in plans} == {"", "forges", "tail", "lac", "denies"}
+    assert sum(plan.alters for plan in plans) > 10
+    assert sum(plan.members == plan.recoverers > 0 for plan in plans) > 20
+    assert sum(0 < plan.members < plan.recoverers for plan in plans) > 20
     assert sum(plan.deferred and plan.crashes and plan.recoverers > 0 for plan in plans) > 50
     ledgers = [ledger for seed in range(100) for ledger in run(seed)[0].ledgers.values()]
+    members = [each.name for ledger in ledgers for each in ledger.recoverers if each.member]
+    assert sum(ledger.metadata.closed_by in members for ledger in ledgers) > 3
+    assert sum(ledger.metadata.history[-1][0] is not None for ledger in ledgers) > 50
     assert sum(len(ledger.checker.entries) for ledger in ledgers) > 500
     assert sum(ledger.checker.confirmed + 1 for ledger in ledgers) > 300
     changed = [ledger for ledger in ledgers if ledger.metadata.history[-1][0] and ledger.metadata.version > 2]

@@ -11,6 +11,7 @@ from pybk.errors import (
     MetadataError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    OwnerNeededError,
     PybkError,
     UnauthorizedError,
 )
@@ -25,6 +26,7 @@ _ERRORS: Final[dict[Reason, type[PybkError]]] = {
     Reason.METADATA_UNREACHABLE: MetadataError,
     Reason.UNDECIDED: LedgerRecoveryError,
     Reason.CONFLICT: LedgerFencedError,
+    Reason.OWNER_NEEDED: OwnerNeededError,
 }
 
 

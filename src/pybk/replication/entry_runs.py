@@ -11,8 +11,9 @@ from typing import Final
 from pybk.replication.messages import EntryRun, Parts
 from pybk.replication.quorum import Quorum
 
+_LAC_OFFSET: Final = 16
 _LENGTH_OFFSET: Final = 24
-_unpack_length = Struct(">q").unpack_from
+_unpack_number = Struct(">q").unpack_from
 
 
 def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tuple[EntryRun, ...]:
@@ -77,9 +78,15 @@ def since(run: EntryRun, entry_id: int) -> EntryRun | None:
     )
 
 
+def lac_at(entry: bytes | memoryview) -> int:
+    """Return the last add confirmed in the header of an encoded entry."""
+    lac: int = _unpack_number(entry, _LAC_OFFSET)[0]
+    return lac
+
+
 def length_at(entry: bytes | memoryview) -> int:
     """Return the payload bytes of the ledger up to and including an encoded entry, from its header."""
-    length: int = _unpack_length(entry, _LENGTH_OFFSET)[0]
+    length: int = _unpack_number(entry, _LENGTH_OFFSET)[0]
     return length
 
 

@@ -527,6 +527,8 @@ class Reason(IntEnum):
     """Too few bookies answered to decide; the same may be tried again later."""
     CONFLICT = 8
     """A bookie holds an entry with other bytes (I14)."""
+    OWNER_NEEDED = 9
+    """A member's recovery found what only the ledger's password can decide (AM3 to AM5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,16 @@ Theory of operation. The client's driver calls ``start`` once and then ``step`` 
   entries are written back through ``Inflight`` (AR5). Ensemble changes stay in memory (AR7).
 - CLOSING: state, end, length and fragments are written by one compare-and-set (AR9). A refusal is resolved by what
   the store holds: another close is adopted; an unchanged last fragment is closed on top.
+- DOUBTING: a member found what only a password can decide, and reads the metadata once more before it ends.
 - ENDED: late answers still report bookies that miss entries (C13).
 
 Two recoveries may run at once: both find every acknowledged entry, and one compare-and-set wins (I1).
+
+A *member's* recovery has no password: it can verify neither digests nor LACs. ``docs/replication.md`` has its rules. In
+short: bookies check their records for it (AM1); it takes no LAC, and reads the last fragment from its first entry on
+(AM2); it takes an entry of which Qa bookies returned equal copies, or one copy if all bookies of the write set were
+heard and fewer than QC deny it (AM4). Whatever contradicts what it found ends it, and leaves the ledger to its owner
+(AM3, AM4, AM5). It closes without a seal (AM6).
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ from itertools import count
 from typing import Final
 
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.replication.entry_runs import cut, entries_of, length_at
+from pybk.replication.entry_runs import cut, entries_of, lac_at, length_at
 from pybk.replication.fragments import with_ensemble
 from pybk.replication.inflight import Batch, Inflight
 from pybk.replication.messages import (
@@ -43,6 +50,7 @@ from pybk.replication.messages import (
     MetadataWritten,
     Read,
     ReadLac,
+    ReadMetadata,
     ReadReply,
     Reason,
     Reply,
@@ -78,6 +86,7 @@ for at most this time, the pause and two timeouts.
 """
 
 _STRAGGLER_BYTES: Final = 64 << 20
+_OWNER: Final = "only its password shows what is right: open it with its password to recover it"
 
 
 class _RecoveryPhase(Enum):
@@ -87,7 +96,8 @@ class _RecoveryPhase(Enum):
     FENCING = 1
     READING = 2
     CLOSING = 3
-    ENDED = 4
+    DOUBTING = 4
+    ENDED = 5
 
 
 class RecoveryMachine:
@@ -101,6 +111,7 @@ class RecoveryMachine:
         version: The metadata store's.
         seal: Returns the metadata of the closed ledger with what proves its end, given the last entry as it was read,
             nothing for an empty ledger; a function of its arguments alone. None leaves the metadata as it is.
+        member: The client has no password. It ends with ``Reason.OWNER_NEEDED`` where only a password can decide.
 
     Threads: one at a time.
     """
@@ -111,6 +122,7 @@ class RecoveryMachine:
         version: int,
         *,
         seal: Callable[[LedgerMetadata, bytes | memoryview], LedgerMetadata] | None = None,
+        member: bool = False,
     ) -> None:
         self._metadata = metadata
         self._version = version
@@ -130,6 +142,11 @@ class RecoveryMachine:
         self._lac = -1
         self._refusals: dict[int, str] = {}
         self._seal = seal
+        self._member = member
+        self._claimed = -1
+        """The highest LAC that was reported to a member, which cannot verify it (AM3)."""
+        self._doubt = ""
+        """What a member found that only a password can decide; empty for nothing."""
         self._last_entry: bytes | memoryview = b""
 
     def start(self, now_ns: int) -> list[Effect]:
@@ -193,16 +210,18 @@ class RecoveryMachine:
 
     def _metadata_refused(self, found: LedgerMetadata | None, version: int, now_ns: int) -> list[Effect]:
         """Handle a refused compare-and-set: another recovery, the writer or a re-replication changed the metadata."""
-        if found is not None and found == self._wanted:
+        if found is not None and found == self._wanted and self._phase is not _RecoveryPhase.DOUBTING:
             return self._metadata_written(version, now_ns)
         if self._phase is _RecoveryPhase.MARKING:
             return self._mark(found, version)
-        if self._phase is not _RecoveryPhase.CLOSING:
+        if self._phase not in (_RecoveryPhase.CLOSING, _RecoveryPhase.DOUBTING):
             return []
         if found is None:
             return self._end(Reason.DELETED, "the ledger was deleted")
         if found.state is LedgerState.CLOSED:
             return self._done(found, version)
+        if self._doubt:
+            return self._end(Reason.OWNER_NEEDED, f"{self._doubt}; {_OWNER}")
         if found.state is LedgerState.OPEN or found.fragments[-1] != self._metadata.fragments[-1]:
             return self._end(Reason.UNDECIDED, "its last fragment was changed during the recovery; recover it again")
         return self._close(found, version)
@@ -237,12 +256,19 @@ class RecoveryMachine:
             return self._lagging(place)
         if isinstance(reply, LacReply) and (reply.status is Status.OK or reply.status in NEGATIVE):
             self._known |= 1 << place
-            self._lac = max(self._lac, reply.lac)
-            if self._quorum.covered(self._known):
-                return self._begin_reading(now_ns)
+            self._note_lac(reply.lac)
         else:
             self._note(place, reply)
+        if self._quorum.covered(self._known) and not (self._member and self._fences):
+            return self._begin_reading(now_ns)
         return [] if self._fences else self._retry(now_ns, "fenced")
+
+    def _note_lac(self, lac: int) -> None:
+        """Take the LAC that a bookie returned, which is proven (AR2), or only reported to a member (AM2)."""
+        if self._member:
+            self._claimed = max(self._claimed, lac)
+        else:
+            self._lac = max(self._lac, lac)
 
     def _note_stored(self, place: int, reply: object) -> None:
         """Note the last entry of a fenced bookie, which accepts no further entries of the writer."""
@@ -276,7 +302,10 @@ class RecoveryMachine:
             said = ", ".join(f"{self._ensemble[place]}: {self._refusals[place]}" for place in sorted(self._refusals))
             denied = any(text == Status.UNAUTHORIZED.name for text in self._refusals.values())
             reason = Reason.UNAUTHORIZED if denied else Reason.UNDECIDED
-            return self._end(reason, f"too few bookies can be {what} ({said}); recover it when they are back")
+            remedy = "recover it when they are back"
+            if denied and self._member:
+                remedy = f"they do not let members recover ledgers without their passwords; {_OWNER}"
+            return self._end(reason, f"too few bookies can be {what} ({said}); {remedy}")
         self._waiting = True
         return [WakeAt(now_ns + RETRY_NS)]
 
@@ -312,9 +341,17 @@ class RecoveryMachine:
         first = self._next
         self._heads = {entry % self._stride: entry for entry in range(first, first + self._stride)}
         self._asking = [0] * self._stride
+        self._silent = 0
+        """Places whose last read had no answer: a member waits for them no more."""
+        self._copies: dict[int, int] = {}
+        """Places that returned a copy to a member, by entry."""
+        self._upto: dict[tuple[int, int], int] = {}
+        """The first entry of each place and residue that the place did not return to a member."""
         self._reads: dict[int, tuple[int, int, int]] = {}
         self._length_asked: dict[int, int] = {}
         self._length_known = self._lac < 0
+        self._before: memoryview | None = None
+        """The first copy of the entry that has the length."""
         waiting = set(self._fences.values())
         heard = (place for place in range(len(self._ensemble)) if place not in waiting)
         effects = [effect for place in heard for effect in self._lagging(place)]
@@ -327,7 +364,7 @@ class RecoveryMachine:
         lac = self._lac
         fragment = next(each for each in reversed(self._metadata.fragments) if each.first_entry_id <= lac)
         fence = fragment is self._metadata.fragments[-1]
-        request = Read(self._metadata.ledger_id, lac, lac, self._stride, READ_BYTES_MAX, fence)
+        request = Read(self._metadata.ledger_id, lac, lac, self._stride, READ_BYTES_MAX, fence, self._member)
         effects: list[Effect] = []
         for place in self._quorum.write_set(lac):
             token = next(self._tokens)
@@ -337,6 +374,8 @@ class RecoveryMachine:
 
     def _ask(self) -> list[Effect]:
         """Send reads with the fence flag to all bookies that may have the next entry of each residue."""
+        if self._member:
+            return self._ask_each()
         effects: list[Effect] = []
         stride = self._stride
         for residue, entry in self._heads.items():
@@ -349,19 +388,40 @@ class RecoveryMachine:
             asked = self._masks[residue] & ~heard
             if not asked:
                 continue
-            self._asking[residue] |= asked
-            last = entry + (READ_ENTRIES_MAX - 1) * stride
-            request = Read(self._metadata.ledger_id, entry, last, stride, READ_BYTES_MAX, fence=True)
-            for place in places(asked):
-                token = next(self._tokens)
-                self._reads[token] = (place, residue, entry)
-                effects.append(Send(token, self._ensemble[place], request))
+            effects += self._read(asked, residue, entry)
+        return effects
+
+    def _ask_each(self) -> list[Effect]:
+        """Ask each bookie for all that it has: a member needs the copies of several, and what they deny (AM4)."""
+        effects: list[Effect] = []
+        for residue, mask in enumerate(self._masks):
+            lowest = self._next + (residue - self._next) % self._stride
+            for place in places(mask & ~self._asking[residue]):
+                first = max(self._upto.get((place, residue), 0), lowest)
+                heard = (self._denied.get(first, 0) | self._unknown.get(first, 0)) >> place & 1
+                if self._end_at is None and not heard and first - self._inflight.lac <= UNWRITTEN_MAX:
+                    effects += self._read(1 << place, residue, first)
+        return effects
+
+    def _read(self, asked: int, residue: int, first: int) -> list[Effect]:
+        """Send a read with the fence flag (D1) to places; a member has the bookies check their records (AM1)."""
+        self._asking[residue] |= asked
+        last = first + (READ_ENTRIES_MAX - 1) * self._stride
+        request = Read(
+            self._metadata.ledger_id, first, last, self._stride, READ_BYTES_MAX, fence=True, checked=self._member
+        )
+        effects: list[Effect] = []
+        for place in places(asked):
+            token = next(self._tokens)
+            self._reads[token] = (place, residue, first)
+            effects.append(Send(token, self._ensemble[place], request))
         return effects
 
     def _note_entries(self, place: int, residue: int, first: int, reply: object) -> None:
         """Note the entries that a bookie returned, and its denial of the entry after them (AR4)."""
         bit = 1 << place
         self._asking[residue] &= ~bit
+        self._silent = self._silent & ~bit if isinstance(reply, ReadReply) else self._silent | bit
         after, status = first, Status.UNKNOWN
         if isinstance(reply, ReadReply):
             status = reply.status
@@ -370,7 +430,9 @@ class RecoveryMachine:
                 after = run.last + run.stride
                 for entry_id, entry in zip(range(first, after, run.stride), entries_of(run), strict=True):
                     if entry_id >= self._next:
-                        self._found.setdefault(entry_id, entry)
+                        self._compare(entry_id, self._found.setdefault(entry_id, entry), entry)
+                        self._copies[entry_id] = self._copies.get(entry_id, 0) | bit
+                self._upto[place, residue] = after
                 if status is Status.OK:
                     return
         if status in NEGATIVE:
@@ -379,14 +441,34 @@ class RecoveryMachine:
             self._unknown[after] = self._unknown.get(after, 0) | bit
             self._note(place, reply)
 
+    def _compare(self, entry_id: int, first: memoryview, copy: memoryview) -> None:
+        """Compare a copy of an entry with the first one that came, for a member, which can verify neither (AM4)."""
+        if not self._member:
+            return
+        self._claimed = max(self._claimed, lac_at(copy))
+        if first != copy:
+            self._doubt = f"its bookies returned different copies of entry {entry_id}"
+
+    def _is_heard(self, entry_id: int) -> bool:
+        """Return whether an entry can be decided: for a member, Qa copies are equal, or all were heard (AM4)."""
+        copies = self._copies.get(entry_id, 0)
+        if not self._member or copies.bit_count() >= self._quorum.ack_quorum:
+            return True
+        heard = copies | self._denied.get(entry_id, 0) | self._unknown.get(entry_id, 0) | self._silent
+        return not self._masks[entry_id % self._stride] & ~heard
+
+    def _is_denied(self, entry_id: int) -> bool:
+        """Return whether QC bookies deny an entry, which was then never acked (AR4)."""
+        return self._denied.get(entry_id, 0).bit_count() >= self._quorum.negatives_needed
+
     def _decide(self) -> list[Effect]:
         """Decide the entries in order: write back those that were found, end before one that QC bookies deny (AR4)."""
         effects: list[Effect] = []
         entries: list[memoryview] = []
         size = 0
-        while self._end_at is None:
+        while self._end_at is None and self._is_heard(self._next):
             entry = self._found.pop(self._next, None)
-            if entry is not None:
+            if entry is not None and not (self._member and self._is_denied(self._next)):
                 entries.append(entry)
                 size += len(entry)
                 self._next += 1
@@ -394,7 +476,7 @@ class RecoveryMachine:
                     effects += self._write_back(entries)
                     entries, size = [], 0
                 continue
-            if self._denied.get(self._next, 0).bit_count() >= self._quorum.negatives_needed:  # C5: at once
+            if self._is_denied(self._next):  # C5: at once
                 self._end_at = self._next - 1
             break
         return effects + (self._write_back(entries) if entries else [])
@@ -427,7 +509,9 @@ class RecoveryMachine:
         elif token in self._length_asked:
             self._note_length(self._length_asked.pop(token), reply)
         elif isinstance(reply, Reply):
-            if reply.status in (Status.UNAUTHORIZED, Status.DELETED):
+            if reply.status is Status.CONFLICT and self._member:
+                self._doubt = "a bookie holds other bytes for an entry than another one returned"
+            elif reply.status in (Status.UNAUTHORIZED, Status.DELETED):
                 return self._end(Reason[reply.status.name], f"a bookie answered {reply.status.name}")
             effects += self._inflight.answered(token, reply) or []
         else:
@@ -437,20 +521,25 @@ class RecoveryMachine:
     def _note_length(self, place: int, reply: object) -> None:
         """Take the length from the last confirmed entry."""
         if isinstance(reply, ReadReply) and reply.run is not None and reply.run.first == self._lac:
+            entry = entries_of(reply.run)[0]
+            self._before = self._before or entry
+            self._compare(self._lac, self._before, entry)
             if not self._length_known:
                 self._length_known = True
-                self._last_entry = entries_of(reply.run)[0]
-                self._inflight.length = length_at(self._last_entry)
+                self._last_entry = entry
+                self._inflight.length = length_at(entry)
         else:
             self._note(place, reply)
 
     def _advance(self, now_ns: int) -> list[Effect]:
         """Take the steps that are due: decide, write back, confirm, change the ensemble, close."""
         inflight = self._inflight
+        if self._doubt:
+            return self._look_again()
         effects = self._decide()
         inflight.confirm()
-        if self._end_at == inflight.lac and self._length_known:
-            return effects + self._give_up_failed() + self._close(replace(self._metadata), self._version)
+        if self._is_complete():
+            return effects + self._finish()
         if inflight.failed and not self._choosing:
             self._choosing = tuple(places(inflight.failed | inflight.dead))
             effects.append(ChooseBookies(self._choosing, tuple(inflight.ensemble), frozenset(inflight.avoided)))
@@ -458,6 +547,25 @@ class RecoveryMachine:
         if not self._reads and not self._length_asked and self._is_stuck():
             effects += self._retry(now_ns, "read")
         return effects
+
+    def _is_complete(self) -> bool:
+        """Return whether everything up to the end is confirmed; what fails from then on is not replaced."""
+        return self._end_at == self._inflight.lac and self._length_known
+
+    def _finish(self) -> list[Effect]:
+        """Close; a member waits for the answers to its adds (AM5), and ends if a higher LAC was reported (AM3)."""
+        if self._member and (self._inflight.sent or self._length_asked):
+            return []
+        if self._claimed > self._inflight.lac:
+            end = self._inflight.lac
+            self._doubt = f"entries were found up to {end}, but a bookie says that {self._claimed} was confirmed"
+            return self._look_again()
+        return self._give_up_failed() + self._close(replace(self._metadata), self._version)
+
+    def _look_again(self) -> list[Effect]:
+        """Read the metadata, as another client may have closed the ledger, or deleted it, which explains the doubt."""
+        self._phase = _RecoveryPhase.DOUBTING
+        return [ReadMetadata()]
 
     def _is_stuck(self) -> bool:
         """Return whether an entry is undecided and no read is under way, so that silent bookies must be asked again."""
@@ -480,6 +588,8 @@ class RecoveryMachine:
         """Change the ensemble in memory; reads still use the ensemble that was fenced (AR7, D3)."""
         if self._phase is not _RecoveryPhase.READING or not self._choosing:
             return []
+        if self._is_complete():
+            return self._advance(now_ns)
         inflight = self._inflight
         replacements = usable(event.bookies, self._choosing, inflight.ensemble)
         effects: list[Effect] = []
