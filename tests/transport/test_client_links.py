@@ -200,7 +200,7 @@ def test_a_bookie_that_never_greets_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_bookie_that_does_not_know_the_secret_is_not_believed() -> None:
     """The CURVE key alone does not make a bookie: it must prove the cluster's secret in its greeting."""
-    other = ClusterKeys(KEYS.client, KEYS.metadata_key, bytes(32))
+    other = ClusterKeys(KEYS.client, KEYS.metadata_key, bytes(32), KEYS.recovery_key)
     with Server([TCP], INSTANCE, other) as server, Links(KEYS) as links:
         server.greeting_mac = links.greeting_mac
         here = World(server, links)

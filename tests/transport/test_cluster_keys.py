@@ -6,7 +6,16 @@ from zmq.utils import z85
 
 from pybk.errors import UsageError
 from pybk.transport import cluster_keys
-from pybk.transport.cluster_keys import ClusterKeys, RightsKey, prove_lac, proven_lac, proves_right, session_mac
+from pybk.transport.cluster_keys import (
+    MEMBER_MAC_BYTES,
+    ClusterKeys,
+    MemberKey,
+    RightsKey,
+    prove_lac,
+    proven_lac,
+    proves_right,
+    session_mac,
+)
 from tests.transport.wire_harness import CLUSTER, INSTANCE, KEYS, SECRET
 
 SESSION = b"s" * 16
@@ -17,15 +26,16 @@ def test_the_same_secret_means_the_same_keys() -> None:
     again = ClusterKeys.derive(SECRET, CLUSTER)
     assert again.client == KEYS.client
     assert (again.metadata_key, again.session_key) == (KEYS.metadata_key, KEYS.session_key)
+    assert again.recovery_key == KEYS.recovery_key
     assert zmq.curve_public(KEYS.client.secret) == KEYS.client.public
 
 
 @pytest.mark.parametrize(("secret", "cluster"), [(SECRET[::-1], CLUSTER), (SECRET, b"another-cluster!")])
 def test_another_secret_or_cluster_means_other_keys(secret: bytes, cluster: bytes) -> None:
     other = ClusterKeys.derive(secret, cluster)
-    ours = {KEYS.client.secret, KEYS.metadata_key, KEYS.session_key}
-    theirs = {other.client.secret, other.metadata_key, other.session_key}
-    assert len(ours | theirs) == 6
+    ours = {KEYS.client.secret, KEYS.metadata_key, KEYS.session_key, KEYS.recovery_key}
+    theirs = {other.client.secret, other.metadata_key, other.session_key, other.recovery_key}
+    assert len(ours | theirs) == 8
 
 
 def test_keys_stay_what_they_are() -> None:
@@ -56,6 +66,20 @@ def test_a_right_holds_for_one_session_bookie_and_ledger() -> None:
     assert not proves_right(key.public, proof, SESSION, INSTANCE[::-1], 7)
     assert not proves_right(key.public, proof, SESSION, INSTANCE, 8)
     assert not proves_right(RightsKey(SEED[:-1] + b"\x02").public, proof, SESSION, INSTANCE, 7)
+
+
+def test_a_members_right_holds_for_one_session_bookie_ledger_and_cluster() -> None:
+    key = MemberKey(KEYS)
+    mac = key.sign(SESSION, INSTANCE, 7)
+    assert len(mac) == MEMBER_MAC_BYTES
+    assert MemberKey(KEYS).proves(mac, SESSION, INSTANCE, 7)
+    assert not key.proves(mac, SESSION[::-1] + b"x", INSTANCE, 7)
+    assert not key.proves(mac, SESSION, INSTANCE[::-1], 7)
+    assert not key.proves(mac, SESSION, INSTANCE, 8)
+    assert not key.proves(b"", SESSION, INSTANCE, 7)
+    assert not key.proves(mac[:-1], SESSION, INSTANCE, 7)
+    assert not MemberKey(ClusterKeys.derive(SECRET[::-1], CLUSTER)).proves(mac, SESSION, INSTANCE, 7)
+    assert KEYS.recovery_key.hex() not in repr(key)
 
 
 @pytest.mark.parametrize("public", [b"", b"\xff" * 32, b"\0" * 31])

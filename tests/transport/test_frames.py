@@ -19,7 +19,7 @@ from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac,
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport import codec, frames
 from pybk.transport.cluster_keys import Mac, keyed_mac
-from pybk.transport.codec import Answer, Authorize, LacPacket, Ping, WireReply, WireRequest, encode
+from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, Ping, WireReply, WireRequest, encode
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Outgoing, decode_head, is_authentic, is_whole
 from tests.transport.wire_harness import INSTANCE, add, entries, flat
 
@@ -61,6 +61,7 @@ requests: st.SearchStrategy[WireRequest] = st.one_of(
     st.builds(Move, ids, st.sampled_from(StorageHint)),
     st.builds(LacPacket, ids, packets),
     st.builds(Authorize, ids, st.binary(max_size=4096), st.binary(min_size=64, max_size=64)),
+    st.builds(AuthorizeMember, ids, st.binary(max_size=4096), st.binary(min_size=32, max_size=32)),
     st.just(Ping()),
 )
 replies: st.SearchStrategy[WireReply] = st.one_of(
@@ -135,6 +136,7 @@ MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
     (Read(7, 0, 10, 3, 1000, True, True), True),
     (Move(7, StorageHint.HDD), True),
     (Authorize(7, b"description", b"s" * 64), True),
+    (AuthorizeMember(7, b"description", b"m" * 32), True),
     (LacPacket(7, b"p" * 32), True),
     (Reply(Status.FENCED, True), False),
     (Answer(Status.OK, entries(4, (64, 64)), b"p" * 32), False),
@@ -253,6 +255,7 @@ TABLE = 112
         (Force(7), 3, "<B", codec.MessageKind.REPLY),
         (Force(7), 3, "<B", codec.MessageKind.LAC_PACKET),
         (Force(7), 3, "<B", codec.MessageKind.AUTHORIZE),
+        (Force(7), 3, "<B", codec.MessageKind.AUTHORIZE_MEMBER),
         (Force(7), 3, "<B", codec.MessageKind.ADD),
         (LacPacket(7, b"p" * 32), 3, "<B", codec.MessageKind.FORCE),
         (Authorize(7, b"", b"s" * 64), 3, "<B", codec.MessageKind.LAC_PACKET),
@@ -351,3 +354,5 @@ def test_values_that_do_not_fit_a_message_are_refused_at_once() -> None:
         encode(add(7, *[entries()] * 65))
     with pytest.raises(UsageError, match=f"the limit is {DESCRIPTION_BYTES_MAX}"):
         encode(Authorize(7, b"d" * (DESCRIPTION_BYTES_MAX + 1), b"s" * 64))
+    with pytest.raises(UsageError, match=f"has {DESCRIPTION_BYTES_MAX + 1} bytes"):
+        encode(AuthorizeMember(7, b"d" * (DESCRIPTION_BYTES_MAX + 1), b"m" * 32))

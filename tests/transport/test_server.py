@@ -24,6 +24,7 @@ from pybk.transport.codec import (
     NONCE_BYTES,
     Answer,
     Authorize,
+    AuthorizeMember,
     LacPacket,
     MessageKind,
     Ping,
@@ -32,7 +33,7 @@ from pybk.transport.codec import (
     encode,
 )
 from pybk.transport.frames import MESSAGE_BYTES_MAX, Outgoing
-from pybk.transport.server import Peer, Server
+from pybk.transport.server import Peer, Right, Server
 from tests.transport.wire_harness import (
     BOOKIE,
     INSTANCE,
@@ -246,8 +247,9 @@ def test_a_frame_beyond_the_bound_ends_the_connection_unread(keys: ClusterKeys |
 RIGHT = RightsKey(b"\x07" * 32)
 
 
-def knows(session_id: bytes, proof: Authorize) -> bool:
+def knows(session_id: bytes, proof: Authorize | AuthorizeMember) -> bool:
     """Check a proof as a bookie does, but for the description's MAC."""
+    assert isinstance(proof, Authorize)
     return proof.description == RIGHT.public and proves_right(
         proof.description, proof.signature, session_id, INSTANCE, proof.ledger_id
     )
@@ -260,14 +262,14 @@ def test_a_right_is_proved_before_the_first_request_of_each_session() -> None:
         for number in range(2):
             assert here.ask(link, add(7), number) == OK
         peer = here.arrived[-1][0]
-        assert peer.rights == {7: RIGHT.public}
+        assert peer.rights == {7: Right(RIGHT.public)}
         assert here.ask(link, add(8)) == OK
         assert 8 not in here.arrived[-1][0].rights
         link.lose("for the test")
         time.sleep(0.03)
         assert here.ask(link, add(7)) == OK
         assert here.arrived[-1][0] is not peer
-        assert here.arrived[-1][0].rights == {7: RIGHT.public}
+        assert here.arrived[-1][0].rights == {7: Right(RIGHT.public)}
 
 
 def test_a_wrong_proof_gives_no_right(raw: RawClient) -> None:
@@ -287,7 +289,7 @@ def test_a_wrong_proof_gives_no_right(raw: RawClient) -> None:
     _, (header,) = raw.exchange(*raw.request(right), wait_ms=60_000)
     assert header.flags == Status.OK
     ((peer, _, _),), _ = raw.exchange(*raw.request(Force(7)), wait_ms=60_000)
-    assert peer.rights == {7: RIGHT.public}
+    assert peer.rights == {7: Right(RIGHT.public)}
 
 
 def test_without_a_callback_no_client_has_rights() -> None:

@@ -18,7 +18,16 @@ from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport import curve
 from pybk.transport.client_links import Link, Links, Outcome
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, greeting_mac, session_mac
-from pybk.transport.codec import NONCE_BYTES, SESSION_BYTES, Authorize, MessageKind, WireReply, WireRequest, encode
+from pybk.transport.codec import (
+    NONCE_BYTES,
+    SESSION_BYTES,
+    Authorize,
+    AuthorizeMember,
+    MessageKind,
+    WireReply,
+    WireRequest,
+    encode,
+)
 from pybk.transport.frames import VERSION, Header, Outgoing, decode_head
 from pybk.transport.server import Peer, Server
 from tests.waiting import WAIT_S, source_of, wait_until
@@ -103,7 +112,7 @@ def world(
     keys: ClusterKeys | None = KEYS,
     address: str = TCP,
     *,
-    authorize: Callable[[bytes, Authorize], bool] | None = None,
+    authorize: Callable[[bytes, Authorize | AuthorizeMember], bool] | None = None,
     context: Any = None,
     **settings: int,
 ) -> Iterator[World]:

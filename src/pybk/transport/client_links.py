@@ -46,12 +46,13 @@ from pybk.errors import TooManyRequestsError, UsageError
 from pybk.ledger import Bookie
 from pybk.replication.messages import Read, Reply, Status
 from pybk.transport import curve, frames
-from pybk.transport.cluster_keys import ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
+from pybk.transport.cluster_keys import ClusterKeys, Mac, MemberKey, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import (
     HELLO_ID,
     NONCE_BYTES,
     SESSION_BYTES,
     Authorize,
+    AuthorizeMember,
     MessageKind,
     Ping,
     WireReply,
@@ -271,8 +272,9 @@ class Link:
         """
         if ledger_id in self._links._grants and ledger_id not in self._proved:
             description, key = self._links._grants[ledger_id]
-            signature = key.sign(self._session_id, self._instance, ledger_id)
-            if not self._put(self._own_id(), encode(Authorize(ledger_id, description, signature))):
+            proof = key.sign(self._session_id, self._instance, ledger_id)
+            right = Authorize if isinstance(key, RightsKey) else AuthorizeMember
+            if not self._put(self._own_id(), encode(right(ledger_id, description, proof))):
                 return False
             self._proved.add(ledger_id)
         return self._put(request_id, outgoing)
@@ -596,7 +598,7 @@ class Links:
         self._message_bytes_max = message_bytes_max
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._links: list[Link] = []
-        self._grants: dict[int, tuple[bytes, RightsKey]] = {}
+        self._grants: dict[int, tuple[bytes, RightsKey | MemberKey]] = {}
         self._outcomes: list[Outcome] = []
         self.waiting = False
         self.due_ns = 0
@@ -642,13 +644,18 @@ class Links:
         self._links.append(link)
         return link
 
-    def grant(self, ledger_id: int, description: bytes, key: RightsKey) -> None:
+    @property
+    def member_key(self) -> MemberKey | None:
+        """The key that proves a member's right to recover ledgers; None without a cluster secret."""
+        return None if self._keys is None else MemberKey(self._keys)
+
+    def grant(self, ledger_id: int, description: bytes, key: RightsKey | MemberKey) -> None:
         """Have each link prove the right to a ledger, in each session before the first request for the ledger.
 
         Args:
             ledger_id: The ledger.
             description: The ledger's encoded description, see ``Authorize``.
-            key: The key that signs the proofs.
+            key: The key that makes the proofs: the ledger's, or the member's, whose right is to recover it only.
         """
         self._grants[ledger_id] = (description, key)
         for link in self._links:

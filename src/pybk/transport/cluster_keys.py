@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hmac import compare_digest
+from hmac import digest as hmac_digest
 from struct import Struct
 from typing import Final, Self
 
@@ -25,6 +26,7 @@ SECRET_BYTES_MIN: Final = 16
 KEY_BYTES: Final = 32
 MAC_BYTES: Final = 16
 SIGNATURE_BYTES: Final = 64
+MEMBER_MAC_BYTES: Final = 32
 LAC_PACKET_BYTES: Final = 32
 
 Mac = Callable[[bytes | memoryview], bytes]
@@ -60,11 +62,13 @@ class ClusterKeys:
         client: The CURVE key pair that all clients of the cluster share.
         metadata_key: The key of the MACs of metadata values and ledger descriptions, ``KEY_BYTES`` bytes.
         session_key: The key from which the MAC key of each session is derived, ``KEY_BYTES`` bytes.
+        recovery_key: The key of the proofs by which a member recovers a ledger without its password, ``KEY_BYTES``.
     """
 
     client: CurvePair = field(repr=False)
     metadata_key: bytes = field(repr=False)
     session_key: bytes = field(repr=False)
+    recovery_key: bytes = field(repr=False)
 
     @classmethod
     def derive(cls, secret: bytes, cluster_id: bytes) -> Self:
@@ -92,6 +96,7 @@ class ClusterKeys:
             CurvePair(zmq.curve_public(curve_secret), curve_secret),
             _expand(secret, cluster_id, b"metadata-mac"),
             _expand(secret, cluster_id, b"session-mac"),
+            _expand(secret, cluster_id, b"member-recovery"),
         )
 
 
@@ -184,6 +189,43 @@ class RightsKey:
     def sign_deletion(self, ledger_id: int) -> bytes:
         """Return a proof of the right to delete a ledger, valid for all bookies; ``SIGNATURE_BYTES`` bytes."""
         return self._key.sign(_deletion(ledger_id))
+
+
+class MemberKey:
+    """A cluster's key whose MACs prove that a member asks, who may recover a ledger without its password.
+
+    Args:
+        keys: The cluster's keys.
+
+    Threads: any.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, keys: ClusterKeys) -> None:
+        self._key = keys.recovery_key
+
+    def __repr__(self) -> str:
+        """Return no key."""
+        return "<MemberKey>"
+
+    def sign(self, session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
+        """Return a proof of a member's right to recover a ledger, valid for one bookie and one session.
+
+        Args:
+            session_id: The session.
+            instance: The bookie's instance.
+            ledger_id: The ledger.
+
+        Returns:
+            A MAC of ``MEMBER_MAC_BYTES`` bytes.
+        """
+        claim = b"pybk-member-right/1" + session_id + instance + ledger_id.to_bytes(8, "big", signed=True)
+        return hmac_digest(self._key, claim, "sha256")
+
+    def proves(self, mac: bytes, session_id: bytes, instance: bytes, ledger_id: int) -> bool:
+        """Return whether a MAC is the result of ``sign``; False for any other bytes."""
+        return compare_digest(self.sign(session_id, instance, ledger_id), mac)
 
 
 def proves_right(public: bytes, signature: bytes, session_id: bytes, instance: bytes, ledger_id: int) -> bool:

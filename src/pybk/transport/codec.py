@@ -19,7 +19,7 @@ from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
 from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac, Reply, Status
 from pybk.storage.format.extent import STRIDE_MAX
-from pybk.transport.cluster_keys import LAC_PACKET_BYTES, SIGNATURE_BYTES
+from pybk.transport.cluster_keys import LAC_PACKET_BYTES, MEMBER_MAC_BYTES, SIGNATURE_BYTES
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
 
 NONCE_BYTES: Final = 16
@@ -50,6 +50,7 @@ class MessageKind(IntEnum):
     PING = 4
     NO_SESSION = 7
     AUTHORIZE = 8
+    AUTHORIZE_MEMBER = 10
     ADD = 16
     REPLY = 17
     READ_LAC = 18
@@ -74,6 +75,21 @@ class Authorize:
     ledger_id: int
     description: bytes
     signature: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizeMember:
+    """Prove to a bookie that a member asks, to recover a ledger without its password; answered by ``Reply``.
+
+    Attributes:
+        ledger_id: The ledger.
+        description: As in ``Authorize``.
+        mac: The result of ``MemberKey.sign`` for the session, the bookie's instance and the ledger.
+    """
+
+    ledger_id: int
+    description: bytes
+    mac: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +125,7 @@ class Ping:
     """Ask the bookie for a sign of life; answered by ``Reply``."""
 
 
-WireRequest = Add | ReadLac | Read | Force | Move | LacPacket | Authorize | Ping
+WireRequest = Add | ReadLac | Read | Force | Move | LacPacket | Authorize | AuthorizeMember | Ping
 WireReply = Reply | Answer
 
 
@@ -155,12 +171,21 @@ def _encode_lac_packet(lac: LacPacket) -> Outgoing:
 
 
 def _encode_authorize(right: Authorize) -> Outgoing:
+    _check_description(right)
+    return Outgoing(MessageKind.AUTHORIZE, 0, right.ledger_id, blob=right.signature + right.description)
+
+
+def _encode_authorize_member(right: AuthorizeMember) -> Outgoing:
+    _check_description(right)
+    return Outgoing(MessageKind.AUTHORIZE_MEMBER, 0, right.ledger_id, blob=right.mac + right.description)
+
+
+def _check_description(right: Authorize | AuthorizeMember) -> None:
     if len(right.description) > DESCRIPTION_BYTES_MAX:
         raise UsageError(
             f"the description of ledger {right.ledger_id} has {len(right.description)} bytes; "
             f"the limit is {DESCRIPTION_BYTES_MAX}"
         )
-    return Outgoing(MessageKind.AUTHORIZE, 0, right.ledger_id, blob=right.signature + right.description)
 
 
 def _encode_ping(_ping: Ping) -> Outgoing:
@@ -188,6 +213,7 @@ ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Move: _encode_move,
     LacPacket: _encode_lac_packet,
     Authorize: _encode_authorize,
+    AuthorizeMember: _encode_authorize_member,
     Ping: _encode_ping,
     Reply: _encode_reply,
     Answer: _encode_answer,
@@ -277,6 +303,13 @@ def _decode_authorize(header: Header, head: bytes, _frames: Sequence[memoryview]
     return Authorize(header.ledger_id, both[SIGNATURE_BYTES:], both[:SIGNATURE_BYTES])
 
 
+def _decode_authorize_member(header: Header, head: bytes, _frames: Sequence[memoryview]) -> AuthorizeMember:
+    both = blob(header, head, MEMBER_MAC_BYTES + DESCRIPTION_BYTES_MAX)
+    if len(both) < MEMBER_MAC_BYTES:
+        raise FrameError(f"a MAC of {len(both)} bytes; it has {MEMBER_MAC_BYTES}")
+    return AuthorizeMember(header.ledger_id, both[MEMBER_MAC_BYTES:], both[:MEMBER_MAC_BYTES])
+
+
 def _decode_ping(header: Header, head: bytes, _frames: Sequence[memoryview]) -> Ping:
     blob(header, head, 0)
     return Ping()
@@ -290,6 +323,7 @@ _REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireR
     MessageKind.MOVE: _decode_move,
     MessageKind.LAC_PACKET: _decode_lac_packet,
     MessageKind.AUTHORIZE: _decode_authorize,
+    MessageKind.AUTHORIZE_MEMBER: _decode_authorize_member,
     MessageKind.PING: _decode_ping,
 }
 

@@ -28,14 +28,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import zmq
 
 from pybk.errors import UsageError
 from pybk.replication.messages import Reply, Status
 from pybk.transport import curve, frames
-from pybk.transport.cluster_keys import ClusterKeys, CurvePair, Mac, greeting_mac, session_mac
+from pybk.transport.cluster_keys import ClusterKeys, CurvePair, Mac, MemberKey, greeting_mac, session_mac
 from pybk.transport.codec import (
     DAMAGED,
     NO_SESSION,
@@ -43,6 +43,7 @@ from pybk.transport.codec import (
     PROBE_ID,
     SESSION_BYTES,
     Authorize,
+    AuthorizeMember,
     MessageKind,
     Ping,
     WireReply,
@@ -114,13 +115,25 @@ _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
 _REFUSED: Final = Reply(Status.REFUSED)
 
 
+class Right(NamedTuple):
+    """What a session may do with a ledger.
+
+    Attributes:
+        description: The ledger's description that the bookie verified.
+        whole: The session proved the ledger's password, and may add to, fence and delete it. Otherwise it is a
+            member's, and may recover the ledger.
+    """
+
+    description: bytes
+    whole: bool = True
+
+
 class Peer:
     """One session of a client; ``Server.receive`` returns it with each request.
 
     Attributes:
         session_id: The session's random id, which signatures of rights include.
-        rights: Ledgers that the session may add to, fence and delete, oldest first, each with the description that
-            the bookie verified; at most ``RIGHTS_MAX``.
+        rights: The ledgers to which the session proved a right, oldest first; at most ``RIGHTS_MAX``.
     """
 
     __slots__ = (
@@ -138,7 +151,7 @@ class Peer:
 
     def __init__(self, routing_id: bytes, session_id: bytes, mac: Mac, version: int) -> None:
         self.session_id = session_id
-        self.rights: dict[int, bytes] = {}
+        self.rights: dict[int, Right] = {}
         self._rights_bytes = 0
         self.routing_id = routing_id
         """ZeroMQ's name of the client's connection."""
@@ -151,17 +164,20 @@ class Peer:
         self._taken_bytes = 0
         self._seen_ns = time.monotonic_ns()
 
-    def grant(self, ledger_id: int, description: bytes) -> None:
+    def grant(self, ledger_id: int, right: Right) -> None:
         """Add a right, and forget the oldest ones beyond ``RIGHTS_MAX`` rights or ``RIGHTS_BYTES_MAX`` bytes."""
         rights = self.rights
-        self._rights_bytes += len(description) - len(rights.pop(ledger_id, b""))
-        rights[ledger_id] = description
+        self.revoke(ledger_id)
+        self._rights_bytes += len(right.description)
+        rights[ledger_id] = right
         while len(rights) > RIGHTS_MAX or self._rights_bytes > RIGHTS_BYTES_MAX:
-            self._rights_bytes -= len(rights.pop(next(iter(rights))))
+            self.revoke(next(iter(rights)))
 
     def revoke(self, ledger_id: int) -> None:
         """Forget a right, if there is one."""
-        self._rights_bytes -= len(self.rights.pop(ledger_id, b""))
+        right = self.rights.pop(ledger_id, None)
+        if right is not None:
+            self._rights_bytes -= len(right.description)
 
     def __repr__(self) -> str:
         """Return the start of the session's id, and how many rights it has; never a key."""
@@ -209,7 +225,7 @@ class Server:
         instance: The bookie's instance; requests for another are answered ``WRONG_INSTANCE``.
         keys: The cluster's keys; None without a secret: no CURVE, and checksums in the place of MACs.
         authorize: Returns whether a proof is valid: ``authorize(session id, proof)`` verifies the MAC of the
-            description and the signature. None refuses all proofs.
+            description, and the signature or MAC. None refuses all proofs.
         context: The ZeroMQ context, needed for ``inproc``; None to make one. With a secret, a context can have only
             one server.
         message_bytes_max: Bound on each frame received; a larger one ends the connection unread.
@@ -232,7 +248,7 @@ class Server:
         instance: bytes,
         keys: ClusterKeys | None = None,
         *,
-        authorize: Callable[[bytes, Authorize], bool] | None = None,
+        authorize: Callable[[bytes, Authorize | AuthorizeMember], bool] | None = None,
         context: curve.Context | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
@@ -243,6 +259,8 @@ class Server:
         self.instance = instance
         """The instance of the bookie, which each message names."""
         self._keys = keys
+        self.member_key = None if keys is None else MemberKey(keys)
+        """Checks the proofs of members; None without a secret, so that no member can recover a ledger."""
         self.greeting_mac = greeting_mac(keys)
         """The MAC of greetings, by the cluster's key."""
         self.authorize = authorize
@@ -429,7 +447,7 @@ class Server:
             return None
         try:
             message = decode_request(header, head, bodies)
-            if not isinstance(message, Ping | Authorize):
+            if not isinstance(message, Ping | Authorize | AuthorizeMember):
                 return peer, header.request_id, message
             allowed = isinstance(message, Ping) or self._grant(peer, message)
             answer = _OK if allowed else _UNAUTHORIZED
@@ -443,11 +461,15 @@ class Server:
         self.reply(peer, header.request_id, answer)
         return None
 
-    def _grant(self, peer: Peer, proof: Authorize) -> bool:
+    def _grant(self, peer: Peer, proof: Authorize | AuthorizeMember) -> bool:
         """Verify a proof of a right, and add the right to the session; False if the proof is not valid."""
+        right = Right(proof.description, isinstance(proof, Authorize))
+        known = peer.rights.get(proof.ledger_id)
+        if known is not None and not right.whole and known.description == right.description:
+            return True  # it has this right or more, and is counted and logged once
         if self.authorize is None or not self.authorize(peer.session_id, proof):
             return False
-        peer.grant(proof.ledger_id, proof.description)
+        peer.grant(proof.ledger_id, right)
         return True
 
     def _greet(self, routing_id: bytes, header: Header, head: bytes) -> None:
