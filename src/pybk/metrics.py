@@ -24,6 +24,9 @@ READ_LATENCY: Final = "read_latency_ns"
 REQUEST_FAULTS: Final = "request_faults"
 """Requests that a bookie refused because it failed at them in a way that no request should be able to cause."""
 
+MEMBER_RECOVERIES: Final = "member_recoveries"
+"""Rights to recover a ledger without its password that a bookie granted, one for each session and ledger."""
+
 UNSEALED_LEDGERS: Final = "unsealed_ledgers"
 """Readers that found their ledger closed without a seal."""
 

@@ -40,7 +40,7 @@ from pybk.health import Health, bookie_health
 from pybk.ledger import Bookie
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
-from pybk.metrics import REQUEST_FAULTS
+from pybk.metrics import MEMBER_RECOVERIES, REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import (
@@ -59,7 +59,7 @@ from pybk.replication.messages import (
 )
 from pybk.storage.io.failures import start_thread
 from pybk.transport.cluster_keys import ClusterKeys, proves_deletion, proves_right
-from pybk.transport.codec import Answer, Authorize, LacPacket, WireReply, WireRequest
+from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit
 from pybk.transport.server import Peer, Server
 from pybk.version import __version__
@@ -334,7 +334,7 @@ class BookieServer:
         """
         try:
             request = _request(message)
-            if _needs_right(request) and request.ledger_id not in peer.rights:
+            if not self._may(peer, request):
                 self.without_right(peer, request_id, request, now_ns)
             elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
                 self.look_aside(peer, request_id, request, self._check_fence)
@@ -343,8 +343,8 @@ class BookieServer:
             elif isinstance(request, Read) and request.checked and not request.fence:
                 self._perform(self.copy_reads.read((peer, request_id), request, now_ns))
             else:
-                encoded = peer.rights.get(request.ledger_id)
-                description = None if encoded is None else self._describe(encoded)
+                right = peer.rights.get(request.ledger_id)
+                description = None if right is None else self._describe(right.description)
                 self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
@@ -353,6 +353,26 @@ class BookieServer:
     def _read_for_copy(self, sender: tuple[Peer, int], request: Read, now_ns: int) -> list[BookieEffect]:
         """Have the machine answer a read of a client that copies or checks entries."""
         return self.machine.receive(sender, request, None, now_ns)
+
+    def _may(self, peer: Peer, request: Request) -> bool:
+        """Return whether a session may make a request: all may read, a member may recover, an owner may do anything."""
+        if not _needs_right(request):
+            return True
+        right = peer.rights.get(request.ledger_id)
+        if right is None or right.whole:
+            return right is not None
+        recovers = isinstance(request, Read | ReadLac) or (
+            isinstance(request, Add) and request.recovery and not request.deferred
+        )
+        return recovers and self._lets_members_recover()
+
+    def _lets_members_recover(self) -> bool:
+        """Return whether members may recover ledgers without their passwords, as the cluster's settings are now."""
+        try:
+            return self.server.member_key is not None and self._metadata.settings.repair.recover_abandoned
+        except PybkError as error:
+            logger.warning("a member's recovery is refused, because the settings cannot be read: %s", error)
+            return False
 
     def _receive(
         self, sender: tuple[Peer, int], request: Request, description: LedgerHeader | None, now_ns: int
@@ -427,7 +447,8 @@ class BookieServer:
         The client proved the right by a description that it sent. For a ledger that is new here it may have forged
         one, with a verifier of its own.
         """
-        ledger_id, encoded = request.ledger_id, peer.rights.get(request.ledger_id, b"")
+        ledger_id, right = request.ledger_id, peer.rights.get(request.ledger_id)
+        encoded = b"" if right is None else right.description
         status = Status.OK
         try:
             metadata = self._metadata.read_ledger(ledger_id).metadata
@@ -558,8 +579,8 @@ class BookieServer:
         """Decode a description, without the cache; it was valid when the client proved its right to the ledger."""
         return LedgerHeader.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
 
-    def _authorize(self, session_id: bytes, proof: Authorize) -> bool:
-        """Return whether a client has proved that it knows a ledger's password (see ``docs/wire.md``)."""
+    def _authorize(self, session_id: bytes, proof: Authorize | AuthorizeMember) -> bool:
+        """Return whether a client has proved that it knows a ledger's password, or is a member (``docs/wire.md``)."""
         try:
             described = self._metadata.check_description(proof.description, where=f"ledger {proof.ledger_id}")
             _check_type(described.ledger_id, described.ledger_type)
@@ -568,16 +589,29 @@ class BookieServer:
             return False
         state = self.replicas.state(proof.ledger_id)
         known = None if state is None else state.header
-        if known is not None and known.encoded != proof.description:
+        if described.ledger_id != proof.ledger_id or (known is not None and known.encoded != proof.description):
             return False
-        return described.ledger_id == proof.ledger_id and proves_right(
-            described.verifier, proof.signature, session_id, self.bookie.instance, proof.ledger_id
-        )
+        if isinstance(proof, AuthorizeMember):
+            return self._admit_member(session_id, proof)
+        return proves_right(described.verifier, proof.signature, session_id, self.bookie.instance, proof.ledger_id)
+
+    def _admit_member(self, session_id: bytes, proof: AuthorizeMember) -> bool:
+        """Return whether a member may recover a ledger without its password; count and log that it does."""
+        key, ledger_id = self.server.member_key, proof.ledger_id
+        if key is None or not key.proves(proof.mac, session_id, self.bookie.instance, ledger_id):
+            return False
+        if not self._lets_members_recover():
+            logger.warning("a member was refused to recover ledger %d: setting recover_abandoned is off", ledger_id)
+            return False
+        self.replicas.store.metrics.add(MEMBER_RECOVERIES)
+        logger.warning("bookie %s: a member recovers ledger %d without its password", self.bookie, ledger_id)
+        return True
 
     # ---- looking after things ------------------------------------------------------------------------------------
 
     def _keep(self, registered: RegisteredBookie) -> None:
         """Body of the keeper: record the durable position, register changes, drop deleted ledgers."""
+        self._lets_members_recover()  # reads the settings, so that the serving thread does not wait for them
         now = time.monotonic()
         look_at, register_at, collect_at = now + LOOK_SECONDS, now + REGISTER_SECONDS, now + COLLECT_SECONDS
         while not self.stopping.wait(POSITION_SECONDS):

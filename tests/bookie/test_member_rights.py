@@ -1,0 +1,169 @@
+"""What a bookie lets a member of the cluster do without a ledger's password, and what not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.flags import StorageHint
+from pybk.metadata.settings import ClusterSettings
+from pybk.metrics import MEMBER_RECOVERIES
+from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Status
+from pybk.transport.client_links import Links
+from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
+from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
+from pybk.transport.frames import FrameError
+from tests.bookie.test_hostile import Member, one
+from tests.cluster.inside import Inside, inside
+from tests.internals import cluster_backend_of, descriptor_of
+from tests.waiting import wait_until
+
+NO = Reply(Status.UNAUTHORIZED)
+
+
+def status_of(member: Member, request: WireRequest) -> Status:
+    """Return the status of the answer to a request."""
+    reply = member.say(request)
+    assert isinstance(reply, Reply | Answer)
+    return reply.status
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path) as cluster:
+        yield cluster
+
+
+def let(cluster: Inside, member: Member, allowed: bool) -> None:
+    """Let members recover, or not any more, and wait until the bookie knows it."""
+
+    def change(settings: ClusterSettings) -> ClusterSettings:
+        return replace(settings, repair=replace(settings.repair, recover_abandoned=allowed))
+
+    cluster_backend_of(member.manager).membership.metadata.change_settings(change)
+    place = int(member.bookie.bookie_id[-1])
+    metadata = cluster_backend_of(cluster.bookies[place]).membership.metadata
+    wait_until(lambda: metadata.settings.repair.recover_abandoned is allowed)
+
+
+@contextmanager
+def without_password(cluster: Inside, *, allowed: bool = True) -> Iterator[Member]:
+    """Return a member whose links have the cluster's key, and not the ledger's."""
+    with ExitStack() as stack:
+        member = Member(cluster, stack)
+        let(cluster, member, allowed)
+        metadata = cluster_backend_of(member.manager).membership.metadata
+        key = member.links.member_key
+        assert key is not None
+        member.links.grant(member.ledger_id, metadata.describe(member.writer.metadata), key)
+        yield member
+
+
+def test_a_member_may_fence_read_with_a_fence_and_add_as_a_recovery_and_nothing_else(cluster: Inside) -> None:
+    with without_password(cluster) as member:
+        ledger_id = member.ledger_id
+        refused = (
+            Add(ledger_id, (one(1, member.entry(1)),), -1),
+            Add(ledger_id, (one(1, member.entry(1)),), -1, recovery=True, deferred=True),
+            Force(ledger_id),
+            LacPacket(ledger_id, bytes(32)),
+            Move(ledger_id, StorageHint.HDD),
+        )
+        assert [status_of(member, request) for request in refused] == [Status.UNAUTHORIZED] * len(refused)
+        state = member.service.replicas.state(ledger_id)
+        assert state is not None
+        assert not state.fenced, "the right alone fences nothing"
+        assert status_of(member, Read(ledger_id, 0, 0, 1, 1000, fence=True, checked=True)) is Status.OK
+        assert status_of(member, ReadLac(ledger_id, fence=True)) is Status.OK
+        assert status_of(member, Add(ledger_id, (one(1, member.entry(1)),), -1, recovery=True)) is Status.OK
+        assert status_of(member, Read(ledger_id, 1, 1, 1, 1000)) is Status.OK
+        counters = member.service.replicas.store.metrics.snapshot().counters
+        assert [value for key, value in counters.items() if key.name == MEMBER_RECOVERIES] == [1]
+
+
+def test_a_members_right_is_for_one_ledger(cluster: Inside) -> None:
+    with without_password(cluster) as member:
+        assert status_of(member, ReadLac(member.ledger_id, fence=True)) is Status.OK
+        other = member.manager.create_ledger(password=b"another password")
+        other.append(b"first")
+        assert member.say(ReadLac(other.ledger_id, fence=True)) == NO
+        assert member.say(Add(other.ledger_id, (one(1, member.entry(1)),), -1, recovery=True)) == NO
+        assert other.append(b"second") == 1
+
+
+def test_the_setting_holds_at_each_request(cluster: Inside) -> None:
+    with without_password(cluster, allowed=False) as member:
+        assert member.say(ReadLac(member.ledger_id, fence=True)) == NO
+        let(cluster, member, True)
+        assert status_of(member, Read(member.ledger_id, 0, 0, 1, 1000, fence=True)) is Status.OK
+        let(cluster, member, False)
+        assert member.say(Read(member.ledger_id, 0, 0, 1, 1000, fence=True)) == NO
+        assert member.say(Add(member.ledger_id, (one(1, member.entry(1)),), -1, recovery=True)) == NO
+
+
+def test_a_proof_of_another_key_or_with_another_description_is_refused(cluster: Inside) -> None:
+    with without_password(cluster) as member:
+        metadata = cluster_backend_of(member.manager).membership.metadata
+        right = metadata.describe(member.writer.metadata)
+        forged = replace(member.writer.metadata, verifier=os.urandom(32))
+        other = MemberKey(ClusterKeys.derive(b"a secret of another cluster ----", metadata.cluster_id))
+        key = member.links.member_key
+        assert key is not None
+        for description, by in ((right, other), (metadata.describe(forged), key)):
+            member.links.grant(member.ledger_id, description, by)
+            assert member.say(ReadLac(member.ledger_id, fence=True)) == NO
+        member.links.grant(member.ledger_id, right, key)
+        assert status_of(member, ReadLac(member.ledger_id, fence=True)) is Status.OK
+
+
+def test_a_forged_description_of_a_ledger_that_is_new_to_the_bookie_fences_nothing(cluster: Inside) -> None:
+    with without_password(cluster) as member:
+        metadata = cluster_backend_of(member.manager).membership.metadata
+        key = member.links.member_key
+        assert key is not None
+        writer = member.manager.create_ledger(password=b"another password")
+        forged = replace(writer.metadata, verifier=os.urandom(32))
+        member.links.grant(writer.ledger_id, metadata.describe(forged), key)
+        assert member.say(ReadLac(writer.ledger_id, fence=True)) == NO
+        assert member.service.replicas.state(writer.ledger_id) is None
+        assert writer.append(b"first") == 0
+
+
+def test_the_password_gives_the_whole_right_after_the_members(cluster: Inside) -> None:
+    with without_password(cluster) as member:
+        assert status_of(member, Read(member.ledger_id, 0, 0, 1, 1000, fence=True)) is Status.OK
+        ledger = descriptor_of(member.writer)
+        assert isinstance(ledger, RemoteLedger)
+        member.links.grant(member.ledger_id, ledger.description, RightsKey(ledger.keys.right_key))
+        assert status_of(member, LacPacket(member.ledger_id, bytes(32))) is Status.OK
+        key = member.links.member_key
+        assert key is not None
+        member.links.grant(member.ledger_id, ledger.description, key)
+        assert status_of(member, LacPacket(member.ledger_id, bytes(32))) is Status.OK, "it is not taken back"
+
+
+def test_a_bookie_that_does_not_know_the_message_refuses_it(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of an earlier version, which knows no message of this kind, takes no harm and grants nothing."""
+    with without_password(cluster) as member:
+        real = member.service.server.authorize
+        assert real is not None
+
+        def earlier(session_id: bytes, proof: object) -> bool:
+            if isinstance(proof, AuthorizeMember):
+                raise FrameError("a message of kind 10 is not a request")
+            return real(session_id, proof)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(member.service.server, "authorize", earlier)
+        assert member.say(ReadLac(member.ledger_id, fence=True)) == NO
+        assert member.writer.append(b"second") == 1
+
+
+def test_links_without_a_secret_have_no_key() -> None:
+    with Links() as links:
+        assert links.member_key is None
