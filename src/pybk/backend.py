@@ -240,6 +240,9 @@ class LedgerBackend(Protocol):
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Close a ledger after the last entry staged so far, as its writer."""
 
+    def proven_lac(self, descriptor: LedgerDescriptor) -> int:
+        """Return the highest last add confirmed that copies of a closed ledger's last entries prove; -1 for none."""
+
     def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
         """Record the seal of a closed ledger, unless its end has changed since it was checked; durable on return."""
 

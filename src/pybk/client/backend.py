@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 from pybk.backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
-from pybk.client.broadcast import flush, move, repair
+from pybk.client.broadcast import flush, move, proven_lac, repair
 from pybk.client.driver import Driver
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import LimboBookie, LimboRepair
@@ -66,6 +66,7 @@ from pybk.errors import (
     MetadataVersionError,
     NoSuchLedgerError,
     PybkError,
+    UnauthorizedError,
     UsageError,
     VersionConflictError,
 )
@@ -372,6 +373,38 @@ class ClusterBackend:
             recovering = Recovering(self.driver, ledger)
             self.driver.run(recovering, recovering.machine.start)
 
+    def recover_abandoned(self, ledger_id: int) -> LedgerMetadata:
+        """Recover a ledger as a member of the cluster, without its password; nothing if it is closed.
+
+        Its writer, if it still lives, is fenced. The end has no seal until the owner reseals the ledger.
+
+        Args:
+            ledger_id: The ledger.
+
+        Returns:
+            The metadata of the closed ledger.
+
+        Raises:
+            NoSuchLedgerError: It was deleted, or never created.
+            UnauthorizedError: There is no cluster secret, or the setting ``recover_abandoned`` is off.
+            OwnerNeededError: Only the password can decide what is right: its owner has to open the ledger.
+            LedgerRecoveryError: Too few bookies answer; try again when they are back.
+            NotEnoughBookiesError, MetadataError: As for other recoveries.
+
+        Durability: The end is durable on return.
+        Cost: Reads the last fragment from all of its bookies, and sends it to all of them.
+        """
+        self.check_usable()
+        if not self.wire.has_secret:
+            raise UnauthorizedError(
+                f"ledger {ledger_id} cannot be recovered without its password: a member proves its right by the "
+                f"cluster's secret, and {self.where} has none; open the ledger with its password"
+            )
+        ledger = self.descriptor(ledger_id)
+        ledger.as_member = True
+        self.recover(ledger)
+        return ledger.metadata
+
     def close_ledger(self, descriptor: LedgerDescriptor) -> None:
         """Wait for all appends, then close the ledger after the last confirmed entry."""
         ledger = _remote(descriptor)
@@ -393,6 +426,10 @@ class ClusterBackend:
         if last >= 0 and ledger.seals and ledger.last_prefix[8:16] != last.to_bytes(8, "big"):
             batch = self.read_verified(ledger, last, last, 1, digest=ledger.digest, direct=False)
             ledger.last_prefix = bytes(batch.buffer[int(batch.offsets[0]) :][: ENTRY_HEADER_BYTES + ledger.digest.size])
+
+    def proven_lac(self, descriptor: LedgerDescriptor) -> int:
+        """Ask all bookies of the last fragment, because a ledger may be closed at an end that hides entries."""
+        return proven_lac(self.driver, _remote(descriptor))
 
     def reseal(self, descriptor: LedgerDescriptor, sealed: LedgerMetadata) -> None:
         """Write the seal by compare-and-set; repeat it if only tier or bookies changed since the ledger was checked."""

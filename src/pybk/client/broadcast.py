@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pybk.client.driver import Conversation
 from pybk.errors import StorageFullError
-from pybk.replication.broadcast import BroadcastMachine
+from pybk.replication.broadcast import BroadcastMachine, LacBroadcastMachine
 from pybk.replication.messages import Add, BroadcastEnded, Effect, EntryRun, Force, Move, Status
 
 if TYPE_CHECKING:
@@ -82,6 +82,19 @@ def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:
         raise StorageFullError(
             f"ledger {ledger.ledger_id} is not all on {tier.value}: {said}; move it again when they can"
         )
+
+
+def proven_lac(driver: Driver, ledger: RemoteLedger) -> int:
+    """Return the highest last add confirmed that a bookie of a ledger's last fragment proves; -1 for none.
+
+    Args:
+        driver: Sends the requests.
+        ledger: The ledger, unlocked; it may be closed.
+    """
+    machine = LacBroadcastMachine(ledger.ledger_id, ledger.metadata.fragments[-1].ensemble)
+    broadcast = Broadcast(driver, ledger, machine)
+    driver.run(broadcast, machine.start)
+    return machine.last_add_confirmed
 
 
 def flush(driver: Driver, ledger: RemoteLedger) -> None:

@@ -196,10 +196,12 @@ class LacReading(Conversation[LacMachine]):
 
 
 class Recovering(Conversation[RecoveryMachine]):
-    """Recovers a ledger: finds its end, and closes it."""
+    """Recovers a ledger: finds its end, and closes it; as a member without the password if the ledger says so."""
 
     def __init__(self, driver: Driver, ledger: RemoteLedger) -> None:
-        super().__init__(driver, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=ledger.sealed))
+        member = ledger.as_member
+        seal = None if member else ledger.sealed
+        super().__init__(driver, ledger, RecoveryMachine(ledger.metadata, ledger.version, seal=seal, member=member))
 
     def take(self, effect: Effect) -> None:
         """Adopt the closed metadata, and report bookies that miss entries."""

@@ -38,6 +38,7 @@ class RemoteLedger(LedgerDescriptor):
         followed: The state that all followers of this ledger in this client share; None until one has waited. It is
             owned here, so that it lives as long as a ledger that is followed.
         looked: Whether a follower has read the LAC and the metadata once; afterwards ``Followers`` reports changes.
+        as_member: Whether its bookies are asked by a member without its password, to recover it.
         newest: The newest entry that a bookie returned with its LAC, sound, maybe not confirmed yet.
         entry_bytes: The average length of the entries read last; 0 if none were read.
 
@@ -47,6 +48,7 @@ class RemoteLedger(LedgerDescriptor):
     __slots__ = (
         "_digest",
         "_keys",
+        "as_member",
         "description",
         "ends_are_sealed",
         "entry_bytes",
@@ -68,6 +70,7 @@ class RemoteLedger(LedgerDescriptor):
         self.looked = False
         self.entry_bytes = 0
         self.newest: EntryRun | None = None
+        self.as_member = False
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 

@@ -13,7 +13,8 @@ with None when its time is over or the connection is lost. ``BookieWire`` adds w
   a later ``poll``, in order. The queues need no bound of their own: reading threads wait for their reads, and writers
   bound their outstanding bytes.
 - **Rights.** Before the first request about a ledger whose password is known, the links are given the key that proves
-  the right to it. They prove it once a session.
+  the right to it. They prove it once a session. A member that recovers a ledger without its password proves that it is
+  one, by a key of the cluster's secret.
 - **Trust.** A bookie may lie or be damaged. Entries are checked by the ledger's digest and the last add confirmed (LAC)
   by its proof, so that the machines of ``pybk.replication`` see plain values that they may believe.
 - **Interrupts.** A KeyboardInterrupt may leave ``Links`` between any two of its steps. ``begin_again`` then drops all
@@ -32,10 +33,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from struct import Struct
 from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.errors import PybkError
-from pybk.replication.entry_runs import whole
+from pybk.replication.entry_runs import lac_at, whole
 from pybk.replication.messages import (
     Add,
     LacReply,
@@ -66,6 +68,8 @@ GRANTS_MAX: Final = 4096
 
 MOVE_NS: Final = 3600 * 10**9
 """How long a bookie may take to move a ledger between tiers; a lost connection is noticed long before."""
+
+_named_lac: Final = Struct(">8xq").unpack_from
 
 Address = tuple[str, bytes | None]
 """A bookie's address, and its CURVE key if the cluster has a secret."""
@@ -98,8 +102,8 @@ class BookieWire:
         self._addresses = addresses
         self.by_bookie: dict[Bookie, tuple[Link, Address]] = {}
         """The link to each bookie, and the address that it was made for."""
-        self._granted: dict[int, None] = {}
-        """Ledgers whose rights the links have, the oldest first."""
+        self._granted: dict[int, bool] = {}
+        """Ledgers whose rights the links have, the oldest first: whether by their passwords, or only as a member."""
         self._asked: dict[int, tuple[RemoteLedger, Request, int]] = {}
         """Requests that have not ended, by id, each with the time at which ``_sweep`` ends it."""
         self.queued: dict[Bookie, deque[tuple[int, WireRequest, int]]] = {}
@@ -152,7 +156,7 @@ class BookieWire:
             if connected is None:
                 return False
             link = connected
-        if ledger.ledger_id not in self._granted and ledger.unlocked:
+        if not self._granted.get(ledger.ledger_id) and (ledger.unlocked or ledger.as_member):
             self._grant(ledger)
         message: WireRequest = self._with_proof(ledger, request) if isinstance(request, WriteLac) else request
         timeout_ns = TIMEOUT_NS
@@ -208,14 +212,23 @@ class BookieWire:
         self.by_bookie[bookie] = link, address
         return link
 
+    @property
+    def has_secret(self) -> bool:
+        """Whether the client has the cluster's secret, and can prove that it is a member."""
+        return self._links.member_key is not None
+
     def _grant(self, ledger: RemoteLedger) -> None:
         """Give the links the key that proves the right to a ledger; each proves it with its first request."""
+        if ledger.ledger_id in self._granted and not ledger.unlocked:
+            return
+        key = RightsKey(ledger.keys.right_key) if ledger.unlocked else self._links.member_key
+        assert key is not None, "only a client with the cluster's secret recovers as a member"
         if len(self._granted) >= GRANTS_MAX:
             oldest = next(iter(self._granted))
             del self._granted[oldest]
             self._links.revoke(oldest)
-        self._links.grant(ledger.ledger_id, ledger.description, RightsKey(ledger.keys.right_key))
-        self._granted[ledger.ledger_id] = None
+        self._links.grant(ledger.ledger_id, ledger.description, key)
+        self._granted[ledger.ledger_id] = ledger.unlocked
 
     def _with_proof(self, ledger: RemoteLedger, request: WriteLac) -> LacPacket:
         """Return a LAC with its proof."""
@@ -303,6 +316,8 @@ def _checked_read(ledger: RemoteLedger, answer: Answer, lac: int) -> ReadReply:
 def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
     """Return the highest LAC that a reply proves, by its packet or by the LAC in the bookie's last entry."""
     run = answer.run
+    if ledger.as_member:
+        return _told_lac(ledger, answer)
     if answer.status is not Status.OK or run is None or not run.sizes:
         return LacReply(answer.status, lac)
     in_entry = ledger.lac_in(whole(run), run.first)
@@ -311,3 +326,16 @@ def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
         return LacReply(Status.UNKNOWN)
     ledger.note_newest(run)
     return LacReply(Status.OK, max(in_entry, lac), entry_id=run.first)
+
+
+def _told_lac(ledger: RemoteLedger, answer: Answer) -> LacReply:
+    """Return the highest LAC that a reply names, for a member: it can verify none, and takes none (AM2, AM3)."""
+    run = answer.run
+    told = -1 if not answer.packet else _named_lac(answer.packet)[0]
+    if answer.status is not Status.OK or run is None or not run.sizes:
+        return LacReply(answer.status, told)
+    body = whole(run)
+    if not ledger.sound_part(run, body).sizes:
+        logger.warning("ledger %d: a bookie's last entry, %d, is damaged", ledger.ledger_id, run.first)
+        return LacReply(Status.UNKNOWN)
+    return LacReply(Status.OK, max(told, lac_at(body)), entry_id=run.first)

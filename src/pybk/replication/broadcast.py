@@ -6,7 +6,18 @@ from collections.abc import Iterable
 from itertools import count
 
 from pybk.ledger import Bookie
-from pybk.replication.messages import Answered, BroadcastEnded, Effect, Event, Request, Send, Status, Unanswered
+from pybk.replication.messages import (
+    Answered,
+    BroadcastEnded,
+    Effect,
+    Event,
+    LacReply,
+    ReadLac,
+    Request,
+    Send,
+    Status,
+    Unanswered,
+)
 
 
 class BroadcastMachine:
@@ -47,3 +58,30 @@ class BroadcastMachine:
         if status is not Status.OK:
             self._refused.append((bookie, status))
         return [] if self._asked else [BroadcastEnded(tuple(self._refused))]
+
+
+class LacBroadcastMachine(BroadcastMachine):
+    """Asks several bookies for the last add confirmed, all of them, and not only as many as cover an ensemble.
+
+    Args:
+        ledger_id: The ledger.
+        bookies: The bookies.
+
+    Attributes:
+        last_add_confirmed: The highest that one of them proved; -1 for none.
+    """
+
+    def __init__(self, ledger_id: int, bookies: Iterable[Bookie]) -> None:
+        super().__init__((bookie, ReadLac(ledger_id)) for bookie in bookies)
+        self.last_add_confirmed = -1
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Handle an event; return the effects to perform.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if isinstance(event, Answered) and isinstance(event.reply, LacReply):
+            self.last_add_confirmed = max(self.last_add_confirmed, event.reply.lac)
+        return super().step(event, now_ns)
