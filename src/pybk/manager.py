@@ -636,7 +636,9 @@ class LedgerManager:
         """Check all entries of a closed ledger, and seal it.
 
         Every entry is read. The check covers digests, that ids are dense, that the cumulative lengths add up, and that
-        the last entry is that of the metadata. A sealed ledger is checked as well, and keeps its seal.
+        the last entry is that of the metadata. A sealed ledger is checked as well, and keeps its seal. In a cluster,
+        the bookies of the last fragment are asked for entries beyond the end: one that proves that an entry after the
+        end was confirmed shows that somebody without the password closed the ledger short.
 
         Args:
             ledger_id: The ledger.
@@ -648,7 +650,8 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
             UnauthorizedError: The password is wrong; nothing was changed.
-            SealMismatchError: The ledger has a seal that does not match its kind or end; nothing was changed.
+            SealMismatchError: The ledger has a seal that does not match its kind or end, or it was closed short;
+                nothing was changed.
             CorruptError, DigestMismatchError: An entry is damaged, missing or was changed; no seal was written.
             IllegalOperationError: The ledger is not closed, or the feature level of the store or cluster is too low.
 
@@ -673,6 +676,7 @@ class LedgerManager:
             descriptor = backend.descriptor(ledger_id)
             if not metadata.sealed:
                 seal = self._unlock(descriptor, password)
+                seal.check_end(metadata, backend.proven_lac(descriptor))
                 backend.reseal(descriptor, seal.sealed(metadata, last_entry))
         return backend.metadata(ledger_id)
 

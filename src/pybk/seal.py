@@ -164,6 +164,24 @@ class LedgerSeal:
             )
         self.check(metadata)
 
+    @staticmethod
+    def check_end(metadata: LedgerMetadata, proven: int) -> None:
+        """Check that a ledger without a seal was not closed short of an entry that was confirmed.
+
+        Args:
+            metadata: The metadata of the closed ledger.
+            proven: The highest last add confirmed that authentic entries prove.
+
+        Raises:
+            SealMismatchError: It is beyond the end.
+        """
+        if proven > metadata.last_entry_id:
+            raise SealMismatchError(
+                f"ledger {metadata.ledger_id} is closed at entry {metadata.last_entry_id}, but an authentic entry of "
+                f"its bookies proves that entry {proven} was confirmed: somebody without its password closed it short; "
+                "restore its metadata while the bookies have the entries"
+            )
+
     def check_last(self, metadata: LedgerMetadata, batch: EntryBatch) -> None:
         """Check that a batch that holds a sealed ledger's last entry holds the one that was sealed.
 
