@@ -25,17 +25,18 @@ def verdict(zones: Sequence[str], write_quorum: int, min_zones: int) -> Verdict:
         ("", NOWHERE),
         ("r1", Location("r1")),
         ("/r1", Location("r1")),
+        ("r1/", Location("r1")),
         ("/room/rack", Location("room", "rack")),
         ("zone/rack/host", Location("zone", "rack", "host")),
     ],
 )
 def test_the_first_part_of_a_label_is_the_zone(label: str, location: Location) -> None:
     assert Location.parse(label) == Location.registered(label) == location
-    assert str(location) == label.removeprefix("/")
+    assert str(location) == label.strip("/")
     assert location.known is bool(label)
 
 
-@pytest.mark.parametrize("label", ["/", "a//b", "a/", "//a", "a/b/c/d", " a", "a/b ", "a\n", "a/\x00", "z" * 257])
+@pytest.mark.parametrize("label", ["///", "a//b", "a//", "//a", "a/b/c/d", " a", "a/b ", "a\n", "a/\x00", "z" * 257])
 def test_a_label_is_checked_when_it_is_given(label: str) -> None:
     with pytest.raises(UsageError, match="'zone', 'zone/rack' or 'zone/rack/host'"):
         Location.parse(label)

@@ -13,7 +13,7 @@ import pytest
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie
 from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
-from pybk.replication.placement import Candidate, Choice, choose, remedy, tier_of
+from pybk.replication.placement import Candidate, Choice, choose, fits, remedy, tier_of
 from tests.replication.driving import bookie
 
 NVME, SSD, HDD = StorageHint.NVME, StorageHint.SSD, StorageHint.HDD
@@ -385,6 +385,42 @@ def test_no_choice_is_worse_than_the_best_of_all_combinations(first: int) -> Non
             verdict = judge(made, cluster.write_quorum, where, cluster.policy)
             assert verdict.sound is (short == 0), cluster
             assert len(verdict.short) == found.short
+
+
+def test_the_bookies_that_fit_a_place_are_those_that_may_be_chosen() -> None:
+    refused = 0
+    for seed in range(600):
+        cluster = random_cluster(seed)
+        if not cluster.ensemble:
+            continue
+        place = cluster.places[0]
+        cluster = cluster._replace(places=(place,), excluded=frozenset([cluster.ensemble[place]]))
+        fitting = {
+            best: {
+                each.bookie
+                for each in cluster.candidates
+                if fits(
+                    each.bookie,
+                    cluster.candidates,
+                    place=place,
+                    ensemble=cluster.ensemble,
+                    hints=frozenset(),
+                    write_quorum=cluster.write_quorum,
+                    policy=cluster.policy,
+                    located=cluster.located,
+                    among_best=best,
+                )
+            }
+            for best in (True, False)
+        }
+        drawn = {cluster.choice(again).bookies.get(place) for again in range(30)} - {None}
+        assert drawn <= fitting[True] <= fitting[False]
+        assert bool(drawn) is bool(fitting[False])
+        options = {each for each in cluster.options(place) if each is not None}
+        limit = sum(cluster.shorts({})) if cluster.policy.strict else 1 << 30
+        assert fitting[False] == {each for each in options if sum(cluster.shorts({place: each})) <= limit}
+        refused += fitting[False] != options
+    assert refused > 5
 
 
 # ---- targets and remedies --------------------------------------------------------------------------------------------

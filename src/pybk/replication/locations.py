@@ -42,16 +42,17 @@ class Location(NamedTuple):
         """Return the location that a label names; the empty label names none.
 
         A label has one to three parts, separated by slashes, and the first is always the zone: ``r1`` is a zone,
-        ``/room/rack`` a zone and a rack. A slash in front changes nothing.
+        ``/room/rack`` a zone and a rack. A slash in front or at the end changes nothing.
 
         Raises:
             UsageError: The label has more parts, an empty one, or characters that cannot be printed.
         """
         if not isinstance(label, str):
             raise UsageError(f"location {label!r:.100} takes a string, such as 'zone/rack/host'")
+        label = label.removeprefix("/").removesuffix("/")
         if not label:
             return cls()
-        parts = label.removeprefix("/").split("/")
+        parts = label.split("/")
         well_formed = all(part and part == part.strip() and part.isprintable() for part in parts)
         if not well_formed or len(parts) > _DEPTH_MAX or len(label.encode(errors="replace")) > LOCATION_BYTES_MAX:
             raise UsageError(

@@ -125,6 +125,62 @@ def choose(
         size_bytes: How many bytes each chosen bookie is going to get.
         steps_max: Bound on the bookies that are tried.
     """
+    search = _search(candidates, places, ensemble, hints, source, write_quorum, policy, located)
+    above = search.offer(places, ensemble, excluded, full_above, size_bytes)
+    found = search.run(places, steps_max)
+    return Choice(
+        {place: search.known[index].bookie for place, index in found.items()}, search.found_short, search.cut_off, above
+    )
+
+
+def fits(
+    own: Bookie,
+    candidates: Iterable[Candidate],
+    *,
+    place: int,
+    ensemble: tuple[Bookie, ...],
+    hints: frozenset[StorageHint],
+    write_quorum: int,
+    policy: PlacementPolicy,
+    located: Mapping[Bookie, Location] | None = None,
+    full_above: float = FULL_ABOVE,
+    size_bytes: int = 0,
+    among_best: bool = True,
+) -> bool:
+    """Return whether a bookie may take a place, as ``choose`` would choose one; for bookies that copy to themselves.
+
+    Args:
+        own: The bookie; it is one of the candidates.
+        candidates: As for ``choose``.
+        place: The place.
+        ensemble: As for ``choose``.
+        hints: As for ``choose``.
+        write_quorum: As for ``choose``.
+        policy: As for ``choose``.
+        located: As for ``choose``.
+        full_above: As for ``choose``.
+        size_bytes: As for ``choose``.
+        among_best: Whether no other may be better, by all that is preferred before the local bookie; if not, it is
+            enough that the bookie may have the place.
+    """
+    search = _search(candidates, (place,), ensemble, hints, Random(0), write_quorum, policy, located)
+    search.offer((place,), ensemble, frozenset([ensemble[place]]), full_above, size_bytes)
+    merits = search.merits(place)
+    mine = merits.get(own)
+    return mine is not None and (not among_best or mine == min(merits.values()))
+
+
+def _search(
+    candidates: Iterable[Candidate],
+    places: tuple[int, ...],
+    ensemble: tuple[Bookie, ...],
+    hints: frozenset[StorageHint],
+    source: Random,
+    write_quorum: int,
+    policy: PlacementPolicy,
+    located: Mapping[Bookie, Location] | None,
+) -> _Search:
+    """Return a search, to which nothing is offered yet."""
     known = sorted(candidates, key=_bookie_of)
     size = len(ensemble) or max(places, default=-1) + 1
     stand = {each.bookie: each.location for each in known} if ensemble else {}
@@ -134,12 +190,7 @@ def choose(
             locations[place] = None
         elif located is not None and ensemble[place] not in stand:
             locations[place] = located.get(ensemble[place], NOWHERE)
-    search = _Search(known, hints, source, locations, _Shape(size, write_quorum or size), policy)
-    above = search.offer(places, ensemble, excluded, full_above, size_bytes)
-    found = search.run(places, steps_max)
-    return Choice(
-        {place: known[index].bookie for place, index in found.items()}, search.found_short, search.cut_off, above
-    )
+    return _Search(known, hints, source, locations, _Shape(size, write_quorum or size), policy)
 
 
 def usable(bookies: Mapping[int, Bookie], wanted: tuple[int, ...], ensemble: Sequence[Bookie]) -> dict[int, Bookie]:
@@ -269,6 +320,7 @@ class _Search:
     """One choice; see the head of the module.
 
     Attributes:
+        known: All candidates, by bookie.
         found_short: How many write sets are short of zones with the best choice found.
         cut_off: Whether the steps were used up.
     """
@@ -282,7 +334,7 @@ class _Search:
         shape: _Shape,
         policy: PlacementPolicy,
     ) -> None:
-        self._known = known
+        self.known = known
         self._hints = hints
         self._source = source
         self._locations = locations
@@ -319,7 +371,7 @@ class _Search:
         groups: dict[tuple[Location, bool, bool, int], _Group] = {}
         above = []
         hints, strict = self._hints, self._policy.strict
-        for index, each in enumerate(self._known):
+        for index, each in enumerate(self.known):
             bookie = each.bookie
             if each.read_only or each.leaving or bookie in excluded:
                 continue
@@ -340,9 +392,9 @@ class _Search:
             group.members.append(index)
         self._groups = list(groups.values())
         if hints:
-            self._weights = [_free_bytes(each, hints) / (1.0 + each.load) for each in self._known]
+            self._weights = [_free_bytes(each, hints) / (1.0 + each.load) for each in self.known]
         else:
-            self._weights = [max(sum(each.tiers.values()), 1) / (1.0 + each.load) for each in self._known]
+            self._weights = [max(sum(each.tiers.values()), 1) / (1.0 + each.load) for each in self.known]
         return tuple(above)
 
     def run(self, places: tuple[int, ...], steps_max: int) -> dict[int, int]:
@@ -359,12 +411,26 @@ class _Search:
             empty += 1
         return self._best
 
+    def merits(self, place: int) -> dict[Bookie, tuple[int, tuple[int, bool, int, int]]]:
+        """Return how well each bookie that may take a place fits it; the lowest is best."""
+        self._begin()
+        groups = [each for each in self._groups if each.place < 0 or each.place == place]
+        found = {}
+        for rank, group in zip(self._ranks(place, groups), groups, strict=True):
+            index = group.members[0]
+            self._take(place, index, group)
+            short = self._short
+            self._put_back(place, index, group)
+            if short <= self._limit:
+                found.update(dict.fromkeys((self.known[each].bookie for each in group.members), (short, rank[:4])))
+        return found
+
     def _begin(self) -> None:
         """Compute the bounds."""
         if self._needed <= 1:
             return
         zones = {group.location.zone for group in self._groups} | {
-            self._known[i].location.zone for i in self._keepers.values()
+            self.known[i].location.zone for i in self._keepers.values()
         }
         self._shorts = [self._short_of(places) for places in write_sets(*self._shape)]
         self._short = sum(self._shorts)
@@ -439,7 +505,7 @@ class _Search:
     def _take(self, place: int, index: int, group: _Group | None) -> None:
         """Put a bookie into a place."""
         self._taken[place] = index
-        self._locations[place] = self._known[index].location
+        self._locations[place] = self.known[index].location
         if group is not None:
             del group.members[bisect_left(group.members, index)]
         self._recount(place)

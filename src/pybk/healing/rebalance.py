@@ -1,0 +1,364 @@
+"""The plan of a rebalance: which copies of closed ledgers move from full bookies to empty ones.
+
+A rebalance is planned, shown, and carried out only when a person asks for it. One plan moves a small part of all bytes,
+so that it ends soon, and what it did can be looked at; planning again continues.
+
+Theory of operation. For each tier, the *level* is the part of all its bytes that is used, in all bookies together. A
+bookie is level if its own part differs from that by at most the tolerance. Copies move from bookies above the level to
+bookies below it, the fullest and the emptiest first, while one of the two is not level. No move makes a bookie that is
+level cease to be, and each brings the worse of the two nearer to the level, so that plans do not undo each other.
+
+A copy moves as re-replication moves it: it is made at the target, and then a compare-and-set changes the ensemble. So
+no ledger is short of a copy at any time. The source frees its bytes only when the surplus copy is dropped, much later,
+so the plan counts both copies: what a target gets stays below the line even if nothing is freed in the meantime.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pybk.flags import StorageHint
+from pybk.healing.cluster_map import ClusterMap
+from pybk.ledger import Bookie
+from pybk.replication.locations import Location, PlacementPolicy, write_sets
+from pybk.replication.placement import FULL_ABOVE, Candidate
+
+TOLERANCE: Final = 0.10
+"""By how much a bookie may be fuller or emptier than the level, as a part of its capacity."""
+
+MOVED_MAX: Final = 0.05
+"""The part of the bytes of all copies that one plan moves at most."""
+
+_NAMED_MAX: Final = 5
+
+
+class PlacedFragment(NamedTuple):
+    """A fragment that has an end, and where it is.
+
+    Attributes:
+        ledger_id: The ledger.
+        first_entry_id: Its first entry.
+        ensemble: Its bookies, by place.
+        write_quorum: How many of them hold an entry.
+        tier: The tier of its entries.
+        size_bytes: The bytes that each of them holds.
+        closed: Whether the ledger is closed.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    ensemble: tuple[Bookie, ...]
+    write_quorum: int
+    tier: StorageHint
+    size_bytes: int
+    closed: bool = True
+
+
+class Move(NamedTuple):
+    """One copy that moves.
+
+    Attributes:
+        ledger_id: The ledger.
+        first_entry_id: The first entry of the fragment.
+        source: The bookie that loses its place.
+        target: The bookie that gets it.
+        tier: The tier.
+        size_bytes: The bytes.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    source: Bookie
+    target: Bookie
+    tier: StorageHint
+    size_bytes: int
+
+
+class Fullness(NamedTuple):
+    """The use of one tier of a bookie.
+
+    Attributes:
+        bookie: The bookie.
+        tier: The tier.
+        capacity: All its bytes.
+        before: The bytes used now.
+        during: The bytes used once all moves are made, and before any source has dropped its copy.
+        after: The bytes used in the end.
+    """
+
+    bookie: Bookie
+    tier: StorageHint
+    capacity: int
+    before: int
+    during: int
+    after: int
+
+    def __str__(self) -> str:
+        """Return the line for people."""
+        parts = (used / self.capacity for used in (self.before, self.during, self.after))
+        before, during, after = (f"{part:.1%}" for part in parts)
+        return f"{self.bookie.bookie_id} {self.tier.value}: {before} now, {during} with both copies, {after} then"
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePlan:
+    """What a rebalance would do.
+
+    Attributes:
+        moves: The moves, in the order in which they are to be made.
+        fullness: Each bookie's tiers, ordered by tier and name.
+        all_bytes: The bytes of all copies.
+        refused: Why nothing is planned; empty if it is not refused.
+        level: Whether all bookies are level in the end; if not, planning again may continue.
+    """
+
+    moves: tuple[Move, ...] = ()
+    fullness: tuple[Fullness, ...] = ()
+    all_bytes: int = 0
+    refused: tuple[str, ...] = ()
+    level: bool = False
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that move."""
+        return sum(each.size_bytes for each in self.moves)
+
+    def __str__(self) -> str:
+        """Return the plan for people: a summary, what moves from where to where, and each bookie before and after."""
+        if self.refused:
+            return "no rebalance: " + "; ".join(self.refused)
+        part = self.moved_bytes / max(1, self.all_bytes)
+        end = "all bookies are level then" if self.level else "not all bookies are level then"
+        summary = f"{len(self.moves)} copies move, {self.moved_bytes} of {self.all_bytes} bytes ({part:.1%}); {end}"
+        ways: dict[tuple[str, str, str], list[int]] = {}
+        for each in self.moves:
+            way = each.tier.value, each.source.bookie_id, each.target.bookie_id
+            ways.setdefault(way, []).append(each.size_bytes)
+        moves = (
+            f"{source} -> {target}: {len(sizes)} copies, {sum(sizes)} bytes of {tier}"
+            for (tier, source, target), sizes in sorted(ways.items())
+        )
+        return "\n".join([summary, *moves, *map(str, self.fullness)])
+
+
+def placed_fragments(cluster: ClusterMap) -> Iterator[PlacedFragment]:
+    """Yield the fragments of a cluster's ledgers that have an end.
+
+    Args:
+        cluster: The ledgers and bookies.
+    """
+    for ledger_id in cluster:
+        ledger = cluster.get(ledger_id)
+        if ledger is not None:
+            for fragment in cluster.fragments(ledger):
+                if fragment.last_entry_id is not None:
+                    yield PlacedFragment(
+                        ledger_id,
+                        fragment.first_entry_id,
+                        tuple(cluster.bookies[number] for number in fragment.places),
+                        ledger.shape.quorum.write_quorum,
+                        ledger.shape.tier,
+                        cluster.bytes_of_place(ledger, fragment),
+                        ledger.shape.closed,
+                    )
+
+
+def plan_rebalance(
+    ledgers: Iterable[PlacedFragment],
+    candidates: Iterable[Candidate],
+    policy: PlacementPolicy,
+    *,
+    held: Iterable[str] = (),
+    short: Iterable[int] = (),
+    tolerance: float = TOLERANCE,
+    moved_max: float = MOVED_MAX,
+    full_above: float = FULL_ABOVE,
+) -> RebalancePlan:
+    """Plan a rebalance. The same arguments give the same plan, in whatever order the ledgers and bookies come.
+
+    It is refused while repairs are held, while a ledger has too few copies, or while a bookie that has copies is not
+    there or does not report its capacity. A move never lowers the number of zones that a write set spans, nor that of
+    racks or hosts while the zones stay the same.
+
+    Args:
+        ledgers: The fragments of all ledgers.
+        candidates: The registered bookies.
+        policy: The policy of placement; if it is strict, bookies without a label get nothing.
+        held: Why repairs are held; see ``Hold``.
+        short: Ledgers that are marked as under-replicated.
+        tolerance: By how much a bookie may differ from the level.
+        moved_max: The part of all bytes that may move.
+        full_above: The target line: no tier is filled beyond this part.
+    """
+    fragments = sorted(ledgers)
+    known = {each.bookie: each for each in candidates}
+    refused = [f"repairs are held: {reason}" for reason in held]
+    if marked := sorted(set(short)):
+        refused.append(f"ledgers have too few copies: {_named(map(str, marked))}")
+    if absent := sorted({bookie for each in fragments for bookie in each.ensemble if bookie not in known}):
+        refused.append(f"bookies that have copies are absent: {_named(map(str, absent))}")
+    silent = sorted(
+        bookie.bookie_id for bookie, each in known.items() if any(not each.capacity.get(tier) for tier in each.tiers)
+    )
+    if silent:
+        refused.append(f"bookies that do not register their capacity: {_named(silent)}; upgrade them")
+    if refused:
+        return RebalancePlan(refused=tuple(refused))
+    return _Planner(fragments, known, policy, tolerance, moved_max, full_above).plan()
+
+
+def _named(names: Iterable[str]) -> str:
+    """Return some names for a message, at most a few of them."""
+    each = list(names)
+    more = f" and {len(each) - _NAMED_MAX} more" if len(each) > _NAMED_MAX else ""
+    return ", ".join(each[:_NAMED_MAX]) + more
+
+
+class _Planner:
+    """Makes one plan."""
+
+    def __init__(
+        self,
+        fragments: list[PlacedFragment],
+        known: Mapping[Bookie, Candidate],
+        policy: PlacementPolicy,
+        tolerance: float,
+        moved_max: float,
+        full_above: float,
+    ) -> None:
+        self._fragments = fragments
+        self._known = known
+        self._policy = policy
+        self._tolerance = tolerance
+        self._line = full_above
+        self._all_bytes = sum(each.size_bytes * len(each.ensemble) for each in fragments)
+        self._left = int(moved_max * self._all_bytes)
+        """The bytes that may still move."""
+        self._moves: list[Move] = []
+        self._moved: set[tuple[int, int]] = set()
+        """Fragments of which a copy moves already: one at a time is as few as there can be."""
+
+    def plan(self) -> RebalancePlan:
+        """Return the plan."""
+        level = True
+        fullness: list[Fullness] = []
+        for tier in StorageHint:
+            bookies = {
+                bookie: _Use(each, tier)
+                for bookie, each in sorted(self._known.items())
+                if tier in each.tiers and not each.leaving
+            }
+            if bookies:
+                level &= self._level(tier, bookies)
+                fullness += [
+                    Fullness(bookie, tier, use.capacity, use.before, use.during, use.after)
+                    for bookie, use in bookies.items()
+                ]
+        return RebalancePlan(tuple(self._moves), tuple(fullness), self._all_bytes, level=level)
+
+    def _level(self, tier: StorageHint, bookies: dict[Bookie, _Use]) -> bool:
+        """Plan the moves of one tier; return whether its bookies are level in the end."""
+        level = sum(use.before for use in bookies.values()) / sum(use.capacity for use in bookies.values())
+        copies: dict[Bookie, list[PlacedFragment]] = {}
+        for fragment in self._fragments:
+            if fragment.closed and fragment.tier == tier and fragment.size_bytes > 0:
+                for bookie in fragment.ensemble:
+                    copies.setdefault(bookie, []).append(fragment)
+        # Of each source, copies are tried once, the largest first. A copy that fits nowhere now would hardly do later.
+        queues = {
+            bookie: iter(sorted(each, key=lambda one: -one.size_bytes))
+            for bookie, each in copies.items()
+            if bookie in bookies and bookies[bookie].part > level
+        }
+        heap = [(-bookies[bookie].part, bookie) for bookie in queues]
+        heapq.heapify(heap)
+        while heap and self._left > 0 and not self._is_level(bookies, level):
+            _, source = heapq.heappop(heap)
+            for fragment in queues[source]:
+                target = self._target(fragment, source, bookies, level)
+                if target is not None:
+                    self._move(fragment, source, target, bookies)
+                    heapq.heappush(heap, (-bookies[source].part, source))
+                    break
+        return self._is_level(bookies, level)
+
+    def _is_level(self, bookies: Mapping[Bookie, _Use], level: float) -> bool:
+        return all(abs(use.part - level) <= self._tolerance for use in bookies.values())
+
+    def _target(
+        self, fragment: PlacedFragment, source: Bookie, bookies: Mapping[Bookie, _Use], level: float
+    ) -> Bookie | None:
+        """Return the emptiest bookie that can take a copy from a source; None if none can."""
+        size = fragment.size_bytes
+        if size > self._left or (fragment.ledger_id, fragment.first_entry_id) in self._moved:
+            return None
+        names = {bookie.bookie_id for bookie in fragment.ensemble}
+        fits = [
+            (use.part, bookie)
+            for bookie, use in bookies.items()
+            if bookie.bookie_id not in names and self._improves(bookies[source], use, size, level)
+        ]
+        return next((bookie for _, bookie in sorted(fits) if self._keeps_spread(fragment, source, bookie)), None)
+
+    def _improves(self, source: _Use, target: _Use, size: int, level: float) -> bool:
+        """Return whether a move of some bytes has a reason, and neither bookie differs too much the other way then."""
+        if target.before >= level * target.capacity:  # a bookie gets or gives, and never both
+            return False
+        if not target.writable or target.during + size > self._line * target.capacity:
+            return False
+        above, below = source.part - level, level - target.part
+        if above <= self._tolerance and below <= self._tolerance:
+            return False
+        return min(above - size / source.capacity, below - size / target.capacity) >= -self._tolerance
+
+    def _keeps_spread(self, fragment: PlacedFragment, source: Bookie, target: Bookie) -> bool:
+        """Return whether no write set spans fewer zones, or else racks or hosts, after a move."""
+        if self._policy.strict and not self._known[target].location.known:
+            return False
+        place = fragment.ensemble.index(source)
+        now = [self._known[bookie].location for bookie in fragment.ensemble]
+        then = [*now[:place], self._known[target].location, *now[place + 1 :]]
+        return all(
+            _spread(then, places) >= _spread(now, places)
+            for places in write_sets(len(now), fragment.write_quorum)
+            if place in places
+        )
+
+    def _move(self, fragment: PlacedFragment, source: Bookie, target: Bookie, bookies: Mapping[Bookie, _Use]) -> None:
+        """Add a move to the plan."""
+        size = fragment.size_bytes
+        bookies[source].after -= size
+        bookies[target].after += size
+        bookies[target].during += size
+        self._left -= size
+        self._moved.add((fragment.ledger_id, fragment.first_entry_id))
+        self._moves.append(Move(fragment.ledger_id, fragment.first_entry_id, source, target, fragment.tier, size))
+
+
+class _Use:
+    """How much of a bookie's tier is used."""
+
+    __slots__ = ("after", "before", "capacity", "during", "writable")
+
+    def __init__(self, candidate: Candidate, tier: StorageHint) -> None:
+        self.capacity = candidate.capacity[tier]
+        self.before = self.during = self.after = max(0, self.capacity - candidate.tiers[tier])
+        self.writable = not candidate.read_only
+
+    @property
+    def part(self) -> float:
+        """The part of the capacity that is used in the end."""
+        return self.after / self.capacity
+
+
+def _spread(stand: list[Location], places: Iterable[int]) -> tuple[int, int, int]:
+    """Return how many zones, racks and hosts are known to be spanned."""
+    there = [stand[place] for place in places]
+    return (
+        len({each.zone for each in there} - {""}),
+        len({each[:2] for each in there if each.rack}),
+        len({each for each in there if each.host}),
+    )
