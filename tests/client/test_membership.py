@@ -16,7 +16,7 @@ from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.ledger import Bookie
+from pybk.ledger import Bookie, Fragment
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
 from pybk.metadata.settings import PlacementSettings
@@ -190,3 +190,32 @@ def test_a_bookie_that_left_counts_where_it_stood(tmp_path: Path) -> None:
         cluster.ask(3)
         assert set(cluster.replace(2, ensemble).bookies.values()) <= {bookie(3), bookie(4)}
         assert cluster.membership.misplaced == 1
+
+
+def test_a_bookie_may_take_a_place_unless_another_would_spread_the_copies_more(tmp_path: Path) -> None:
+    with racks(tmp_path, "/a", "/b", "/c", "/a", "/c") as cluster:
+        fragment = Fragment(0, (bookie(0), bookie(1), bookie(2)))
+
+        def may(number: int, place: int) -> bool:
+            return cluster.membership.may_take(bookie(number), metadata(), fragment, place)
+
+        assert may(3, 2), "no zones are asked for"
+        assert not may(1, 2), "it has a place"
+        assert not may(9, 2), "it is not registered"
+        cluster.ask(3)
+        assert not may(3, 2), "bookie 4 stands in the zone that is needed"
+        assert may(4, 2)
+        cluster.registered[4].close()
+        cluster.membership.refresh()
+        assert may(3, 2), "nobody does better"
+        cluster.ask(3, strict=True)
+        assert not may(3, 2)
+
+
+def test_a_bookie_that_is_full_takes_no_place(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "", "") as cluster:
+        fragment = Fragment(0, (bookie(0), bookie(1), bookie(2)))
+        full = cluster.registered[3].written
+        cluster.registered[3].update(replace(full, read_only=True))
+        cluster.membership.refresh()
+        assert not cluster.membership.may_take(bookie(3), metadata(), fragment, 0)

@@ -13,7 +13,7 @@ import pytest
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
-from pybk.healing.repairing import BUCKETS, TRIES, Repairer, bucket_of
+from pybk.healing.repairing import BATCH, BUCKETS, TRIES, Candidate, Repairer, batches, bucket_of
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
@@ -177,6 +177,17 @@ def test_a_paused_repair_waits_and_continues_by_itself(
     assert len(metadata.list_under_replicated()) == marked > 0
     clock[0] += 2
     wait_until(is_done(metadata))
+
+
+def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> None:
+    urgent = [Candidate(1, 3, number, number) for number in range(5)]
+    many = [Candidate(2, 0, 9, BUCKETS * number) for number in range(BATCH + 3)]
+    later = [Candidate(2, 4, 0, number) for number in range(10_000)]
+    order = batches([*later, *many, *urgent])
+    assert {each for batch in order[:5] for each in batch} == set(urgent)
+    assert [each for batch in order[5:7] for each in batch] == many
+    assert sorted(each for batch in order[7:] for each in batch) == later
+    assert all(len(batch) <= BATCH and len({bucket_of(each.ledger_id) for each in batch}) == 1 for batch in order)
 
 
 def test_neighbours_are_in_different_buckets() -> None:

@@ -15,7 +15,7 @@ from pybk.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
 )
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy
 from pybk.replication.messages import (
     BookiesChosen,
@@ -27,7 +27,7 @@ from pybk.replication.messages import (
     UnderReplicated,
     WriteMetadata,
 )
-from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose
+from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, is_above
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -238,6 +238,46 @@ class Membership:
                     self._there_by_zone(),
                 )
         return choice
+
+    def may_take(self, bookie: Bookie, metadata: LedgerMetadata, fragment: Fragment, place: int) -> bool:
+        """Return whether a bookie may take a place of a fragment: no other choice would do better for the zones.
+
+        It must be registered and take entries, and its tier must have space for the copies.
+
+        Args:
+            bookie: The bookie.
+            metadata: The ledger's metadata.
+            fragment: The fragment.
+            place: The place, whose present bookie leaves.
+
+        Cost: A tenth of a millisecond if bookies are labelled and zones are asked for, else a microsecond.
+        """
+        own = next((each for each in self._candidates if each.bookie == bookie), None)
+        if own is None or own.read_only or own.leaving or bookie in fragment.ensemble:
+            return False
+        size = metadata.length * metadata.write_quorum // metadata.ensemble_size
+        if is_above(own, metadata.storage_hints, FULL_ABOVE, size):
+            return False
+        policy = self.policy
+        if policy.needed(metadata.write_quorum) == 1 and not policy.strict:
+            return True
+        choices = [
+            choose(
+                candidates,
+                places=(place,),
+                ensemble=fragment.ensemble,
+                excluded=frozenset((fragment.ensemble[place],)),
+                hints=metadata.storage_hints,
+                source=random.Random(0),
+                write_quorum=metadata.write_quorum,
+                policy=policy,
+                located=self._located,
+                full_above=FULL_ABOVE,
+                size_bytes=size,
+            )
+            for candidates in ((own,), self._candidates)
+        ]
+        return bool(choices[0].bookies) and choices[0].short <= choices[1].short
 
     # ---- effects of machines -------------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ says what this bookie can do for a ledger; a worker copies to its own bookie alo
 2. Read the metadata of the marked ledgers, and order the ledgers by urgency: the fewest live sound copies first, then
    the reason, then the oldest. Urgency is computed here because it changes when other bookies fail.
 3. Take the lease of a *bucket*, which is a part of all ledgers by their ids, and repair those ledgers of the bucket
-   that are as urgent as the first one. A lease for each ledger would cost two writes of the metadata store more.
+   that are as urgent as the first one. A lease for each ledger would cost two writes of the metadata store more. Then
+   take the next bucket, for ``PASS_S`` from the listing on, because more urgent ledgers may be marked meanwhile.
 4. For each ledger: read marks and metadata again, copy, let the compare-and-set of the ledger name the new places, and
    only then remove the marks, which are the ones that were read before the copies.
 
@@ -32,10 +33,11 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pybk.client.remote_ledger import RemoteLedger
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from pybk.bookie.copy_reads import CopyReads
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.ledger import Bookie, Fragment, LedgerMetadata
+    from pybk.ledger import Bookie, LedgerMetadata
     from pybk.metadata.settings import RepairSettings
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,9 @@ BUCKETS: Final = 64
 
 BATCH: Final = 16
 """Ledgers that are repaired under one lease."""
+
+PASS_S: Final = 2.0
+"""Seconds after which a pass takes no further bucket."""
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
@@ -186,15 +191,17 @@ class Repairer:
         self._sample()
         if self._repair_settings.paused_until_ns > time.time_ns():
             return False
+        began = time.monotonic()
         marks = self._queued_marks()
         self.failures = {ledger_id: self.failures[ledger_id] for ledger_id in marks.keys() & self.failures.keys()}
-        now = time.monotonic()
-        ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= now]
-        candidates = self._candidates(ready, marks)
-        if not candidates or self._stopping.is_set():
-            return False
-        self._set_rate(candidates[0])
-        return self._repair_bucket(candidates)
+        ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= began]
+        worked = False
+        for batch in batches(self._candidates(ready, marks)):
+            if self._stopping.is_set() or time.monotonic() > began + PASS_S:
+                break
+            self._set_rate(batch[0])
+            worked |= self._repair_batch(batch)
+        return worked
 
     def _queued_marks(self) -> dict[int, list[UnderReplicatedLedger]]:
         """Return the marks by ledger, without the ledgers that no worker can mend now."""
@@ -211,7 +218,7 @@ class Repairer:
         }
 
     def _candidates(self, ledger_ids: list[int], marks: dict[int, list[UnderReplicatedLedger]]) -> list[Candidate]:
-        """Return the ledgers for which this bookie can do something, the most urgent first."""
+        """Return the ledgers for which this bookie can do something."""
 
         def skip(ledger_id: int, error: PybkError) -> None:
             logger.warning("ledger %d cannot be repaired: %s", ledger_id, error)
@@ -231,30 +238,17 @@ class Repairer:
             if work.fragments or work.over or (work.unended and self._may_recover):
                 copies = live_copies(stored.metadata, ledger_marks, self._presence)
                 found.append(Candidate(copies, rank, since_ns, ledger_id))
-        offset = random.randrange(BUCKETS)
-        return sorted(found, key=lambda each: (each[:2], (bucket_of(each.ledger_id) + offset) % BUCKETS, each[2:]))
+        return found
 
-    def _repair_bucket(self, candidates: list[Candidate]) -> bool:
-        """Repair the most urgent ledgers of the first bucket that is free; return False if none is."""
-        tried: set[int] = set()
-        for first in candidates:
-            bucket = bucket_of(first.ledger_id)
-            if bucket in tried:
-                continue
-            tried.add(bucket)
-            lease = self._metadata.try_lock(f"repair-{bucket}", str(self._bookie.bookie))
-            if lease is None:
-                continue
-            with ExitStack() as leased:
-                leased.callback(lease.release)
-                batch = [
-                    each.ledger_id
-                    for each in candidates
-                    if bucket_of(each.ledger_id) == bucket and each[:2] == first[:2]
-                ]
-                self._repair_all(batch[:BATCH])
-            return True
-        return False
+    def _repair_batch(self, batch: Sequence[Candidate]) -> bool:
+        """Repair ledgers of one bucket, if its lease is free; return whether it was."""
+        lease = self._metadata.try_lock(f"repair-{bucket_of(batch[0].ledger_id)}", str(self._bookie.bookie))
+        if lease is None:
+            return False
+        with ExitStack() as leased:
+            leased.callback(lease.release)
+            self._repair_all(each.ledger_id for each in batch)
+        return True
 
     def _repair_all(self, ledger_ids: Iterable[int]) -> None:
         """Repair ledgers, several at a time; returns when all have ended."""
@@ -339,16 +333,12 @@ class Repairer:
         return self._recover is not None and self._repair_settings.recover_abandoned
 
     def _work(self, metadata: LedgerMetadata, marks: list[UnderReplicatedLedger]) -> LedgerWork:
-        return ledger_work(metadata, marks, self._bookie.bookie, self._presence, self._fits)
+        own = self._bookie.bookie
+        return ledger_work(metadata, marks, own, self._presence, partial(self._membership.may_take, own, metadata))
 
     def _presence(self, bookie: Bookie) -> Presence:
         """Return whether a bookie can keep its places."""
         return Presence.ABSENT if self._membership.find(bookie) is None else Presence.HERE
-
-    def _fits(self, fragment: Fragment, place: int) -> bool:
-        """Return whether this bookie may take a place of a fragment."""
-        own = self._membership.bookies.get(self._bookie.bookie.bookie_id)
-        return own is not None and not own.read_only
 
     # ---- rates ---------------------------------------------------------------------------------------------------
 
@@ -379,6 +369,21 @@ class Repairer:
         self._workers.close(wait=True)
         if self._thread.is_alive():
             self._thread.join()
+
+
+def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
+    """Return ledgers in the order in which they are repaired, cut into those that one lease covers.
+
+    The most urgent class comes first, and within it a random bucket, so that workers do not meet at the same one.
+    """
+    offset = random.randrange(BUCKETS)
+
+    def key(each: Candidate) -> tuple[int, int, int]:
+        return each.copies, each.rank, (bucket_of(each.ledger_id) + offset) % BUCKETS
+
+    groups = groupby(sorted(candidates, key=lambda each: (key(each), each.since_ns, each.ledger_id)), key)
+    alike = [list(group) for _, group in groups]
+    return [group[at : at + BATCH] for group in alike for at in range(0, len(group), BATCH)]
 
 
 def bucket_of(ledger_id: int) -> int:
