@@ -65,7 +65,9 @@ class Inside:
             self.bookies = [self.open_bookie(place) for place in range(count)]
             self._stack = self._stack.pop_all()
 
-    def open_bookie(self, place: int, *, name: str | None = "", moved: bool = False, **settings: Any) -> LedgerManager:
+    def open_bookie(
+        self, place: int, *, name: str | None = "", moved: bool = False, rack: str = "", **settings: Any
+    ) -> LedgerManager:
         """Open a bookie; it is closed with the cluster."""
         listen = f"ipc://{self._sockets}/{place}" if self.scheme == "ipc" else "tcp://127.0.0.1:*"
         manager = LedgerManager.open(
@@ -75,6 +77,7 @@ class Inside:
             cluster_secret=self.secret,
             bookie_id=f"bookie-{place}" if name == "" else name,
             moved=moved,
+            rack=rack,
             config=StoreConfig(**{**QUICK, **settings}),
         )
         self._stack.callback(manager.close)

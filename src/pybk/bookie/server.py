@@ -26,6 +26,7 @@ from pybk.bookie.append_latency import AppendLatency
 from pybk.bookie.copy_reads import CopyReads
 from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
+from pybk.bookie.own_cookie import OwnCookie
 from pybk.bookie.startup import open_replicas, put_all_in_limbo, validate_cookie
 from pybk.errors import (
     CookieError,
@@ -39,10 +40,11 @@ from pybk.feature_level import NEWEST_LEVEL
 from pybk.health import Health, bookie_health
 from pybk.ledger import Bookie
 from pybk.metadata.ledger_description import LedgerDescription
-from pybk.metadata.registration import BookieRegistration, RegisteredBookie
+from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
 from pybk.metrics import MEMBER_RECOVERIES, REQUEST_FAULTS
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
+from pybk.replication.locations import Location
 from pybk.replication.messages import (
     Add,
     EntryRun,
@@ -153,7 +155,7 @@ class BookieServer:
             config: As for a store.
             tiers: As for a store.
             bookie_id: Its name in the cluster; None keeps the directory's, or makes one for a new directory.
-            rack: The rack that the bookie registers, for placement.
+            rack: Where it stands, ``zone/rack/host``, for placement; it is registered, and kept in the cookie.
             moved: The directory was moved since the last start, not copied, so another inode is accepted.
             replace_lost: Claim the name of a bookie whose directory is lost for good.
             advertise: Addresses to register instead of the bound ones. The bookie first checks that it can reach
@@ -161,16 +163,21 @@ class BookieServer:
             metrics: The counters to use.
 
         Raises:
-            CookieError: The directory is another bookie's, of another cluster, a copy, or older than the last start.
+            CookieError: The directory is another bookie's, of another cluster, a copy, or older than the last start; or
+                the bookie was removed from the cluster.
+            UsageError: ``rack`` names no location.
             PybkError: Opening the store or calling the metadata store failed.
         """
+        location = str(Location.parse(rack))
         replicas = open_replicas(root, config=config, tiers=tiers, metrics=metrics)
         try:
             known = replicas.identity
             losses = []
             if known is not None:
                 losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
-            bookie = validate_cookie(replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost)
+            bookie = validate_cookie(
+                replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost, location=location
+            )
             if replicas.store.salvage is not None or losses:
                 put_all_in_limbo(replicas, metadata, bookie, losses)
             return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
@@ -192,7 +199,11 @@ class BookieServer:
         self.bookie: Final = bookie
         self._metadata = metadata
         self._rack = rack
+        self._cookie: Final = OwnCookie(metadata, bookie, str(Location.parse(rack)))
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
+        self.machine.read_only = self._cookie.state.read_only
+        self._registering = threading.Lock()
+        """Held while what is registered is computed and written, so that nothing older is written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
         """Cache by ledger: up to which entry it is final, and its header. A final end never moves back."""
         self._described = lru_cache(DESCRIPTIONS)(self._description)
@@ -235,19 +246,23 @@ class BookieServer:
             undo.pop_all()
         try:
             check_reachable(bookie, self.addresses[0], keys, self.server.public_key)
-            registered = self.registered = metadata.register(self.registration())
-            identity = replicas.identity
-            assert identity is not None, "the start recorded whose directory it is"
-            self.position = PositionRecorder(replicas.store, metadata, bookie, identity.boots)
-            self.position.record()
-            self._keeper = threading.Thread(
-                target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True
-            )
-            start_thread(self._keeper)
+            self._begin()
         except BaseException:
+            self._cookie.close()
             self._unregister()
             self._stop_serving()
             raise
+
+    def _begin(self) -> None:
+        """Register the bookie, which serves already, and look after it from now on."""
+        registered = self.registered = self._metadata.register(self.registration())
+        self._cookie.follow(self._state_changed)
+        identity = self.replicas.identity
+        assert identity is not None, "the start recorded whose directory it is"
+        self.position = PositionRecorder(self.replicas.store, self._metadata, self.bookie, identity.boots)
+        self.position.record()
+        self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
+        start_thread(self._keeper)
 
     @property
     def serving(self) -> bool:
@@ -267,7 +282,7 @@ class BookieServer:
             tiers=dict(health.free_bytes),
             load=served / LOOK_SECONDS,
             rack=self._rack,
-            read_only=self._retired or health.full is not None or health.error is not None,
+            read_only=self._retired or self._cookie.state.read_only or bool(health.full or health.error),
             level_max=NEWEST_LEVEL,
             version=__version__,
         )
@@ -282,7 +297,32 @@ class BookieServer:
         self._retired = True
         self.machine.read_only = True
         if self.registered is not None:
-            self.registered.update(self.registration())
+            self._register(self.registered)
+
+    def _register(self, registered: RegisteredBookie, *, small: bool = True) -> bool:
+        """Follow the bookie's own state, and register it; return whether that was due.
+
+        Args:
+            registered: The registration.
+            small: Register small changes, too.
+        """
+        with self._registering:
+            registration = self.registration()
+            self.machine.read_only = registration.read_only
+            due = small or is_notable(registered.written, registration)
+            if due:
+                registered.update(registration)
+            return due
+
+    def _state_changed(self) -> None:
+        """Follow a new state in the cookie; the metadata store calls it."""
+        if self._cookie.state is BookieState.REMOVED:
+            logger.error("bookie %s ends: it was removed from the cluster", self.bookie)
+            self._error = CookieError(f"{self.bookie} was removed from the cluster")
+            self._stop()
+            self.wake()
+        elif self.registered is not None:
+            self._register(self.registered)
 
     # ---- serving -------------------------------------------------------------------------------------------------
 
@@ -625,11 +665,9 @@ class BookieServer:
                 continue
             look_at = now + LOOK_SECONDS
             try:
-                registration = self.registration()
-                self.machine.read_only = registration.read_only
-                if now >= register_at or is_notable(registered.written, registration):
-                    registered.update(registration)
+                if self._register(registered, small=now >= register_at):
                     register_at = now + REGISTER_SECONDS
+                self._cookie.record_place(NEWEST_LEVEL)
                 if now >= collect_at:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
@@ -732,6 +770,7 @@ class BookieServer:
                 return
             self._ended = True
             with ExitStack() as closing:  # each step is done, whichever of those before it fails
+                closing.callback(self._cookie.close)
                 closing.callback(self.position.record)
                 closing.callback(self.replicas.close)
                 closing.callback(self._keeper.join)

@@ -29,10 +29,12 @@ from typing import TYPE_CHECKING, Final
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, CorruptError, PybkError
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.replication.messages import Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.codec import Ping
+from pybk.version import __version__
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
@@ -87,6 +89,7 @@ def validate_cookie(
     *,
     moved: bool,
     replace_lost: bool,
+    location: str = "",
 ) -> Bookie:
     """Check that the directory is the one that the cluster knows, record this start, and return the bookie.
 
@@ -100,12 +103,13 @@ def validate_cookie(
         bookie_id: The bookie's name; None keeps the directory's, or makes one for a new directory.
         moved: The directory was moved since the last start, so another inode is accepted.
         replace_lost: Claim the name of a bookie whose directory is lost for good.
+        location: Where the bookie stands, as ``Location`` writes it.
 
     Durability: On return the start is durable in the directory and in the metadata store.
 
     Raises:
         CookieError: The directory is another bookie's, of another cluster, a copy, or older than the last start; or
-            another process already serves as this bookie.
+            another process already serves as this bookie; or the bookie was removed from the cluster.
     """
     known = replicas.identity
     instance = secrets.token_bytes(INSTANCE_BYTES) if known is None else known.instance
@@ -123,7 +127,7 @@ def validate_cookie(
     cookie = metadata.claim_cookie(bookie, replace=replace_lost)
     _check_not_served(bookie, metadata, keys)
     boots = replicas.record_start(cluster_id, name, instance, cookie.boots, moved=moved, about=metadata.about)
-    if not metadata.record_boot(bookie, boots):
+    if not metadata.record_boot(bookie, boots, location=location, level_max=NEWEST_LEVEL, version=__version__):
         raise CookieError(
             f"{replicas.store.volumes.root} was started {boots} times, but the cluster knows of later starts of "
             f"{bookie}: it is an older copy; bring back the directory that was last used, or begin with an empty one"

@@ -5,7 +5,14 @@ Theory of operation
 
 A *cookie* is a key ``cookies/NAME`` that lives for ever. It names the one instance of the bookie NAME that belongs to
 the cluster, and counts its starts, so that an empty, foreign or restored directory is recognised when its bookie
-starts. It changes by compare-and-set only.
+starts. It changes by compare-and-set only. From the feature level HEALING on it also has the bookie's *state*, which
+outlives restarts, and where the bookie stands and what it runs, which is known after its death:
+
+    ACTIVE --> DRAINING --> DRAINED --> REMOVED       ACTIVE <--> MAINTENANCE
+       ^----------+------------+
+
+``TRANSITIONS`` is this figure as a table. ``REMOVED`` is final for the instance: it is refused at its start, and
+another instance may take the name.
 
 A *registration* is a key ``bookies/NAME`` with a lease: the store removes it when the session of its process ends. Its
 value says where the bookie listens and what it can do. ``RegisteredBookie`` keeps it in the store:
@@ -29,9 +36,11 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -39,12 +48,14 @@ from pybk.errors import (
     ClosedError,
     CookieError,
     CorruptError,
+    IllegalOperationError,
     MetadataExistsError,
     MetadataForgedError,
     MetadataVersionError,
     UnsupportedFormatError,
     UsageError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.ledger import INSTANCE_BYTES, Bookie
@@ -58,6 +69,7 @@ from pybk.metadata.authenticated_values import (
     to_base64,
 )
 from pybk.metadata.store import Node, Watch
+from pybk.replication.locations import Location
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +78,9 @@ COOKIES_KEY: Final = "cookies"
 BOOKIE_ID_BYTES_MAX: Final = 128
 OWNER_BYTES: Final = 16
 REGISTRATION_BYTES_MAX: Final = 64 << 10
+VERSION_BYTES_MAX: Final = 64
+
+_INT_MAX: Final = (1 << 63) - 1
 
 
 def name_in_key(name: str) -> str:
@@ -79,19 +94,78 @@ def name_in_key(name: str) -> str:
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
+class BookieState(StrEnum):
+    """What a bookie is wanted for.
+
+    ``ACTIVE``: it serves. ``MAINTENANCE``: it may be absent until a given time. ``DRAINING``: it is read-only, and its
+    entries are copied to others. ``DRAINED``: no ledger needs it. ``REMOVED``: it no longer belongs to the cluster.
+    """
+
+    ACTIVE = "active"
+    MAINTENANCE = "maintenance"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    REMOVED = "removed"
+
+    @property
+    def read_only(self) -> bool:
+        """Whether a bookie in this state takes no entries of writers."""
+        return self in (BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED)
+
+
+TRANSITIONS: Final = {
+    BookieState.ACTIVE: frozenset({BookieState.DRAINING, BookieState.MAINTENANCE}),
+    BookieState.MAINTENANCE: frozenset({BookieState.ACTIVE}),
+    BookieState.DRAINING: frozenset({BookieState.DRAINED, BookieState.ACTIVE}),
+    BookieState.DRAINED: frozenset({BookieState.REMOVED, BookieState.ACTIVE}),
+    BookieState.REMOVED: frozenset[BookieState](),
+}
+"""The states that may follow each state."""
+
+
 @dataclass(frozen=True, slots=True)
 class BookieCookie:
-    """Which instance of a bookie belongs to the cluster.
+    """Which instance of a bookie belongs to the cluster, and what it is wanted for.
 
     Attributes:
         bookie: The bookie.
         cluster_id: The cluster.
         boots: The number of the last recorded start.
+        state: What it is wanted for.
+        state_since_ns: When the state began, nanoseconds since 1970; 0 for a state that never changed.
+        until_ns: When maintenance ends, nanoseconds since 1970; 0 in other states.
+        location: Where it stood at its last start, ``zone/rack/host`` or less; empty if unknown.
+        level_max: The highest feature level that its pybk knew at its last start; 0 if unknown.
+        version: The version of pybk that it ran then; empty if unknown.
+
+    Raises:
+        UsageError: A value is out of range.
     """
 
     bookie: Bookie
     cluster_id: bytes
     boots: int = 0
+    state: BookieState = BookieState.ACTIVE
+    state_since_ns: int = 0
+    until_ns: int = 0
+    location: str = ""
+    level_max: int = 0
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name in ("boots", "state_since_ns", "until_ns", "level_max"):
+            number: Any = getattr(self, name)
+            if type(number) is not int or not 0 <= number <= _INT_MAX:
+                raise UsageError(f"{self.bookie}: {name} is {number!r}; it takes a whole number from 0 to {_INT_MAX}")
+        if (self.until_ns > 0) != (self.state is BookieState.MAINTENANCE):
+            raise UsageError(
+                f"{self.bookie}: state {self.state} with until_ns {self.until_ns}; only maintenance has an end"
+            )
+        if str(Location.parse(self.location)) != self.location:
+            raise UsageError(f"{self.bookie}: location {self.location!r} begins with a slash; leave it out")
+        if len(self.version.encode(errors="replace")) > VERSION_BYTES_MAX:
+            raise UsageError(f"{self.bookie}: version is {self.version!r:.100}; it takes {VERSION_BYTES_MAX} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +357,7 @@ class Bookies(AuthenticatedValues):
             The cookie.
 
         Raises:
-            CookieError: Another instance of the bookie belongs to the cluster.
+            CookieError: Another instance of the bookie belongs to the cluster, or this one was removed from it.
         """
         key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
         cookie = BookieCookie(bookie, self.cluster_id)
@@ -295,8 +369,9 @@ class Bookies(AuthenticatedValues):
                     return cookie
                 found = self._cookie(key, node)
                 if found is not None and found.bookie == bookie:
+                    _check_not_removed(found)
                     return found
-                if found is not None and not replace:
+                if found is not None and not replace and found.state is not BookieState.REMOVED:
                     raise CookieError(
                         f"bookie {bookie.bookie_id!r} of this cluster is instance {found.bookie.instance.hex()}, "
                         f"and these directories are of {bookie.instance.hex()}: start it on its own directories, "
@@ -309,15 +384,18 @@ class Bookies(AuthenticatedValues):
                 continue
 
     def read_cookie(self, bookie_id: str) -> BookieCookie | None:
-        """Return the cookie of a bookie; None if no bookie of this name belongs to the cluster."""
+        """Return the cookie of a bookie, also in state ``REMOVED``; None if there is none of this name."""
         key = f"{COOKIES_KEY}/{name_in_key(bookie_id)}"
         node = self._store.get(key, latest=True)
         return None if node is None else self._cookie(key, node)
 
-    def list_cookies(self) -> list[BookieCookie]:
+    def list_cookies(self, *, removed: bool = False) -> list[BookieCookie]:
         """Return the cookies of all bookies that belong to the cluster, running or not, ordered by name.
 
         A cookie that is damaged or forged is left out, with a warning in the log.
+
+        Args:
+            removed: Include those of bookies in state ``REMOVED``.
         """
         keys = [f"{COOKIES_KEY}/{name}" for name in self._store.children(COOKIES_KEY)]
         cookies = []
@@ -327,9 +405,88 @@ class Bookies(AuthenticatedValues):
             except (CookieError, CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("a bookie's cookie is left out of a listing: %s", error)
                 continue
-            if cookie is not None:
+            if cookie is not None and (removed or cookie.state is not BookieState.REMOVED):
                 cookies.append(cookie)
         return cookies
+
+    def change_cookie(self, bookie_id: str, change: Callable[[BookieCookie], BookieCookie]) -> BookieCookie:
+        """Change the state of a bookie, or its maintenance's end, durably; a change of nothing writes nothing.
+
+        Args:
+            bookie_id: The bookie's name.
+            change: Returns the new cookie for the present one, with another ``state`` or ``until_ns``; the time of a
+                new state is filled in. It may be called more than once, because the cookie may change meanwhile.
+
+        Returns:
+            The cookie now.
+
+        Raises:
+            IllegalOperationError: The new state may not follow the present one, or the cluster's feature level is below
+                HEALING.
+            CookieError: No bookie of this name belongs to the cluster.
+            UsageError: ``change`` returned a value out of range, or changed something else.
+        """
+        if self.feature_level < FeatureLevel.HEALING:
+            raise IllegalOperationError(
+                f"the cluster is at feature level {self.feature_level.name}, at which bookies have no states; run "
+                "`pybk upgrade URL --finalize` once all members run this version of pybk"
+            )
+
+        def changed(found: BookieCookie) -> BookieCookie:
+            new = change(found)
+            if new != replace(found, state=new.state, until_ns=new.until_ns):
+                raise UsageError(f"the change of {found} returned {new}; it may change state and until_ns alone")
+            if new.state is found.state:
+                return new
+            if new.state not in TRANSITIONS[found.state]:
+                allowed = " or ".join(state for state in BookieState if state in TRANSITIONS[found.state])
+                raise IllegalOperationError(
+                    f"bookie {bookie_id} is {found.state} and cannot become {new.state}; it can become "
+                    f"{allowed or 'nothing else: start a new instance of it in an empty directory'}"
+                )
+            return replace(new, state_since_ns=time.time_ns())
+
+        return self._change_cookie(bookie_id, changed)
+
+    def record_place(self, bookie: Bookie, *, location: str, level_max: int, version: str) -> bool:
+        """Record where a running bookie stands and what it runs; writes nothing that is recorded already.
+
+        Returns:
+            Whether it is recorded; False below the feature level HEALING, at which it cannot be.
+
+        Raises:
+            CookieError: The cookie is missing or another instance's.
+        """
+        if self.feature_level < FeatureLevel.HEALING:
+            return False
+
+        def changed(found: BookieCookie) -> BookieCookie:
+            _check_is_of(found, bookie)
+            return replace(found, location=location, level_max=int(level_max), version=version)
+
+        self._change_cookie(bookie.bookie_id, changed)
+        return True
+
+    def watch_cookie(self, bookie_id: str, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after changes of a bookie's cookie, as ``MetadataStore.watch`` does."""
+        return self._store.watch(f"{COOKIES_KEY}/{name_in_key(bookie_id)}", callback)
+
+    def _change_cookie(self, bookie_id: str, change: Callable[[BookieCookie], BookieCookie]) -> BookieCookie:
+        """Change a cookie by compare-and-set, unless ``change`` returns an equal one; returns the cookie now."""
+        key = f"{COOKIES_KEY}/{name_in_key(bookie_id)}"
+        while True:
+            node = self._store.get(key, latest=True)
+            found = None if node is None else self._cookie(key, node)
+            if node is None or found is None:
+                raise CookieError(
+                    f"the cluster has no cookie of a bookie {bookie_id!r}: claim it first, or check the name"
+                )
+            new = change(found)
+            if new == found:
+                return found
+            with suppress(MetadataVersionError):
+                self._put(ValueKind.COOKIE, key, encode_cookie(new), node.version)
+                return new
 
     def remove_cookie(self, bookie: Bookie) -> None:
         """Remove a bookie's cookie: it no longer belongs to the cluster. Does nothing if it has none.
@@ -348,36 +505,40 @@ class Bookies(AuthenticatedValues):
                 self._put(ValueKind.DELETED, key, encode_json({"bookie_id": bookie.bookie_id}), node.version)
                 return
 
-    def record_boot(self, bookie: Bookie, boot: int) -> bool:
+    def record_boot(
+        self, bookie: Bookie, boot: int, *, location: str = "", level_max: int = 0, version: str = ""
+    ) -> bool:
         """Record a start of a bookie, and return whether its directories are as new as its last start.
 
         Args:
             bookie: The bookie.
             boot: The number of this start: one more than that of the last start which the directories know. The caller
                 has written it to the directories durably, so that no two starts have one number.
+            location: Where it stands; recorded from the feature level HEALING on, as are the next two.
+            level_max: The highest feature level that it knows.
+            version: The version of pybk that it runs.
 
         Returns:
             False if a start of this number or a later one is on record: the directories were restored to an older
             state, so entries that were acknowledged since are missing.
 
         Raises:
-            CookieError: The cookie is missing or another instance's.
+            CookieError: The cookie is missing, or another instance's, or the bookie was removed.
         """
-        key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
-        while True:
-            node = self._store.get(key, latest=True)
-            found = None if node is None else self._cookie(key, node)
-            if node is None or found is None or found.bookie != bookie:
-                raise CookieError(f"the cluster has no cookie of {bookie}, but {found}; claim it first")
-            if boot <= found.boots:
-                return False
-            try:
-                self._put(
-                    ValueKind.COOKIE, key, encode_cookie(BookieCookie(bookie, self.cluster_id, boot)), node.version
-                )
-            except MetadataVersionError:
-                continue
-            return True
+        older = False
+
+        def changed(found: BookieCookie) -> BookieCookie:
+            nonlocal older
+            _check_is_of(found, bookie)
+            older = found.boots >= boot
+            if older:
+                return found
+            if self.feature_level < FeatureLevel.HEALING:
+                return replace(found, boots=boot)
+            return replace(found, boots=boot, location=location, level_max=int(level_max), version=version)
+
+        self._change_cookie(bookie.bookie_id, changed)
+        return not older
 
     def register(
         self, registration: BookieRegistration, *, on_lost: Callable[[], None] | None = None
@@ -396,6 +557,7 @@ class Bookies(AuthenticatedValues):
         found = self.read_cookie(registration.bookie.bookie_id)
         if found is None or found.bookie != registration.bookie:
             raise CookieError(f"the cluster has no cookie of {registration.bookie}, but {found}; claim it first")
+        _check_not_removed(found)
         return RegisteredBookie(self, registration, on_lost)
 
     def list_bookies(self) -> list[BookieRegistration]:
@@ -479,11 +641,7 @@ class Bookies(AuthenticatedValues):
         if kind is not ValueKind.COOKIE:
             raise CorruptError(f"metadata key {key!r}: kind {kind.name} where COOKIE belongs; restore it")
 
-        def make(values: dict[str, Any]) -> BookieCookie:
-            bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
-            return BookieCookie(bookie, from_base64(values["cluster_id"]), int(values["boots"]))
-
-        cookie = decode_json(payload, make, where=f"metadata key {key!r}")
+        cookie = decode_json(payload, decode_cookie, where=f"metadata key {key!r}")
         if cookie.cluster_id != self.cluster_id:
             raise CookieError(
                 f"metadata key {key!r} is of cluster {cookie.cluster_id.hex()}, not {self.cluster_id.hex()}"
@@ -507,16 +665,54 @@ class Bookies(AuthenticatedValues):
         return found, owner
 
 
+def _check_is_of(found: BookieCookie, bookie: Bookie) -> None:
+    if found.bookie != bookie:
+        raise CookieError(f"the cluster has no cookie of {bookie}, but {found}; claim it first")
+    _check_not_removed(found)
+
+
+def _check_not_removed(cookie: BookieCookie) -> None:
+    if cookie.state is BookieState.REMOVED:
+        raise CookieError(
+            f"{cookie.bookie} was removed from the cluster, which no longer counts on its entries: begin with an empty "
+            "directory, under its name or another; keep this one until you have checked that nothing is missed"
+        )
+
+
 def encode_cookie(cookie: BookieCookie) -> bytes:
-    """Return the payload of a cookie's value."""
-    return encode_json(
-        {
-            "bookie_id": cookie.bookie.bookie_id,
-            "instance": to_base64(cookie.bookie.instance),
-            "cluster_id": to_base64(cookie.cluster_id),
-            "boots": cookie.boots,
-        }
+    """Return the payload of a cookie's value.
+
+    What has its default is left out. Other values are given to a cookie at the feature level HEALING only.
+    """
+    values: dict[str, Any] = {
+        "bookie_id": cookie.bookie.bookie_id,
+        "instance": to_base64(cookie.bookie.instance),
+        "cluster_id": to_base64(cookie.cluster_id),
+        "boots": cookie.boots,
+    }
+    if cookie.state is not BookieState.ACTIVE:
+        values["state"] = cookie.state.value
+    for name in ("state_since_ns", "until_ns", "location", "level_max", "version"):
+        if value := getattr(cookie, name):
+            values[name] = value
+    return encode_json(values)
+
+
+def decode_cookie(values: dict[str, Any]) -> BookieCookie:
+    """Return the cookie in the decoded payload of a value; raises ValueError if it is not one."""
+    cookie = BookieCookie(
+        bookie=Bookie(str(values["bookie_id"]), from_base64(values["instance"])),
+        cluster_id=from_base64(values["cluster_id"]),
+        boots=int(values["boots"]),
+        state=BookieState(values.get("state", BookieState.ACTIVE.value)),
+        state_since_ns=values.get("state_since_ns", 0),
+        until_ns=values.get("until_ns", 0),
+        location=values.get("location", ""),
+        level_max=values.get("level_max", 0),
+        version=values.get("version", ""),
     )
+    encode_cookie(cookie)  # raises a ValueError for a text that could not be written again
+    return cookie
 
 
 def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
