@@ -167,6 +167,7 @@ def test_numbers_get_their_own_type() -> None:
     [
         {"repair": {"grace_s": -5}},
         {"repair": 7},
+        {"repair": ""},
         {"placement": {"min_zones": "two"}},
         {"changed_ns": -1},
         {"changed_by": 7},

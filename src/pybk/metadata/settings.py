@@ -361,7 +361,9 @@ def decode_settings(values: dict[str, Any]) -> ClusterSettings:
     """Return the settings in the decoded payload of a value; raises ValueError if it is not one."""
     found: dict[str, Any] = {}
     for name, kind in _SECTIONS.items():
-        section = dict(values.get(name, {}))
+        section = values.get(name, {})
+        if not isinstance(section, dict):
+            raise ValueError(f"{name} is {section!r:.100}")
         found[name] = kind(**{each.name: section[each.name] for each in fields(kind) if each.name in section})
     changed_ns = values.get("changed_ns", 0)
     if type(changed_ns) is not int or not 0 <= changed_ns <= _INT_MAX:
