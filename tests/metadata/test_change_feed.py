@@ -94,12 +94,17 @@ def keys_since(store: LmdbMetadataStore, path: Path, after: int) -> list[str] | 
 def test_the_ring_has_the_keys_of_the_last_changes_and_no_more(
     store: LmdbMetadataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb_changes, "RING", 8)
-    versions = [store.create(f"dir/{number}", b"v") for number in range(30)]
-    for newest in range(9):
-        expected = [f"dir/{number}" for number in range(30 - newest, 30)]
-        assert keys_since(store, tmp_path, versions[-1] - newest) == expected
-    assert keys_since(store, tmp_path, versions[-1] - 9) is None
+    monkeypatch.setattr(lmdb_changes, "BLOCKS", 2)
+    versions: list[int] = []
+    for made in range(100):
+        versions.append(store.create(f"dir/{made}", b"v"))
+        for newest in range(min(made, 40)):
+            found = keys_since(store, tmp_path, versions[-1] - newest)
+            # Two whole blocks, and what the tail has of the one that is not whole.
+            if newest > 2 * lmdb_changes.BLOCK:
+                assert found is None
+            else:
+                assert found == [f"dir/{number}" for number in range(made + 1 - newest, made + 1)]
     assert keys_since(store, tmp_path, versions[-1] + 1) is None, "the store was put back to an older state"
     store.session()
     assert keys_since(store, tmp_path, versions[-1]) == []
@@ -108,18 +113,25 @@ def test_the_ring_has_the_keys_of_the_last_changes_and_no_more(
     assert keys_since(store, tmp_path, versions[-1]) == [], "no change"
 
 
-def test_a_change_of_more_keys_than_fit_into_a_row_is_unknown(store: LmdbMetadataStore, tmp_path: Path) -> None:
+def test_a_change_of_more_keys_than_fit_into_a_row_is_missed(store: LmdbMetadataStore, tmp_path: Path) -> None:
     last = store.create("last", b"v")
 
     def change(transaction: NotedWrites, number: int) -> None:
-        for name in range(100):
+        for name in range(200):
             lmdb_rows.put_value(
                 transaction, lmdb_rows.node_name(f"many/of/them/{name}"), StoredValue(number, number, 0, b"v")
             )
 
-    store.change(change)  # type: ignore[arg-type]
-    assert keys_since(store, tmp_path, last) is None
-    assert keys_since(store, tmp_path, last + 1) == []
+    for _ in range(20):
+        last = store.create(f"last/{last}", b"v")
+        store.change(change)  # type: ignore[arg-type]
+        assert keys_since(store, tmp_path, last - 1) is None
+        assert keys_since(store, tmp_path, last) is None
+        assert keys_since(store, tmp_path, last + 1) == []
+    for _ in range(20):
+        key = f"last/{'long/' * 90}{last}"
+        last = store.create(key, b"v")
+        assert keys_since(store, tmp_path, last - 1) == [key]
 
 
 def change_as_older_versions_do(path: Path, key: str) -> None:
@@ -148,26 +160,33 @@ def test_changes_of_older_versions_are_missed_and_noticed(store: LmdbMetadataSto
     assert mirror.nones == nones, "the changes of this version are known again"
 
 
-def test_a_damaged_row_of_the_ring_is_a_missed_change(store: LmdbMetadataStore, tmp_path: Path) -> None:
-    last = store.create("dir/a", b"v")
-    store.create("dir/b", b"v")
-    assert keys_since(store, tmp_path, last) == ["dir/b"]
-    name = b"d" + ((last + 1) % lmdb_changes.RING).to_bytes(2, "big")
+@pytest.mark.parametrize("name", [b"d", b"e"])
+def test_a_damaged_row_of_recent_changes_is_a_missed_change(
+    store: LmdbMetadataStore, tmp_path: Path, name: bytes
+) -> None:
+    last = store.create("dir/first", b"v")
+    while last < 2 * lmdb_changes.BLOCK or last % lmdb_changes.BLOCK != 2:
+        last = store.create(f"dir/{last}", b"v")
+    if name == b"e":
+        name += (last // lmdb_changes.BLOCK - 1).to_bytes(2, "big")
+        last -= 6
+    assert keys_since(store, tmp_path, last - 1) is not None
     environment = LmdbEnvironment(str(tmp_path / "metadata"))
     with environment.write() as transaction:
         data = transaction.get(name)
         assert data is not None
         transaction.put(name, data[:-1] + b"c")
     environment.close()
-    assert keys_since(store, tmp_path, last) is None
-    assert keys_since(store, tmp_path, last + 1) == []
+    assert keys_since(store, tmp_path, last - 1) is None
+    last = store.create("dir/next", b"v")
+    assert keys_since(store, tmp_path, last - 1) == ["dir/next"]
 
 
-@pytest.mark.parametrize("ring", [lmdb_changes.RING, 16], ids=["all", "stale"])
+@pytest.mark.parametrize("blocks", [lmdb_changes.BLOCKS, 1], ids=["all", "few"])
 def test_a_mirror_that_is_kept_by_a_feed_equals_what_processes_left(
-    store: LmdbMetadataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: int
+    store: LmdbMetadataStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int
 ) -> None:
-    monkeypatch.setattr(lmdb_changes, "RING", ring)  # here alone: to this process the rows of others seem stale
+    monkeypatch.setattr(lmdb_changes, "BLOCKS", blocks)  # here alone: to this process the rows of others seem stale
     mirror = Mirror(store, "churn")
     path = tmp_path / "metadata"
     with child(path, "churn") as one, child(path, "churn") as two, child(path, "churn") as killed:
@@ -181,6 +200,6 @@ def test_a_mirror_that_is_kept_by_a_feed_equals_what_processes_left(
     # Reading ends the leases of killed processes, which are changes, too.
     assert wait_for(lambda: mirror.versions == versions_below(store, "churn"))
     assert len(mirror.versions) > 50
-    if ring > 16:
+    if blocks > 1:
         assert mirror.nones == 1, "no change was missed"
         assert mirror.reported > 100

@@ -1,33 +1,62 @@
 """The recent changes of an LMDB metadata store: which keys each of them wrote or removed.
 
-They are a ring of ``RING`` rows, written in the transaction of the change: the row of a change is that of its number
-modulo ``RING``, and holds the number and the keys. So the ring needs no clearing, and a reader that knows the number of
-the last change it has seen reads the rows of the later ones. It has missed changes if a row has another number: if more
-than ``RING`` changes came in between, or if a process wrote no row. Processes of older versions of pybk write none, and
-no row is written for a change of so many keys that they do not fit.
+Each change rewrites the *tail*, a row with the keys of up to ``BLOCK`` last changes. It follows the row with the
+number of the last change, so a change writes no further page of the file for it. When a block of ``BLOCK`` numbers is
+complete, the tail is copied to the row of the block, in a ring of ``BLOCKS`` rows. So nothing needs clearing, and a
+reader that knows the number of the last change it has seen reads the keys of the later ones.
+
+The numbers in the rows show whether a reader has missed changes: because more came in between than the ring has, or
+because a process left one out. Processes of older versions of pybk leave all of theirs out, and a change of so many
+keys that they do not fit is left out, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from pybk.errors import CorruptError
 from pybk.metadata import lmdb_rows as rows
 from pybk.storage.io.lmdb_environment import ReadTransaction, WriteTransaction
 
-RING: Final = 1 << 14
-"""How many changes are kept."""
+BLOCK: Final = 16
+"""How many changes a block has."""
 
-_CHANGE: Final = b"d"
+BLOCKS: Final = 1024
+"""How many blocks are kept."""
+
+_TAIL: Final = b"d"
+_BLOCK_ROW: Final = b"e"
 _SLOT: Final = Struct(">H")
-_NUMBER: Final = Struct(">Q")
-_BETWEEN: Final = b"\0\0"
-"""Stands between two keys; no key has it, as no name in a key is empty."""
+_HEADER: Final = Struct(">QQ")
+_BETWEEN_KEYS: Final = b"\0\0"
+_BETWEEN_CHANGES: Final = b"\0\0\0"
+"""No key has two NUL, or one at its end, because no name in a key is empty."""
 
-_KEYS_BYTES_MAX: Final = 1024
-"""Limit on the keys of one row: LMDB keeps larger values in pages of their own."""
+_BYTES_MAX: Final = 1900
+"""Limit on the keys of a row: LMDB keeps larger values in pages of their own."""
+
+
+class _Changes(NamedTuple):
+    """The keys of successive changes.
+
+    Attributes:
+        first: The number of the first one.
+        last: The number of the last one; ``first - 1`` for none.
+        keys: Their keys.
+    """
+
+    first: int
+    last: int
+    keys: bytes
+
+    def since(self, number: int) -> list[str]:
+        """Return the keys of the changes from one on."""
+        if self.last < number:
+            return []
+        changes = self.keys.split(_BETWEEN_CHANGES)[number - self.first :]
+        return [rows.key_of(key) for change in changes if change for key in change.split(_BETWEEN_KEYS)]
 
 
 class NotedWrites:
@@ -67,11 +96,21 @@ class NotedWrites:
             self._names[key] = None
         return self._transaction.delete(key)
 
-    def put_row(self, number: int) -> None:
-        """Write the row of the change that this transaction is, by its number."""
-        keys = _BETWEEN.join(name[1:] for name in self._names)
-        if len(keys) <= _KEYS_BYTES_MAX:
-            rows.put(self._transaction, _row_name(number), _NUMBER.pack(number) + keys)
+    def put_changes(self, number: int) -> None:
+        """Write the keys of the change that this transaction is, by its number."""
+        keys = _BETWEEN_KEYS.join([name[1:] for name in self._names])
+        tail = _read(self._transaction, _TAIL)
+        if tail is None or tail.last != number - 1 or number % BLOCK == 0 or len(tail.keys) + len(keys) > _BYTES_MAX:
+            tail = _Changes(number, number, keys)
+        else:
+            joined = keys if tail.last < tail.first else tail.keys + _BETWEEN_CHANGES + keys
+            tail = _Changes(tail.first, number, joined)
+        if len(keys) > _BYTES_MAX:
+            tail = _Changes(number + 1, number, b"")
+        body = _HEADER.pack(tail.first, tail.last) + tail.keys
+        rows.put(self._transaction, _TAIL, body)
+        if number % BLOCK == BLOCK - 1:
+            rows.put(self._transaction, _block_row(number), body)
 
 
 def changed_keys(transaction: ReadTransaction, after: int, last: int) -> list[str] | None:
@@ -85,37 +124,32 @@ def changed_keys(transaction: ReadTransaction, after: int, last: int) -> list[st
     Returns:
         The keys; None if the keys of some changes are not known.
     """
-    if not 0 <= last - after <= RING:
+    if not 0 <= last - after <= BLOCK * BLOCKS:
         return None
     keys: list[str] = []
-    number = after
-    while number < last:
-        # The rows from that of the next change to the end of the ring, or to the last change.
-        count = min(last - number, RING - (number + 1) % RING)
-        first, final = _row_name(number + 1), _row_name(number + count)
-        stop = number + count
-        for name, data in transaction.items(first, final + b"\0"):
-            number += 1
-            names = _names_in(name, data, number)
-            if names is None:
-                return None
-            keys += names
-        if number != stop:
+    number = after + 1
+    while number <= last:
+        whole = number - number % BLOCK + BLOCK - 1
+        found = _read(transaction, _TAIL if whole > last else _block_row(whole))
+        if found is None or found.first > number or found.last != min(whole, last):
             return None
+        keys += found.since(number)
+        number = found.last + 1
     return keys
 
 
-def _row_name(number: int) -> bytes:
-    return _CHANGE + _SLOT.pack(number % RING)
+def _block_row(number: int) -> bytes:
+    """Return the name of the row of the block that a change is in."""
+    return _BLOCK_ROW + _SLOT.pack(number // BLOCK % BLOCKS)
 
 
-def _names_in(name: bytes, data: bytes, number: int) -> list[str] | None:
-    """Return the keys in the row of a change, None if this is the row of another change or is damaged."""
+def _read(transaction: ReadTransaction, name: bytes) -> _Changes | None:
+    """Return the changes of a row; None if there is no such row or it is damaged."""
     try:
-        body = rows.checked_body(name, data)
+        body = rows.get(transaction, name)
     except CorruptError:
         return None
-    if name != _row_name(number) or body[: _NUMBER.size] != _NUMBER.pack(number):
+    if body is None or len(body) < _HEADER.size:
         return None
-    found = body[_NUMBER.size :]
-    return [rows.key_of(each) for each in found.split(_BETWEEN)] if found else []
+    first, last = _HEADER.unpack_from(body)
+    return _Changes(first, last, body[_HEADER.size :])

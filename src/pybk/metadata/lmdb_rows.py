@@ -79,7 +79,7 @@ def key_of(name: bytes) -> str:
 def get(transaction: ReadTransaction, name: bytes) -> bytes | None:
     """Return a row's body, None if there is no such row; raises CorruptError for a wrong checksum."""
     data = transaction.get(name)
-    return None if data is None else checked_body(name, data)
+    return None if data is None else _checked(name, data)
 
 
 def put(transaction: WriteTransaction, name: bytes, body: bytes) -> None:
@@ -132,7 +132,7 @@ def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, i
                 yield child.decode(errors="backslashreplace"), 0
                 at = prefix + child + b"\x01"
                 break
-            yield child.decode(errors="backslashreplace"), _unpack(_HEADER, below, checked_body(below, data))[0]
+            yield child.decode(errors="backslashreplace"), _unpack(_HEADER, below, _checked(below, data))[0]
         else:
             return
 
@@ -140,7 +140,7 @@ def children(transaction: ReadTransaction, name: bytes) -> Iterator[tuple[str, i
 def sessions(transaction: ReadTransaction) -> list[Session]:
     """Return all sessions."""
     return [
-        Session(_unpack(_NUMBER, name, name[1:])[0], *_unpack(_SESSION_BODY, name, checked_body(name, data)))
+        Session(_unpack(_NUMBER, name, name[1:])[0], *_unpack(_SESSION_BODY, name, _checked(name, data)))
         for name, data in transaction.items(_SESSION, _SESSIONS_END)
     ]
 
@@ -166,8 +166,7 @@ def end_session(transaction: WriteTransaction, number: int) -> None:
     transaction.delete(_SESSION + _NUMBER.pack(number))
 
 
-def checked_body(name: bytes, data: bytes) -> bytes:
-    """Return the body of a row's data; raises CorruptError for a wrong checksum."""
+def _checked(name: bytes, data: bytes) -> bytes:
     body = data[_CRC.size :]
     if data[: _CRC.size] != _CRC.pack(crc32c(body, crc32c(name))):
         raise CorruptError(f"row {name!r} has a wrong checksum")

@@ -430,7 +430,7 @@ class LmdbMetadataStore:
                     number = rows.last_number(transaction) + 1
                     noted = NotedWrites(transaction)
                     result = change(noted, number)
-                    noted.put_row(number)
+                    noted.put_changes(number)
                     rows.put_last_number(transaction, number)
                 return result, number
             finally:
