@@ -48,23 +48,53 @@ def jars() -> list[Path]:
 class ZooKeeperServer:
     """One server in a process of its own. Sessions last 0.5 to 5 seconds.
 
+    Args:
+        certificate: A file with a certificate of the server and its key: the server has a port for TLS, too, where
+            clients need certificates, which are identities.
+        authority: A file with the certificate of the authority of the clients' certificates.
+
     Attributes:
         host: ``host:port``.
+        tls_host: ``host:port`` for TLS.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None, authority: Path | None = None) -> None:
         self._directory = tempfile.mkdtemp(prefix="pybk-zookeeper-")
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
+        with socket.socket() as taken, socket.socket() as taken_too:
+            for each in (taken, taken_too):
+                each.bind(("127.0.0.1", 0))
             self._port = taken.getsockname()[1]
+            tls_port = taken_too.getsockname()[1]
         self.host = f"127.0.0.1:{self._port}"
+        self.tls_host = f"127.0.0.1:{tls_port}"
         self._process: subprocess.Popen[bytes] | None = None
         self._paths = 0
+        settings = {
+            "clientPort": self._port,
+            "dataDir": os.path.join(self._directory, "data"),
+            "tickTime": TICK_MS,
+            "maxClientCnxns": 0,
+        }
+        if certificate is not None and authority is not None:
+            settings |= {
+                "secureClientPort": tls_port,
+                "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+                "authProvider.x509": "org.apache.zookeeper.server.auth.X509AuthenticationProvider",
+                "ssl.keyStore.location": certificate,
+                "ssl.trustStore.location": authority,
+                "ssl.clientAuth": "need",
+            }
+        self._settings = os.path.join(self._directory, "settings")
+        Path(self._settings).write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def path(self) -> str:
+        """Return the path of a metadata URL that nobody else uses."""
+        self._paths += 1
+        return f"/pybk/test-{self._paths}"
 
     def url(self) -> str:
         """Return a metadata URL that nobody else uses."""
-        self._paths += 1
-        return f"zk://{self.host}/pybk/test-{self._paths}"
+        return f"zk://{self.host}{self.path()}"
 
     def start(self) -> None:
         """Start the server, on what it kept if it ran before, and wait until it answers."""
@@ -75,7 +105,7 @@ class ZooKeeperServer:
                     *("java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *archive.mapping(directory)),
                     *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.4lw.commands.whitelist=srvr"),
                     *("-cp", archive.class_path(directory), "org.apache.zookeeper.server.ZooKeeperServerMain"),
-                    *(str(self._port), os.path.join(self._directory, "data"), str(TICK_MS)),
+                    self._settings,
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,

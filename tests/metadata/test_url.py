@@ -13,6 +13,7 @@ import pytest
 from pybk.errors import MetadataError, UsageError
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.url import open_metadata
+from tests.certificates import Authority
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,18 @@ def test_invalid_urls_are_refused_and_the_error_names_the_two_valid_forms(url: A
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    with pytest.raises(UsageError, match="environment") as refused:
-        open_metadata("zk://user:sesame@127.0.0.1:2181/pybk")
-    assert "sesame" not in str(refused.value)
+    for url in (
+        "zk://user:sesame@127.0.0.1:2181/pybk",
+        "zk://127.0.0.1:2181/pybk?password=sesame",
+        "zk://127.0.0.1:2181/pybk?user:sesame",
+        "zk://user:sesame@127.0.0.1:2181/pybk#fragment",
+        "zk://user:sesame@[::1/pybk",
+        "etcd://user:sesame@127.0.0.1:2181/pybk?password=sesame",
+    ):
+        with pytest.raises(UsageError) as refused:
+            open_metadata(url)
+        assert "sesame" not in str(refused.value)
+        assert "auth_file=FILE" in str(refused.value)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.01, 4000, float("nan")])
@@ -106,7 +116,7 @@ def test_a_missing_client_of_zookeeper_says_what_to_install(monkeypatch: pytest.
 def test_a_query_other_than_a_group_is_refused(query: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has the query"):
         open_metadata(f"lmdb://{tmp_path}/metadata?{query}")
-    with pytest.raises(UsageError, match="has a query"):
+    with pytest.raises(UsageError, match="unknown setting: for ZooKeeper there are tls_ca"):
         open_metadata(f"zk://127.0.0.1:2181/pybk?{query}")
     assert not any(tmp_path.iterdir())
 
@@ -121,3 +131,41 @@ def test_one_store_is_the_same_with_and_without_its_group(tmp_path: Path) -> Non
     for each in (store, other):
         each.close()
     assert {os.stat(file).st_mode & 0o777 for file in (tmp_path / "metadata").iterdir()} == {0o660}
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("tls_ca=MISSING", "tls_ca 'MISSING' is to hold certificates in PEM.*No such file"),
+        ("tls_ca=EMPTY", "tls_ca .* is to hold certificates in PEM"),
+        ("tls_cert=MISSING", "tls_cert 'MISSING' and tls_key 'MISSING' are to hold a certificate and its key"),
+        ("tls_cert=CERTIFICATE&tls_key=OTHER", "cannot be used.*mismatch"),
+        ("tls_cert=ENCRYPTED", "not encrypted, and cannot be used: the key is encrypted"),
+        ("tls_key=CERTIFICATE", "tls_key needs tls_cert=FILE"),
+        ("tls_verify=none", "tls_verify takes host or chain; to trust one certificate name it by tls_ca"),
+        ("tls_ca=", "has the setting tls_ca without a value"),
+        ("auth_file=CERTIFICATE&auth_file=CERTIFICATE", "has the setting auth_file twice"),
+        ("auth_file=MISSING", "MISSING is to hold a password or a secret, and cannot be read"),
+        ("auth_file=EMPTY", "is to hold user:password for ZooKeeper"),
+        ("auth_file=SECRET", "is to hold user:password for ZooKeeper"),
+        ("acl=x509", "acl=x509 needs tls_cert=FILE"),
+        ("acl=x509&tls_cert=CERTIFICATE&auth_file=SECRET", "exclude each other"),
+        ("acl=digest", "acl takes x509 alone; for a user and password name auth_file=FILE"),
+    ],
+)
+def test_invalid_settings_of_zookeeper_are_refused_with_the_remedy(query: str, told: str, tmp_path: Path) -> None:
+    pytest.importorskip("kazoo")
+    authority = Authority(tmp_path)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "secret").write_bytes(b"sesame")
+    for name, path in (
+        ("CERTIFICATE", authority.sign("certificate")),
+        ("OTHER", authority.sign("other")),
+        ("ENCRYPTED", authority.sign("encrypted", password=b"sesame")),
+        ("EMPTY", tmp_path / "empty"),
+        ("SECRET", tmp_path / "secret"),
+    ):
+        query = query.replace(f"={name}", f"={path}")
+    with pytest.raises(UsageError, match=told) as refused:
+        open_metadata(f"zk://127.0.0.1:2181/pybk?{query}")
+    assert "sesame" not in str(refused.value)

@@ -21,6 +21,7 @@ change by itself; ``cas`` does, where that is safe.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import SplitResult
@@ -33,6 +34,9 @@ VALUE_BYTES_MAX: Final = 512 << 10
 
 CALL_TIMEOUT_S: Final = 10.0
 """Default deadline of each call, seconds."""
+
+SETTINGS: Final = frozenset({"group", "tls_ca", "tls_cert", "tls_key", "tls_verify", "auth_file", "acl"})
+"""Names of the settings that URLs of stores may have in their query; none holds a secret."""
 
 
 class Node(NamedTuple):
@@ -197,7 +201,23 @@ class StoreUrl(NamedTuple):
 
     def invalid(self, reason: str) -> UsageError:
         """Return the error for a URL that is not usable, for ``reason``."""
-        return UsageError(f"metadata URL {self.text!r}{reason}; use {self.forms}")
+        return UsageError(f"metadata URL {without_secrets(self.text)!r}{reason}; use {self.forms}")
+
+
+_USER: Final = re.compile(r"//[^/?#]*@")
+_SETTING: Final = re.compile(r"([?&])([^=&#]*)(=?)[^&#]*")
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL for messages: without user and password, and only with the settings that hold no secret."""
+
+    def shown(found: re.Match[str]) -> str:
+        before, name, equals = found.group(1, 2, 3)
+        if name in SETTINGS:
+            return found.group()
+        return f"{before}{name}=..." if equals else f"{before}..."
+
+    return _SETTING.sub(shown, _USER.sub("//...@", url))
 
 
 class StoreOptions(NamedTuple):

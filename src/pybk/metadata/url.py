@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pybk.errors import UsageError
 from pybk.metadata.lease_time import checked_seconds
-from pybk.metadata.store import CALL_TIMEOUT_S, MetadataStore, StoreOptions, StoreUrl
+from pybk.metadata.store import CALL_TIMEOUT_S, MetadataStore, StoreOptions, StoreUrl, without_secrets
 
 
 class UrlScheme(NamedTuple):
@@ -36,7 +36,11 @@ SCHEMES: Final = {
         "lmdb:///absolute/path for the processes of one host, lmdb:///absolute/path?group=NAME for the members of a "
         "group",
     ),
-    "zk": UrlScheme("pybk.metadata.zookeeper_store", "zk://host:port[,host:port]/path for ZooKeeper", "zookeeper"),
+    "zk": UrlScheme(
+        "pybk.metadata.zookeeper_store",
+        "zk://host:port[,host:port]/path[?tls_ca=FILE&auth_file=FILE] for ZooKeeper",
+        "zookeeper",
+    ),
 }
 
 
@@ -49,6 +53,7 @@ def open_metadata(
         url: ``lmdb:///absolute/path``, a directory that is created if it is missing; or
             ``zk://host:port,host:port/path``. ``lmdb:///absolute/path?group=NAME`` creates the directory for the
             members of a group. Without it a new directory is for its owner alone, and an existing one keeps its modes.
+            For TLS and access control lists of ZooKeeper see ``docs/metadata.md``.
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Seconds of silence after which a process loses its leases; None for the store's default. See
             ``pybk.metadata.lease_time``.
@@ -90,7 +95,7 @@ def parse_url(url: str) -> StoreUrl:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise UsageError(f"metadata URL {url!r}: {error}; use {forms}") from error
+        raise UsageError(f"metadata URL {without_secrets(url)!r}: {error}; use {forms}") from None
     parsed = StoreUrl(url, parts, forms)
     if parts.fragment:
         raise parsed.invalid(" has a fragment")

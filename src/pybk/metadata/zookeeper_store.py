@@ -48,7 +48,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
     BadVersionError,
     ConnectionLoss,
@@ -80,6 +79,8 @@ from pybk.metadata.callbacks import Callback, Callbacks
 from pybk.metadata.change_feed import ChangeFeed
 from pybk.metadata.lease_time import ZOOKEEPER_LEASE_TIME_S, trusted_after_loss
 from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
+from pybk.metadata.zookeeper_access import OPEN, ZOOKEEPER_AUTH, Client, ZooKeeperAccess, access_of
+from pybk.metadata.zookeeper_acls import ForeignZnode, foreign_znodes
 from pybk.metadata.zookeeper_feed import UNSUPPORTED_S, ZooKeeperFeeds
 
 logger = logging.getLogger(__name__)
@@ -105,22 +106,28 @@ _GUARD: Final = "~guard-"
 
 _VERSION_BITS: Final = 32
 _READ_PAUSE_S: Final = 0.05
-_RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 2.0, "max_jitter": 0.2}
 
 
 def open_url(url: StoreUrl, options: StoreOptions) -> ZooKeeperMetadataStore:
     """Open the store of a URL; see ``pybk.metadata.url``. Raises UsageError if the URL is invalid."""
-    if url.parts.query:
-        raise url.invalid(" has a query, which is not valid for ZooKeeper")
-    lease_time_s = ZOOKEEPER_LEASE_TIME_S if options.lease_time_s is None else options.lease_time_s
-    return ZooKeeperMetadataStore(_hosts(url), _root(url), timeout_s=options.timeout_s, lease_time_s=lease_time_s)
+    hosts, root = _hosts(url), _root(url)
+    return ZooKeeperMetadataStore(
+        hosts,
+        root,
+        timeout_s=options.timeout_s,
+        lease_time_s=ZOOKEEPER_LEASE_TIME_S if options.lease_time_s is None else options.lease_time_s,
+        access=access_of(url),
+    )
 
 
 def _hosts(url: StoreUrl) -> str:
     """Return ZooKeeper's hosts in the form that its client takes."""
     netloc = url.parts.netloc
     if "@" in netloc:
-        raise UsageError("a metadata URL takes no user or password; give secrets by file or environment")
+        raise UsageError(
+            "a metadata URL takes no user or password: name a file that holds user:password by auth_file=FILE in the "
+            f"query, or set the environment variable {ZOOKEEPER_AUTH} or {ZOOKEEPER_AUTH}_FILE"
+        )
     for host in netloc.split(","):
         name, colon, port = host.rpartition(":")
         if not name or not colon or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -144,9 +151,12 @@ class ZooKeeperMetadataStore:
         root: Path of a znode; created if it is missing.
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Lease time that the servers are asked for, seconds; see ``lease_time``.
+        access: TLS, and the access control list of the znodes that this process creates. A warning is logged if those
+            of the store's root belong to others.
 
     Raises:
         MetadataUnreachableError: No server answered in time.
+        MetadataError: The servers refused access.
 
     Threads: any. In a forked child every call raises ForkedProcessError; open another store there.
     """
@@ -158,6 +168,7 @@ class ZooKeeperMetadataStore:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
         lease_time_s: float = ZOOKEEPER_LEASE_TIME_S,
+        access: ZooKeeperAccess = OPEN,
     ) -> None:
         self.hosts = hosts
         """The hosts of the ensemble, as Kazoo takes them."""
@@ -173,7 +184,9 @@ class ZooKeeperMetadataStore:
         self._lost_at: float | None = None  # when the connection was lost, None while it exists
         self._leased: set[str] = set()  # leased keys that this object created, ever
         self._callbacks = Callbacks(f"pybk metadata {hosts}{root}")
-        self.client = KazooClient(hosts=hosts, timeout=lease_time_s, connection_retry=_RECONNECT)
+        self.access = access
+        """How the servers are accessed."""
+        self.client = Client(hosts, lease_time_s, access)
         """The connection to ZooKeeper."""
         self._feeds = ZooKeeperFeeds(self.client, root, self._callbacks, _GUARD)
         self.client.add_listener(self._state_changed)
@@ -182,10 +195,14 @@ class ZooKeeperMetadataStore:
             deadline = self._deadline()
             self._wait_connected(deadline)
             self._outcome(self.client.ensure_path_async(root), deadline)
+            if access.identity:
+                self._check_root(self._outcome(self.client.get_acls_async(root), deadline)[0])
         except BaseException as error:
             self.close()
             if isinstance(error, _LOST):
                 raise self._unreachable(f"make {root}", error) from error
+            if isinstance(error, ZookeeperError):
+                raise self._refused(f"make {root}", error) from error
             raise
 
     # ---- keys ----------------------------------------------------------------------------------------------------
@@ -402,6 +419,24 @@ class ZooKeeperMetadataStore:
         self._callbacks.schedule(watch)
         return watch
 
+    def foreign_znodes(self, *, change: bool = False) -> list[ForeignZnode]:
+        """Return the znodes that do not belong to the identity of this store's access alone.
+
+        Args:
+            change: Give them to it.
+
+        Raises:
+            MetadataUnreachableError: The servers do not answer; what was changed remains so.
+        """
+        self._wait_connected(self._deadline())
+        try:
+            found = foreign_znodes(self.client, self.root, self.access, change=change, timeout_s=self._timeout_s)
+            return list(found)
+        except _LOST as error:
+            raise self._unreachable("read access control lists", error) from error
+        except ZookeeperError as error:
+            raise self._refused("read access control lists", error) from error
+
     def on_session_end(self, callback: Callable[[], None]) -> Callback:
         """See ``MetadataStore.on_session_end``."""
         return self._callbacks.add(None, callback)
@@ -447,9 +482,26 @@ class ZooKeeperMetadataStore:
         if not self.connected.wait(max(0.0, deadline - time.monotonic())):
             raise MetadataUnreachableError(
                 f"{self.hosts}: no ZooKeeper server could be reached within {self._timeout_s} s; check that they run"
+                f"{self.client.trouble}"
             )
         if self._closed:
             raise ClosedError(f"{self.hosts}: this metadata store is closed")
+
+    def _check_root(self, found: list[Any]) -> None:
+        """Log a warning if the root's access control list is not that of new znodes."""
+        if not self.access.matches(found):
+            logger.warning(
+                "%s: the znode %s does not belong to %s alone, so others may change the metadata; find all such znodes "
+                "with `pybk permissions URL`, and change them with its --narrow",
+                self.hosts,
+                self.root,
+                self.access.identity,
+            )
+
+    def _refused(self, what: str, error: ZookeeperError) -> MetadataError:
+        remedy = self.access.refusal(error)
+        problem = f"{type(error).__name__} {error}".strip()
+        return MetadataError(f"{self.hosts}: {what}: {problem}" + (remedy and f"; {remedy}"))
 
     def _unreachable(self, what: str, error: Exception, *, unknown: bool = False) -> MetadataUnreachableError:
         return MetadataUnreachableError(
@@ -469,7 +521,7 @@ class ZooKeeperMetadataStore:
                     raise self._unreachable(what, error) from error
                 time.sleep(_READ_PAUSE_S)
             except ZookeeperError as error:
-                raise MetadataError(f"{self.hosts}: {what}: {type(error).__name__} {error}") from error
+                raise self._refused(what, error) from error
 
     def _write(self, what: str, write: Callable[[float], T], key: str = "", version: int = 0) -> T:
         """Run a change, once."""
@@ -484,7 +536,7 @@ class ZooKeeperMetadataStore:
         except _LOST as error:
             raise self._unreachable(what, error, unknown=True) from error
         except ZookeeperError as error:
-            raise MetadataError(f"{self.hosts}: {what}: {type(error).__name__} {error}") from error
+            raise self._refused(what, error) from error
 
     def _check_creation(self, key: str, version: int) -> None:
         """Raise MetadataVersionError if a key was removed, or removed and created again, since it had this version."""

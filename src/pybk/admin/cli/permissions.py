@@ -1,6 +1,6 @@
 """The command ``pybk permissions``: show which files other users may use, or narrow that.
 
-PATH is a store or an LMDB metadata store.
+PATH is a store or the URL of a metadata store.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from pybk.admin.cli.arguments import add_command, is_url
-from pybk.errors import CookieError, MetadataError
+from pybk.errors import CookieError, MetadataError, UsageError
 from pybk.metadata.lmdb_store import HOST_FILE, location_of
-from pybk.metadata.url import parse_url
+from pybk.metadata.url import open_metadata, parse_url
 from pybk.storage.directories import main_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.permissions import (
@@ -37,12 +37,12 @@ _DIFFERS: Final = 1
 def add_permissions(commands: Any) -> None:
     """Add ``pybk permissions``."""
     text = "show which files others may use, or narrow that"
-    path = "the directory of a store or bookie, or the URL of an LMDB metadata store: lmdb:///path"
+    path = "the directory of a store or bookie, or the URL of a metadata store: lmdb:///path, zk://host:port/path?..."
     permissions = add_command(commands, "permissions", _permissions, text, path)
     permissions.add_argument(
         "--narrow",
         action="store_true",
-        help="give the files to their owner alone, or with --group to its members",
+        help="give the files to their owner alone, or with --group to its members; the znodes to the URL's identity",
     )
     permissions.add_argument("--group", metavar="GROUP", help="name or number of the group that shares the files")
 
@@ -53,6 +53,8 @@ def _permissions(parsed: argparse.Namespace) -> int:
     The wanted permissions are those of ``--group``. Without it, ``--narrow`` makes everything private; without
     ``--narrow``, they are those that an open would give to new files.
     """
+    if is_url(parsed.path) and parse_url(parsed.path).parts.scheme != "lmdb":
+        return _znodes(parsed)
     if is_url(parsed.path):
         location = location_of(parse_url(parsed.path))
         directory, group, lock = location.path, parsed.group or location.group, HOST_FILE
@@ -77,6 +79,36 @@ def _permissions(parsed: argparse.Namespace) -> int:
         print(json.dumps({"path": directory, "group": shared, "narrowed": parsed.narrow, "differences": rows}))
     else:
         _print(found, parsed.path, shared, narrowed=parsed.narrow)
+    return _DIFFERS if problems or (found and not parsed.narrow) else 0
+
+
+def _znodes(parsed: argparse.Namespace) -> int:
+    """Run the command for a ZooKeeper metadata store."""
+    if parsed.group is not None:
+        raise UsageError("--group is for files; name the owner of the znodes in the URL, by auth_file=FILE or acl=x509")
+    with closing(open_metadata(parsed.path, create=False)) as store:
+        from pybk.metadata.zookeeper_store import ZooKeeperMetadataStore  # needs an optional package
+
+        if not isinstance(store, ZooKeeperMetadataStore) or not store.access.identity:
+            raise UsageError(
+                "a URL without auth_file or acl names no owner, and the znodes are for everybody who reaches the "
+                "servers; name the owner"
+            )
+        found = store.foreign_znodes(change=parsed.narrow)
+        owner = store.access.identity
+    problems = [one for one in found if one.problem is not None]
+    if parsed.json:
+        rows = [one._asdict() for one in found]
+        print(json.dumps({"path": parsed.path, "owner": owner, "narrowed": parsed.narrow, "differences": rows}))
+    else:
+        for one in found:
+            done = "changed" if parsed.narrow and one.problem is None else one.problem or "differs"
+            print(f"{one.path}: for {one.access}; {done}")
+        advice = "" if parsed.narrow or not found else f"; change them with `pybk permissions '{parsed.path}' --narrow`"
+        count = f"{len(found)} znodes are not" if found else "all znodes are"
+        if parsed.narrow and found:
+            count = f"{len(found) - len(problems)} changed, {len(problems)} not; the znodes are"
+        print(f"{parsed.path}: {count} for {owner} alone{advice}")
     return _DIFFERS if problems or (found and not parsed.narrow) else 0
 
 
