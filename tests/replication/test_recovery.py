@@ -335,8 +335,10 @@ def test_too_few_bookies_fail_the_recovery_and_close_nothing() -> None:
     recovery.lose(1)
     recovery.feed(BookiesChosen({}))
     recovery.lose(2)
-    recovery.feed(BookiesChosen({}))
-    assert recovery.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
+    recovery.feed(BookiesChosen({}, "b7 has no label"))
+    failed = recovery.only(Failed)
+    assert failed.reason is Reason.NOT_ENOUGH_BOOKIES
+    assert failed.detail.endswith("b7 has no label")
 
 
 def test_a_refused_mark_is_repeated_on_the_stored_metadata() -> None:

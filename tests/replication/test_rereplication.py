@@ -223,6 +223,15 @@ def test_a_given_target_takes_the_place() -> None:
     assert machine.copied_bytes == sum(run(0, 4).sizes)
 
 
+def test_targets_are_asked_for_copies_and_the_error_says_why_there_is_none() -> None:
+    copy = Driven(RereplicationMachine(LEDGER, 0, frozenset((bookie(1),))))
+    copy.take(copy.machine.start(0))
+    copy.feed(MetadataRead(closed(), 3))
+    assert copy.only(ChooseBookies).copies
+    copy.feed(BookiesChosen({}, "b7 would be too full"))
+    assert copy.only(Failed).detail.endswith("no bookie can take the places of b1@01010101: b7 would be too full")
+
+
 def test_a_given_target_that_has_a_place_already_takes_no_other() -> None:
     machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(2))
     copy = Driven(machine)

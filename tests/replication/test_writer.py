@@ -208,9 +208,10 @@ def test_without_a_spare_writing_continues_with_the_quorum() -> None:
     writer.lose(2)
     writer.feed(BookiesChosen({}))
     assert writer.only(ChooseBookies).excluded == frozenset(), "those that failed may be back"
-    writer.feed(BookiesChosen({}))
+    writer.feed(BookiesChosen({}, "b7 has no label"))
     failed = writer.only(Failed)
     assert failed.reason is Reason.NOT_ENOUGH_BOOKIES
+    assert failed.detail.endswith("b7 has no label")
     assert "2 bookies of every 3" in failed.detail
     assert "b0@00000000" in failed.detail
     assert writer.writer.ended
