@@ -196,11 +196,13 @@ def test_a_bookie_may_take_a_place_unless_another_would_spread_the_copies_more(t
     with racks(tmp_path, "/a", "/b", "/c", "/a", "/c") as cluster:
         fragment = Fragment(0, (bookie(0), bookie(1), bookie(2)))
 
-        def may(number: int, place: int) -> bool:
-            return cluster.membership.may_take(bookie(number), metadata(), fragment, place)
+        def may(number: int, place: int, *, among_best: bool = True) -> bool:
+            return cluster.membership.may_take(bookie(number), metadata(), fragment, place, among_best=among_best)
 
-        assert may(3, 2), "no zones are asked for"
-        assert not may(1, 2), "it has a place"
+        assert may(4, 2)
+        assert not may(3, 2), "bookie 4 stands where no other copy is"
+        assert may(3, 2, among_best=False), "no zones are asked for"
+        assert not may(1, 2, among_best=False), "it has a place"
         assert not may(9, 2), "it is not registered"
         cluster.ask(3)
         assert not may(3, 2), "bookie 4 stands in the zone that is needed"
@@ -219,3 +221,21 @@ def test_a_bookie_that_is_full_takes_no_place(tmp_path: Path) -> None:
         cluster.registered[3].update(replace(full, read_only=True))
         cluster.membership.refresh()
         assert not cluster.membership.may_take(bookie(3), metadata(), fragment, 0)
+
+
+def test_a_bookie_that_was_never_seen_counts_where_its_cookie_says(tmp_path: Path) -> None:
+    """BookKeeper 2642, 4439: bookies that left fall into the default rack."""
+    with racks(tmp_path, "/a", "/b", "/c") as cluster:
+        cluster.ask(3, strict=True)
+        away, replaced = bookie(8), bookie(9)
+        cluster.cluster.claim_cookie(away)
+        cluster.cluster.record_boot(away, 1, location="c/r1")
+        another = Bookie(replaced.bookie_id, b"another instance")
+        cluster.cluster.claim_cookie(another)
+        cluster.cluster.record_boot(another, 1, location="b")
+        found = cluster.replace(1, (bookie(0), bookie(1), away))
+        assert found.bookies == {}
+        assert "b0 in a, b8 in c stay" in found.why
+        assert cluster.replace(1, (bookie(0), bookie(7), away)) == BookiesChosen({1: bookie(1)})
+        found = cluster.replace(2, (bookie(0), replaced, bookie(2)))
+        assert found == BookiesChosen({2: bookie(1)}), "what another instance's cookie says is not known of this one"

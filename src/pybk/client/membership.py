@@ -9,11 +9,14 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
+    CorruptError,
     LedgerDeletedError,
     MetadataError,
+    MetadataForgedError,
     MetadataVersionError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    UnsupportedFormatError,
 )
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy
@@ -27,7 +30,7 @@ from pybk.replication.messages import (
     UnderReplicated,
     WriteMetadata,
 )
-from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, is_above
+from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, fits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,7 +81,7 @@ class Membership:
         self._places: Mapping[Bookie, tuple[str, bytes | None]] = {}
         self._candidates: tuple[Candidate, ...] = ()
         self._located: Mapping[Bookie, Location] = {}
-        """Where bookies stand that are registered, or have been since this client was opened."""
+        """Where bookies stand: those that were registered at some time, and others by their cookies."""
         self.misplaced = 0
         self.too_old: Mapping[str, BookieRegistration] = {}
         self.seen_ns = 0
@@ -167,6 +170,20 @@ class Membership:
             raise NotEnoughBookiesError(self._lacking(choice, metadata, policy))
         return tuple(choice.bookies[place] for place in range(size))
 
+    def _locate(self, ensemble: tuple[Bookie, ...]) -> Mapping[Bookie, Location]:
+        """Return where bookies stand, at least those of an ensemble; the cookie says it of those that are away."""
+        located = self._located
+        for bookie in ensemble:
+            if bookie not in located:
+                try:
+                    cookie = self.metadata.read_cookie(bookie.bookie_id)
+                except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                    logger.warning("where bookie %s stands is not known: %s", bookie, error)
+                    cookie = None
+                label = cookie.location if cookie is not None and cookie.bookie == bookie else ""
+                located = self._located = {**located, bookie: Location.registered(label)}
+        return located
+
     def _lacking(self, choice: Choice, metadata: LedgerMetadata, policy: PlacementPolicy) -> str:
         """Return the text of an error: why a ledger gets no ensemble."""
         size, count = metadata.ensemble_size, len(choice.bookies)
@@ -224,7 +241,7 @@ class Membership:
             source=random_source,
             write_quorum=metadata.write_quorum,
             policy=policy,
-            located=self._located,
+            located=self._locate(ensemble),
             full_above=FULL_ABOVE if copies else None,
             size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size if copies else 0,
         )
@@ -239,8 +256,10 @@ class Membership:
                 )
         return choice
 
-    def may_take(self, bookie: Bookie, metadata: LedgerMetadata, fragment: Fragment, place: int) -> bool:
-        """Return whether a bookie may take a place of a fragment: no other choice would do better for the zones.
+    def may_take(
+        self, bookie: Bookie, metadata: LedgerMetadata, fragment: Fragment, place: int, *, among_best: bool = True
+    ) -> bool:
+        """Return whether a bookie may take a place of a fragment, as ``placement.fits`` says.
 
         It must be registered and take entries, and its tier must have space for the copies.
 
@@ -249,35 +268,22 @@ class Membership:
             metadata: The ledger's metadata.
             fragment: The fragment.
             place: The place, whose present bookie leaves.
+            among_best: Whether no other bookie may be better for zones, tiers and racks.
 
-        Cost: A tenth of a millisecond if bookies are labelled and zones are asked for, else a microsecond.
+        Cost: A tenth of a millisecond with 50 bookies.
         """
-        own = next((each for each in self._candidates if each.bookie == bookie), None)
-        if own is None or own.read_only or own.leaving or bookie in fragment.ensemble:
-            return False
-        size = metadata.length * metadata.write_quorum // metadata.ensemble_size
-        if is_above(own, metadata.storage_hints, FULL_ABOVE, size):
-            return False
-        policy = self.policy
-        if policy.needed(metadata.write_quorum) == 1 and not policy.strict:
-            return True
-        choices = [
-            choose(
-                candidates,
-                places=(place,),
-                ensemble=fragment.ensemble,
-                excluded=frozenset((fragment.ensemble[place],)),
-                hints=metadata.storage_hints,
-                source=random.Random(0),
-                write_quorum=metadata.write_quorum,
-                policy=policy,
-                located=self._located,
-                full_above=FULL_ABOVE,
-                size_bytes=size,
-            )
-            for candidates in ((own,), self._candidates)
-        ]
-        return bool(choices[0].bookies) and choices[0].short <= choices[1].short
+        return fits(
+            bookie,
+            self._candidates,
+            place=place,
+            ensemble=fragment.ensemble,
+            hints=metadata.storage_hints,
+            write_quorum=metadata.write_quorum,
+            policy=self.policy,
+            located=self._locate(fragment.ensemble),
+            size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size,
+            among_best=among_best,
+        )
 
     # ---- effects of machines -------------------------------------------------------------------------------------
 

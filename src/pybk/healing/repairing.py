@@ -334,7 +334,9 @@ class Repairer:
 
     def _work(self, metadata: LedgerMetadata, marks: list[UnderReplicatedLedger]) -> LedgerWork:
         own = self._bookie.bookie
-        return ledger_work(metadata, marks, own, self._presence, partial(self._membership.may_take, own, metadata))
+        # After a failed try a bookie that is not among the best may do what those did not.
+        may_take = partial(self._membership.may_take, own, metadata, among_best=not any(mark.tries for mark in marks))
+        return ledger_work(metadata, marks, own, self._presence, may_take)
 
     def _presence(self, bookie: Bookie) -> Presence:
         """Return whether a bookie can keep its places."""
