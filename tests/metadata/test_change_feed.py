@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,31 @@ def test_what_a_callback_could_not_handle_is_reported_again(later: list[str] | N
     expected: Calls = [None, frozenset({"a/1"})]
     expected += 2 * [None if later is None else frozenset({"a/1", "a/2"})]
     assert calls == expected
+
+
+def test_reading_everything_again_takes_half_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(change_feed, "time", SimpleNamespace(monotonic=lambda: now))
+    takes_s = 0.1
+
+    def read(keys: frozenset[str] | None) -> None:
+        nonlocal now
+        now += takes_s
+
+    feed = ChangeFeed("a", read)
+    assert feed.rest_s() == 0
+    feed.report()
+    feed.note(["a/1"])
+    assert feed.rest_s() == 0, "known keys are reported at once"
+    feed.note(None)
+    assert feed.rest_s() == pytest.approx(change_feed.REST_S)
+    now += 10
+    assert feed.rest_s() == 0
+    takes_s = 20.0
+    feed.report()
+    feed.note(None)
+    now += 5
+    assert feed.rest_s() == pytest.approx(15)
 
 
 def keys_since(store: LmdbMetadataStore, path: Path, after: int) -> list[str] | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from pybk import LedgerManager
 from pybk.admin.cli import main
 from pybk.errors import MetadataError, MetadataUnreachableError
 from pybk.metadata.store import MetadataStore
@@ -167,6 +168,23 @@ def test_all_znodes_belong_to_the_members_alone(secured: Secured, kind: str, mon
                 call(f"{store.root}/a/b/d")
         stranger.stop()
         stranger.close()
+
+
+def test_a_cluster_runs_with_tls_and_an_owner_and_needs_nothing_but_its_url(
+    secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = secured.url(secured.auth())
+    secret = b"secret of the cluster"
+    with (
+        closing(LedgerManager.open(tmp_path / "node", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=secret)),
+        closing(LedgerManager.connect(url, cluster_secret=secret)) as client,
+    ):
+        with client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1, password=b"p") as writer:
+            writer.append(b"entry")
+        (tmp_path / "secret").write_bytes(secret)
+        assert main(["upgrade", url, "--cluster-secret-file", str(tmp_path / "secret")]) == 0
+    assert "level" in capsys.readouterr().out
+    assert main(["permissions", url]) == 0
 
 
 def test_those_who_are_not_members_are_told_what_to_check(secured: Secured, tmp_path: Path) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
 KEYS_MAX: Final = 4096
 """Keys that a feed collects at most between two calls; if more have changed, it reports None."""
+
+REST_S: Final = 1.0
+"""Least seconds from a report of None, which has everything read again, to the next; more if the reading took longer.
+
+So at most half of the time goes into reading while a process of an older version changes keys all the time.
+"""
 
 
 class ChangeFeed:
@@ -25,6 +32,7 @@ class ChangeFeed:
         self._callback = callback
         self._lock = threading.Lock()
         self._keys: set[str] | None = None  # None: changes may have been missed
+        self._rested_at = 0.0  # from then on None may be reported
 
     def note(self, keys: Iterable[str] | None) -> bool:
         """Add changed keys; those that are not below the key are left out.
@@ -46,6 +54,11 @@ class ChangeFeed:
                 return True
             return bool(self._keys)
 
+    def rest_s(self) -> float:
+        """Return the seconds that are to pass until ``report`` is called; 0 unless it would report None again."""
+        with self._lock:
+            return 0.0 if self._keys is not None else max(0.0, self._rested_at - time.monotonic())
+
     def report(self) -> None:
         """Call the callback with what was collected, if anything; if it fails, the next call reports that again."""
         with self._lock:
@@ -53,8 +66,13 @@ class ChangeFeed:
             self._keys = set()
         if keys is not None and not keys:
             return
+        began = time.monotonic()
         try:
             self._callback(keys)
         except BaseException:
             self.note(keys)
             raise
+        finally:
+            if keys is None:
+                ended = time.monotonic()
+                self._rested_at = ended + max(REST_S, ended - began)

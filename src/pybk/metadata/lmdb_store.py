@@ -702,9 +702,9 @@ class LmdbMetadataStore:
         with self._lock:
             # All feeds, also those that began meanwhile: ``_fed_number`` is that of all of them.
             self._fed_number = last
-            due = [watch for watch, feed in self._feeds.items() if feed.note(keys)]
-        for watch in due:
-            self._callbacks.schedule(watch)
+            due = [(watch, feed.rest_s()) for watch, feed in self._feeds.items() if feed.note(keys)]
+        for watch, rest_s in due:
+            self._callbacks.schedule(watch, rest_s)
 
     def look(self, transaction: ReadTransaction, key: str) -> object:
         """Return an object that is equal as long as a key's value and the keys directly below it are the same."""

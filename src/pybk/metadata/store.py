@@ -161,8 +161,9 @@ class MetadataStore(Protocol):
         The callback runs as those of ``watch`` do. Each call has the keys that changed since the one before, each once,
         and possibly others below the key, such as those without a value. None instead means that changes may have been
         missed, so that everything below the key must be read again: in the first call, which comes soon after this one,
-        after a lost connection, and if more than ``change_feed.KEYS_MAX`` keys changed between two calls. If the
-        callback raises an exception, a later call repeats what it was called with.
+        after a lost connection, and if more than ``change_feed.KEYS_MAX`` keys changed between two calls. Two such
+        calls are ``change_feed.REST_S`` apart at least, and as long as the first one took. If the callback raises an
+        exception, a later call repeats what it was called with.
         """
         ...
 

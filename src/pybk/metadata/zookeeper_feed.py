@@ -114,8 +114,8 @@ class ZooKeeperFeeds:
     def connected(self) -> None:
         """Have the feeds set the watch again and report, once the connection exists again."""
         if self.supported and self._armed != self._connection:
-            for watch in self._feeds:
-                self._callbacks.schedule(watch)
+            for watch, feed in self._feeds.items():
+                self._callbacks.schedule(watch, feed.rest_s())
 
     def _on_event(self, data: bytes, offset: int) -> None:
         """Pass an event on to the feeds and to kazoo; called by kazoo's thread, so it must not block."""
@@ -124,5 +124,5 @@ class ZooKeeperFeeds:
             keys = (path[len(self._root) + 1 :],)
             for watch, feed in self._feeds.items():
                 if feed.note(keys):
-                    self._callbacks.schedule(watch)
+                    self._callbacks.schedule(watch, feed.rest_s())
         self._read_event(data, offset)
