@@ -6,6 +6,7 @@ That is for a new format only: what was written once must be read for ever.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from pybk.feature_level import FeatureLevel
 from pybk.metadata import durable_positions, lmdb_rows
@@ -15,7 +16,7 @@ from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.pointers import pointer_key
-from pybk.metadata.registration import BookieCookie, encode_cookie, encode_registration
+from pybk.metadata.registration import BookieCookie, BookieState, encode_cookie, encode_registration
 from pybk.metadata.settings import ClusterSettings, encode_settings
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from tests.metadata.records import KEY, bookie, ledger, registration
@@ -42,12 +43,15 @@ def identity_json(level: FeatureLevel) -> bytes:
 
 def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, bytes]]:
     """Return a key and a value of every kind."""
+    cookie = BookieCookie(bookie(1), CLUSTER.cluster_id, 3)
+    if level >= FeatureLevel.HEALING:
+        cookie = replace(cookie, state=BookieState.MAINTENANCE, state_since_ns=5, until_ns=6, location="zone/rack")
     payloads: dict[ValueKind, tuple[str, bytes]] = {
         ValueKind.CLUSTER: ("cluster", identity_json(level)),
         ValueKind.IDS: ("ids", encode_json({"next": 2000})),
         ValueKind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
         ValueKind.DELETED: (f"ledgers/{ledger_path(8)}", encode_json({"ledger_id": 8, "proof": to_base64(bytes(64))})),
-        ValueKind.COOKIE: ("cookies/bookie-1%3A3181", encode_cookie(BookieCookie(bookie(1), CLUSTER.cluster_id, 3))),
+        ValueKind.COOKIE: ("cookies/bookie-1%3A3181", encode_cookie(cookie)),
         ValueKind.BOOKIE: (
             "bookies/bookie-1%3A3181",
             encode_registration(registration(bookie(1), level_max=max(level, 1)), "ab" * 16),
@@ -59,6 +63,12 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
         ValueKind.POSITION: (
             "positions/bookie-1%3A3181",
             durable_positions.encode(DurablePosition(bookie(1), 3, 258, 77, 5, 78)),
+        ),
+        ValueKind.DELETIONS: ("deletions/0000000000000003", encode_json({"ledger_ids": [7, 8]})),
+        ValueKind.DELETION_HEAD: ("deletion-head", encode_json({"last": 3})),
+        ValueKind.DELETION_POSITION: (
+            "deletion-positions/bookie-1%3A3181",
+            encode_json({"bookie_id": "bookie-1:3181", "instance": to_base64(bookie(1).instance), "page": 3}),
         ),
         ValueKind.SETTINGS: ("settings", encode_settings(ClusterSettings(changed_by="ops", changed_ns=5), {})),
     }

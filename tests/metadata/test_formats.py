@@ -34,15 +34,18 @@ from pybk.metadata.cluster import from_values, from_values_base
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
-from pybk.metadata.registration import decode_registration
+from pybk.metadata.registration import decode_cookie, decode_registration
 from tests.metadata.golden import CLUSTER, GOLDEN_HEALING, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
 
+LATER_KINDS = ("SETTINGS", "DELETIONS", "DELETION_HEAD", "DELETION_POSITION")
+
 
 def test_bytes_are_as_they_ever_were() -> None:
     seals = golden(FeatureLevel.SEALS)
-    del seals["values"]["SETTINGS"]  # of a kind that began after this level
+    for later in LATER_KINDS:  # began after this level
+        del seals["values"][later]
     assert seals == json.loads(GOLDEN_SEALS.read_text())
     assert golden(FeatureLevel.HEALING) == json.loads(GOLDEN_HEALING.read_text())
     base, kept = golden(FeatureLevel.BASE), json.loads(GOLDEN_METADATA.read_text())
@@ -50,7 +53,7 @@ def test_bytes_are_as_they_ever_were() -> None:
         del found["values"][
             "BOOKIE"
         ]  # says more since: it is made anew by each start, and older versions skip the rest
-        for later in ("POSITION", "SETTINGS", "description of key format 1"):
+        for later in ("POSITION", "description of key format 1", *LATER_KINDS):
             found["values"].pop(later, None)
     assert base == kept
 
@@ -65,9 +68,10 @@ def test_golden_bytes_are_read(path: Path) -> None:
         "BOOKIE": lambda payload: decode_json(payload, decode_registration, where="golden")[0],
         "POSITION": lambda payload: decode_json(payload, durable_positions.decode, where="golden"),
         "IDS": lambda payload: json.loads(payload)["next"],
+        "COOKIE": lambda payload: decode_json(payload, decode_cookie, where="golden").boots,
     }
     level = FeatureLevel((GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING).index(path))
-    expected = {"LEDGER": ledger(7), "CLUSTER": (CLUSTER, level), "IDS": 2000}
+    expected = {"LEDGER": ledger(7), "CLUSTER": (CLUSTER, level), "IDS": 2000, "COOKIE": 3}
     expected["BOOKIE"] = registration(bookie(1), level_max=level, version="0.2.0" if level else "")
     expected["POSITION"] = DurablePosition(bookie(1), 3, 258, 77, 5, 78)
     for name, decode in read.items():

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pybk.bookie.advertising import advertised, check_reachable, is_notable
 from pybk.bookie.append_latency import AppendLatency
 from pybk.bookie.copy_reads import CopyReads
+from pybk.bookie.deleted_ledgers import DeletedLedgers
 from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.own_cookie import OwnCookie
@@ -60,7 +61,7 @@ from pybk.replication.messages import (
     WriteLac,
 )
 from pybk.storage.io.failures import start_thread
-from pybk.transport.cluster_keys import ClusterKeys, proves_deletion, proves_right
+from pybk.transport.cluster_keys import ClusterKeys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit
 from pybk.transport.server import Peer, Server
@@ -93,7 +94,7 @@ POSITION_SECONDS: Final = 1.0
 """How often a bookie records where its log durably ends, if that moved, while requests arrive."""
 
 COLLECT_SECONDS: Final = 60.0
-"""How often a bookie looks for deleted ledgers. It drops a ledger that it has found deleted twice in succession."""
+"""How often a bookie looks for deleted ledgers, the first time at its start; one found twice is dropped."""
 
 Effects = list[BookieEffect]
 
@@ -224,7 +225,9 @@ class BookieServer:
         self._closing = threading.Lock()
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
-        self._seen_deleted: set[int] = set()  # by the last ``collect``
+        self._deleted_ledgers: Final = DeletedLedgers(
+            metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self.stopping.wait
+        )
         self._served = 0
         """Requests since the last registration, approximately: two threads change it without a lock."""
         self._aside_bytes = 0
@@ -682,14 +685,8 @@ class BookieServer:
             self._unregister()
 
     def collect(self) -> None:
-        """Drop the ledgers whose tombstones were also found by the last call.
-
-        Only a tombstone proves a deletion: a ledger that is merely missing in the metadata store is kept.
-        """
-        deleted = {ledger_id for ledger_id in self.replicas.ledgers() if self._is_deleted(ledger_id)}
-        for ledger_id in sorted(deleted & self._seen_deleted):
-            self.post(partial(self._drop, ledger_id))
-        self._seen_deleted = deleted
+        """Drop the ledgers that were found deleted by this call and the last one; see ``DeletedLedgers``."""
+        self._deleted_ledgers.look()
 
     def _drop(self, ledger_id: int) -> list[BookieEffect]:
         """Delete the replica of a deleted ledger; if that fails, the next collection tries again."""
@@ -698,20 +695,6 @@ class BookieServer:
         except StorageError as error:
             logger.warning("deleted ledger %d cannot be dropped now: %s", ledger_id, error)
             return []
-
-    def _is_deleted(self, ledger_id: int) -> bool:
-        """Return whether a ledger has a tombstone that was made with the ledger's password."""
-        proof = self._metadata.deletion_proof(ledger_id)
-        if proof is None:
-            return False
-        state = self.replicas.state(ledger_id)
-        if state is None or state.header is None:
-            return True  # only a fence is stored, or nothing, so there is no verifier to check the tombstone by
-        described = self._metadata.check_description(state.header.encoded, where=f"ledger {ledger_id}")
-        if proves_deletion(described.verifier, proof, ledger_id):
-            return True
-        logger.warning("ledger %d has a tombstone that was made without its password; it is kept", ledger_id)
-        return False
 
     def health(self) -> Health:
         """Return the bookie's health: that of its store, in limbo, or failed if it stopped serving."""

@@ -55,6 +55,9 @@ class ValueKind(IntEnum):
     POINTER = 10
     POSITION = 11
     SETTINGS = 12
+    DELETIONS = 13
+    DELETION_HEAD = 14
+    DELETION_POSITION = 15
 
 
 def new_token() -> bytes:

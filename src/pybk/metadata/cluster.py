@@ -38,11 +38,10 @@ from pybk.metadata.authenticated_values import (
     token_of,
 )
 from pybk.metadata.cas import settle
+from pybk.metadata.deletions import Deletions
 from pybk.metadata.durable_positions import DurablePositions
-from pybk.metadata.ledgers import Ledgers
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
-from pybk.metadata.registration import Bookies
 from pybk.metadata.settings import Settings
 from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.underreplication import UnderReplication
@@ -97,7 +96,7 @@ class Upgrade(NamedTuple):
     absent: tuple[str, ...]
 
 
-class ClusterMetadata(Ledgers, Bookies, Locks, UnderReplication, Pointers, DurablePositions, Settings):
+class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePositions, Settings):
     """A cluster's metadata. Threads: any.
 
     The constructor reads the key ``cluster``, or creates it; of several processes that create it at once, one succeeds,

@@ -1,0 +1,123 @@
+"""Finds the ledgers of a bookie that were deleted: by the auditor's pages, with a cost that idle ledgers do not raise.
+
+Theory of operation. ``look`` is called once a minute. Its first call asks for all the bookie's ledgers, in paced pages;
+later ones read the head of the deletion pages, and the new pages if it has moved. As long as no auditor has begun
+to write pages, each call asks for all ledgers. A page is a hint: what counts is the tombstone, which is read itself and
+whose proof is checked. A ledger is dropped when a second call finds its tombstone, too.
+
+The recorded position is the page before the first one with a ledger that is still here, so that nobody removes a page,
+or what it depends on, that this bookie has not acted upon.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import CorruptError
+from pybk.transport.cluster_keys import proves_deletion
+
+if TYPE_CHECKING:
+    from pybk.bookie.replicas import Replicas
+    from pybk.ledger import Bookie
+    from pybk.metadata.cluster import ClusterMetadata
+
+logger = logging.getLogger(__name__)
+
+PAGE_LEDGERS: Final = 500
+"""Ledgers whose tombstones are asked for in one request."""
+
+PAUSE_SECONDS: Final = 0.1
+"""Pause between two such requests."""
+
+
+class DeletedLedgers:
+    """The ledgers of a bookie that were deleted and are still here. Threads: one calls ``look``.
+
+    Args:
+        metadata: The cluster's metadata.
+        replicas: The bookie's replicas.
+        bookie: The bookie.
+        drop: Called with each ledger that is to be dropped; the drop may happen later, or fail.
+        pause: Called between two requests with the seconds to wait; returns True once the bookie ends.
+    """
+
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        replicas: Replicas,
+        bookie: Bookie,
+        drop: Callable[[int], None],
+        pause: Callable[[float], object],
+    ) -> None:
+        self._metadata = metadata
+        self._replicas = replicas
+        self._bookie = bookie
+        self._drop = drop
+        self._pause = pause
+        self._read_to: int | None = None
+        """The last page that was read; None before the bookie has looked at all its ledgers while there were pages."""
+        self._recent: set[int] = set()
+        """Ledgers of the pages read last that were not here; entries of them may have been on their way."""
+        self._recorded = -1
+        """The position that this process has recorded."""
+        self._found: dict[int, int] = {}
+        """Ledgers that the last call found deleted, each with a page up to which nothing of it was written."""
+
+    def look(self) -> None:
+        """Drop the ledgers whose tombstones the last call found, too, and look for others.
+
+        Raises:
+            PybkError: The metadata store failed; the next call does the same again.
+
+        Cost: One read if there is nothing new.
+        """
+        last = self._metadata.last_deletion_page()
+        own = set(self._replicas.ledgers())
+        after, wanted = self._news(last, own)
+        deleted = self._deleted(sorted(own & (wanted | self._recent | self._found.keys())))
+        if deleted is None:
+            return
+        for ledger_id in sorted(deleted & self._found.keys()):
+            self._drop(ledger_id)
+        self._found = {ledger_id: self._found.get(ledger_id, after) for ledger_id in deleted}
+        if last is None:
+            return
+        self._read_to, self._recent = last, wanted - own
+        position = min(self._found.values(), default=last)
+        if position > self._recorded:
+            self._metadata.record_deletion_position(self._bookie, position)
+            self._recorded = position
+
+    def _news(self, last: int | None, own: Collection[int]) -> tuple[int, set[int]]:
+        """Return the ledgers to ask for, and a page up to which none of them was written."""
+        if last is None or self._read_to is None:
+            return -1, set(own)
+        try:
+            return self._read_to, self._metadata.read_deletions(self._read_to, last)
+        except CorruptError as error:
+            logger.warning("bookie %s looks at all its ledgers, because of a deletion page: %s", self._bookie, error)
+            return self._read_to, set(own)
+
+    def _deleted(self, ledger_ids: list[int]) -> set[int] | None:
+        """Return which ledgers have a tombstone that was made with the ledger's password; None if the bookie ends."""
+        deleted: set[int] = set()
+        for start in range(0, len(ledger_ids), PAGE_LEDGERS):
+            if start and self._pause(PAUSE_SECONDS):
+                return None
+            page = ledger_ids[start : start + PAGE_LEDGERS]
+            proofs = self._metadata.deletion_proofs(page)
+            found = zip(page, proofs, strict=True)
+            deleted.update(each for each, proof in found if proof is not None and self._is_proven(each, proof))
+        return deleted
+
+    def _is_proven(self, ledger_id: int, proof: bytes) -> bool:
+        state = self._replicas.state(ledger_id)
+        if state is None or state.header is None:
+            return True  # only a fence is stored, or nothing, so there is no verifier to check the tombstone by
+        described = self._metadata.check_description(state.header.encoded, where=f"ledger {ledger_id}")
+        if proves_deletion(described.verifier, proof, ledger_id):
+            return True
+        logger.warning("ledger %d has a tombstone that was made without its password; it is kept", ledger_id)
+        return False

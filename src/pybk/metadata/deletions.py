@@ -1,0 +1,286 @@
+"""Pages of deleted ledgers, by which bookies learn what to drop, so that they need not ask for each ledger.
+
+Only a ledger's tombstone proves that it was deleted; a page is a hint to look at it. The auditor learns of tombstones
+from the feed of changes and appends their ids in *pages*, numbered from 1. The *head* has the number of the last page
+that counts. Each bookie keeps the number of the page up to which it has dropped everything, its *position*, and reads
+the head once a minute. A page that is behind the positions of all bookies is removed; tombstones stay.
+
+To append means to create the page after the head's, and then to raise the head by compare-and-set:
+
+- Stopped between the two, the page is there and does not count. The next append finds it, raises the head over it as it
+  is, because all that a page ever has are ids of tombstones, and appends its own.
+- Two auditors at once, because the lease of one was lost: one of them creates the page or raises the head, the other
+  finds the key or the version changed, and begins again from the new head. What was appended twice is dropped once.
+- An auditor that was suspended may create a page whose number was used and removed since. The head is above it, so its
+  compare-and-set is refused, nobody reads that page, and it is removed with the next ones; the ids are appended anew.
+
+Numbers never begin again, because the head stays. A bookie that begins looks at all its ledgers once, after it has read
+the head: every ledger of the pages up to there had its tombstone before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError, PybkError, UsageError
+from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.metadata.authenticated_values import (
+    ValueKind,
+    decode_authenticated,
+    decode_json,
+    encode_json,
+    from_base64,
+    to_base64,
+)
+from pybk.metadata.ledgers import LEDGERS_KEY, Ledgers, leaves_after, ledger_path
+from pybk.metadata.registration import COOKIES_KEY, Bookies, BookieState, name_in_key
+
+logger = logging.getLogger(__name__)
+
+DELETIONS_KEY: Final = "deletions"
+DELETION_HEAD_KEY: Final = "deletion-head"
+DELETION_POSITIONS_KEY: Final = "deletion-positions"
+
+PAGE_LEDGERS_MAX: Final = 10_000
+"""Ledgers in one page."""
+
+_NUMBER_MAX: Final = (1 << 53) - 1
+_DIGITS: Final = 16
+
+
+class DeletedPage(NamedTuple):
+    """A page of the ids of ledgers, deleted or not, that were looked at.
+
+    Attributes:
+        deleted: The ids of those that have a tombstone, ascending.
+        after: Where the next page begins; None if this was the last.
+    """
+
+    deleted: list[int]
+    after: int | None
+
+
+class Deletions(Ledgers, Bookies):
+    """The pages of deleted ledgers of a cluster. Threads: any.
+
+    Every method may raise MetadataUnreachableError; and CorruptError, MetadataForgedError or UnsupportedFormatError if
+    a value cannot be used.
+    """
+
+    # ---- the auditor's side --------------------------------------------------------------------------------------
+
+    def begin_deletions(self) -> int:
+        """Make the head unless there is one, and return its number. Bookies read pages from then on.
+
+        Call it when all tombstones of the cluster are about to be appended, because bookies that run look at their
+        ledgers themselves only as long as there is no head.
+        """
+        while True:
+            head = self._deletion_head()
+            if head is not None:
+                return head[0]
+            with suppress(MetadataExistsError):
+                self.create_value(ValueKind.DELETION_HEAD, DELETION_HEAD_KEY, encode_json({"last": 0}))
+                return 0
+
+    def list_deleted(self, *, after: int = -1, count: int = 1000) -> DeletedPage:
+        """Return which of the next ``count`` ids of the cluster have a tombstone; a damaged value is none.
+
+        Args:
+            after: ``after`` of the previous page; -1 for the first.
+            count: How many ids to look at.
+        """
+        leaves = leaves_after(self._store, LEDGERS_KEY, after, count)
+        nodes = self._store.get_many([key for _, key in leaves])
+        found = [
+            ledger_id
+            for (ledger_id, key), node in zip(leaves, nodes, strict=True)
+            if node is not None and self._is_deleted(key, ledger_id, node)
+        ]
+        return DeletedPage(found, leaves[-1][0] if len(leaves) >= count else None)
+
+    def append_deletions(self, ledger_ids: Sequence[int]) -> int:
+        """Announce to bookies that ledgers have a tombstone, durably; see this module for what may go wrong.
+
+        Args:
+            ledger_ids: Their ids, 1 to ``PAGE_LEDGERS_MAX``.
+
+        Returns:
+            The number of their page.
+
+        Raises:
+            UsageError: Too many or no ids are given.
+        """
+        if not 0 < len(ledger_ids) <= PAGE_LEDGERS_MAX:
+            raise UsageError(f"{len(ledger_ids)} deleted ledgers; a page takes 1 to {PAGE_LEDGERS_MAX}: make several")
+        for ledger_id in ledger_ids:
+            ledger_path(ledger_id)
+        payload = encode_json({"ledger_ids": sorted(set(ledger_ids))})
+        self.begin_deletions()
+        while True:
+            head = self._deletion_head()
+            if head is None:
+                raise CorruptError(f"metadata key {DELETION_HEAD_KEY!r} was removed; nothing removes it: restore it")
+            number, mine = head[0] + 1, True
+            try:
+                self.create_value(ValueKind.DELETIONS, _page_key(number), payload)
+            except MetadataExistsError:
+                mine = False  # of an auditor that was stopped, or is about to raise the head
+            with suppress(MetadataVersionError):
+                self._put(ValueKind.DELETION_HEAD, DELETION_HEAD_KEY, encode_json({"last": number}), head[1])
+                if mine:
+                    return number
+
+    def oldest_deletion_position(self) -> int | None:
+        """Return the page up to which every bookie that belongs to the cluster has dropped everything.
+
+        Returns:
+            The page; None if a bookie has recorded none, or if there are no bookies.
+        """
+        oldest: int | None = None
+        keys = [f"{COOKIES_KEY}/{name}" for name in self._store.children(COOKIES_KEY)]
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
+            # A cookie that cannot be read raises: its bookie may be behind.
+            cookie = None if node is None else self._cookie(key, node)
+            if cookie is None or cookie.state is BookieState.REMOVED:
+                continue
+            position = self.read_deletion_position(cookie.bookie)
+            if position is None:
+                return None
+            oldest = position if oldest is None else min(oldest, position)
+        return oldest
+
+    def trim_deletions(self) -> int:
+        """Remove the pages that all bookies are past; returns how many were removed. May be repeated at any time."""
+        oldest = self.oldest_deletion_position()
+        removed = 0
+        for name in self._store.children(DELETIONS_KEY) if oldest else ():
+            if not name.isdecimal() or int(name) > (oldest or 0):
+                continue
+            key = f"{DELETIONS_KEY}/{name}"
+            node = self._store.get(key)
+            with suppress(MetadataVersionError):  # another auditor has removed it
+                if node is not None:
+                    self._delete(key, node.version)
+                    removed += 1
+        return removed
+
+    # ---- the bookies' side ---------------------------------------------------------------------------------------
+
+    def last_deletion_page(self) -> int | None:
+        """Return the number of the last page, 0 if there is none yet; None if no auditor has begun.
+
+        Cost: One read.
+        """
+        head = self._deletion_head()
+        return None if head is None else head[0]
+
+    def read_deletions(self, after: int, last: int) -> set[int]:
+        """Return the ledgers of the pages above ``after`` up to ``last``, which may be deleted.
+
+        Args:
+            after: A number up to which everything was read.
+            last: What ``last_deletion_page`` returned.
+
+        Raises:
+            CorruptError: A page is missing, or is not a page.
+        """
+        found: set[int] = set()
+        keys = [_page_key(number) for number in range(after + 1, last + 1)]
+        for key, node in zip(keys, self._store.get_many(keys), strict=True):
+            if node is None:
+                raise CorruptError(f"metadata key {key!r} is missing; look at all ledgers instead")
+            payload = self._payload_of(ValueKind.DELETIONS, key, node.value)
+            found.update(decode_json(payload, _decode_page, where=f"metadata key {key!r}"))
+        return found
+
+    def deletion_proofs(self, ledger_ids: Sequence[int]) -> list[bytes | None]:
+        """Return the proof in each ledger's tombstone, in their order; None for a ledger without a tombstone.
+
+        A value that cannot be read is no tombstone, and is logged.
+
+        Cost: As ``MetadataStore.get_many``.
+        """
+        keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
+        return [
+            None if node is None else self._proof_in(key, node.value)
+            for key, node in zip(keys, self._store.get_many(keys), strict=True)
+        ]
+
+    def _proof_in(self, key: str, value: bytes) -> bytes | None:
+        try:
+            kind, payload = decode_authenticated(key, value, self._mac_key)
+            if kind is not ValueKind.DELETED:
+                return None
+            return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
+        except PybkError as error:
+            logger.warning("whether a ledger was deleted cannot be read: %s", error)
+            return None
+
+    def read_deletion_position(self, bookie: Bookie) -> int | None:
+        """Return the page up to which a bookie has dropped everything; None if this instance has recorded none."""
+        key = _position_key(bookie.bookie_id)
+        node = self._store.get(key, latest=True)
+        if node is None:
+            return None
+        payload = self._payload_of(ValueKind.DELETION_POSITION, key, node.value)
+        found, page = decode_json(payload, _decode_position, where=f"metadata key {key!r}")
+        if found.bookie_id != unquote(key.rpartition("/")[2]):
+            raise CorruptError(f"metadata key {key!r} holds the position of {found}; remove it")
+        return page if found == bookie else None
+
+    def record_deletion_position(self, bookie: Bookie, page: int) -> None:
+        """Record that a bookie has dropped, durably, all deleted ledgers of the pages up to one; it does so itself."""
+        key = _position_key(bookie.bookie_id)
+        payload = encode_json(
+            {"bookie_id": bookie.bookie_id, "instance": to_base64(bookie.instance), "page": _number(page)}
+        )
+        while True:
+            node = self._store.get(key, latest=True)
+            with suppress(MetadataExistsError, MetadataVersionError):
+                if node is None:
+                    self.create_value(ValueKind.DELETION_POSITION, key, payload)
+                else:
+                    self._put(ValueKind.DELETION_POSITION, key, payload, node.version)
+                return
+
+    def _deletion_head(self) -> tuple[int, int] | None:
+        """Return the number of the last page and the version of the head; None if there is no head."""
+        node = self._store.get(DELETION_HEAD_KEY, latest=True)
+        if node is None:
+            return None
+        payload = self._payload_of(ValueKind.DELETION_HEAD, DELETION_HEAD_KEY, node.value)
+        where = f"metadata key {DELETION_HEAD_KEY!r}"
+        return decode_json(payload, lambda values: _number(values["last"]), where=where), node.version
+
+
+def _page_key(number: int) -> str:
+    return f"{DELETIONS_KEY}/{number:0{_DIGITS}d}"
+
+
+def _position_key(bookie_id: str) -> str:
+    return f"{DELETION_POSITIONS_KEY}/{name_in_key(bookie_id)}"
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _NUMBER_MAX:
+        raise ValueError(f"page {value!r} is not a whole number from 0 to {_NUMBER_MAX}")
+    return value
+
+
+def _decode_page(values: dict[str, Any]) -> list[int]:
+    found = values["ledger_ids"]
+    if not isinstance(found, list) or not all(type(each) is int for each in found):
+        raise ValueError("ledger_ids are not whole numbers")
+    return found
+
+
+def _decode_position(values: dict[str, Any]) -> tuple[Bookie, int]:
+    bookie = Bookie(str(values["bookie_id"]), from_base64(values["instance"]))
+    if len(bookie.instance) != INSTANCE_BYTES:
+        raise ValueError(f"an instance of {len(bookie.instance)} bytes")
+    return bookie, _number(values["page"])
