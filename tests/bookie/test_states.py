@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.version import __version__
 from tests.client.test_limbo_repair import PASSWORD, service_of
-from tests.cluster.inside import inside
+from tests.cluster.inside import SECRET, inside
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
 
@@ -76,6 +79,18 @@ def test_a_removed_bookie_ends_and_does_not_start_again(tmp_path: Path) -> None:
         cluster.bookies[0].close()
         with pytest.raises(CookieError, match="was removed from the cluster"):
             cluster.open_bookie(0)
+        started = subprocess.run(
+            [
+                *(sys.executable, "-m", "pybk", "bookie", str(tmp_path / "bookie-0")),
+                *("--metadata", cluster.url, "--listen", "tcp://127.0.0.1:*"),
+            ],
+            env={**os.environ, "PYBK_CLUSTER_SECRET": SECRET.decode()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert started.returncode == 2
+        assert "was removed from the cluster" in started.stderr
         again = LedgerManager.open(
             tmp_path / "new",
             listen="tcp://127.0.0.1:*",
