@@ -94,7 +94,7 @@ POSITION_SECONDS: Final = 1.0
 """How often a bookie records where its log durably ends, if that moved, while requests arrive."""
 
 COLLECT_SECONDS: Final = 60.0
-"""How often a bookie looks for deleted ledgers, the first time at its start; one found twice is dropped."""
+"""How often a bookie looks for deleted ledgers; it looks at all that it has once, so long after its start."""
 
 Effects = list[BookieEffect]
 
@@ -226,7 +226,7 @@ class BookieServer:
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
         self._deleted_ledgers: Final = DeletedLedgers(
-            metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self.stopping.wait
+            metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self._rest
         )
         self._served = 0
         """Requests since the last registration, approximately: two threads change it without a lock."""
@@ -687,6 +687,11 @@ class BookieServer:
     def collect(self) -> None:
         """Drop the ledgers that were found deleted by this call and the last one; see ``DeletedLedgers``."""
         self._deleted_ledgers.look()
+
+    def _rest(self, seconds: float) -> bool:
+        """Wait in the middle of a long look, and return whether the bookie ends; the position is not held up by it."""
+        self.position.record()
+        return self.stopping.wait(seconds)
 
     def _drop(self, ledger_id: int) -> list[BookieEffect]:
         """Delete the replica of a deleted ledger; if that fails, the next collection tries again."""
