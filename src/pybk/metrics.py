@@ -30,6 +30,9 @@ MEMBER_RECOVERIES: Final = "member_recoveries"
 UNSEALED_LEDGERS: Final = "unsealed_ledgers"
 """Readers that found their ledger closed without a seal."""
 
+MISPLACED_CHOICES: Final = "misplaced_choices"
+"""Ensembles, and changes of ensembles, with write sets that span too few zones; a strict policy allows none."""
+
 SINGLE_READS_MAX: Final = 64
 """Entries read one by one that are counted together."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
 from pybk.metadata.settings import PlacementSettings
 from pybk.metadata.url import open_metadata
+from pybk.metrics import MISPLACED_CHOICES
 from pybk.replication.messages import BookiesChosen, ChooseBookies
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
@@ -97,6 +99,22 @@ def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
         assert len(reads) == 1, "who may have come meanwhile is looked for"
 
 
+def test_ledgers_in_too_few_zones_are_counted_or_refused(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        metadata_of = cluster_backend_of(client).membership.metadata
+        for strict in (False, True):
+            placement = PlacementSettings(min_zones=2, strict=strict)
+            metadata_of.change_settings(partial(replace, placement=placement))
+            if strict:
+                with pytest.raises(NotEnoughBookiesError, match="bookie-0, bookie-1, bookie-2 without a label"):
+                    client.create_ledger(insecure=True)
+            else:
+                client.create_ledger(insecure=True).close()
+        counters = client.metrics().counters
+        assert [value for key, value in counters.items() if key.name == MISPLACED_CHOICES] == [1]
+
+
 # ---- placement -------------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +141,11 @@ class Racks:
         """Set the policy."""
         placement = PlacementSettings(min_zones=min_zones, strict=strict)
         self.cluster.change_settings(lambda settings: replace(settings, placement=placement))
+
+    def misplaced(self) -> int:
+        """Return how many choices the client counted as misplaced."""
+        counters = self.membership.metrics.snapshot().counters
+        return sum(value for key, value in counters.items() if key.name == MISPLACED_CHOICES)
 
     def ensemble(self) -> tuple[Bookie, ...]:
         """Choose an ensemble of three, which are all of its write sets."""
@@ -158,7 +181,7 @@ def test_a_strict_policy_refuses_ledgers_and_names_who_lacks_what(tmp_path: Path
         assert len(cluster.ensemble()) == 3
         cluster.ask(3)
         assert len(cluster.ensemble()) == 3
-        assert cluster.membership.misplaced == 1
+        assert cluster.misplaced() == 1
         cluster.ask(3, strict=True)
         with pytest.raises(NotEnoughBookiesError, match=r"placement\.strict") as refused:
             cluster.ensemble()
@@ -166,7 +189,7 @@ def test_a_strict_policy_refuses_ledgers_and_names_who_lacks_what(tmp_path: Path
         assert "there are b0, b3 in zone a; b1 in zone b; b2 without a label" in str(refused.value)
         cluster.ask(2, strict=True)
         assert set(cluster.ensemble()) == {bookie(0), bookie(1), bookie(3)}
-        assert cluster.membership.misplaced == 1
+        assert cluster.misplaced() == 1
 
 
 def test_a_strict_policy_that_is_not_the_reason_is_not_blamed(tmp_path: Path) -> None:
@@ -189,7 +212,7 @@ def test_a_bookie_that_left_counts_where_it_stood(tmp_path: Path) -> None:
         assert "b0 in a, b1 in b stay, and there are b0, b3 in zone a; b4 in zone b; b2 in zone c" in found.why
         cluster.ask(3)
         assert set(cluster.replace(2, ensemble).bookies.values()) <= {bookie(3), bookie(4)}
-        assert cluster.membership.misplaced == 1
+        assert cluster.misplaced() == 1
 
 
 def test_a_bookie_may_take_a_place_unless_another_would_spread_the_copies_more(tmp_path: Path) -> None:

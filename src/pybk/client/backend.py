@@ -75,7 +75,6 @@ from pybk.group_commit import Completion
 from pybk.health import Health, client_health
 from pybk.keys import KeyRing
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
-from pybk.metrics import Metrics
 from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ class ClusterBackend:
     ) -> None:
         self.where = where
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = membership.metrics
         self.ended = False
         self.forked = False
         self.membership: Final = membership

@@ -19,6 +19,7 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.metrics import MISPLACED_CHOICES, Metrics
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy
 from pybk.replication.messages import (
     BookiesChosen,
@@ -63,7 +64,7 @@ class Membership:
     Attributes:
         bookies: The available bookies, by name; replaced as a whole, never changed.
         too_old: Registered bookies whose pybk does not know the cluster's feature level, by name; they are not used.
-        misplaced: How many choices had write sets that span too few zones, as a policy that is not strict allows.
+        metrics: What the client counts.
         reads_are_shared: Whether several bookies should share a long read: none is near, and they encrypt replies,
             which takes longer than everything else in a read.
         on_change: Called after bookies registered or left, in a thread of the metadata store.
@@ -82,7 +83,8 @@ class Membership:
         self._candidates: tuple[Candidate, ...] = ()
         self._located: Mapping[Bookie, Location] = {}
         """Where bookies stand: those that were registered at some time, and others by their cookies."""
-        self.misplaced = 0
+        self._misplaced = 0
+        self.metrics = Metrics()
         self.too_old: Mapping[str, BookieRegistration] = {}
         self.seen_ns = 0
         """When the registrations were read last, by the monotonic clock."""
@@ -246,12 +248,13 @@ class Membership:
             size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size if copies else 0,
         )
         if choice.short and len(choice.bookies) == len(places):
-            self.misplaced += 1
-            if self.misplaced & (self.misplaced - 1) == 0:  # 1, 2, 4, 8, ...: not a line for each ledger
+            self._misplaced += 1
+            self.metrics.add(MISPLACED_CHOICES, 1, metadata.ledger_type, metadata.tier)
+            if self._misplaced & (self._misplaced - 1) == 0:  # 1, 2, 4, 8, ...: not a line for each ledger
                 logger.warning(
                     "ledger %d is misplaced: %d of its write sets span fewer than %d zones; it is choice %d of this "
                     "client that is; there are %s",
-                    *(metadata.ledger_id, choice.short, policy.needed(metadata.write_quorum), self.misplaced),
+                    *(metadata.ledger_id, choice.short, policy.needed(metadata.write_quorum), self._misplaced),
                     self._there_by_zone(),
                 )
         return choice
