@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from pybk.client.remote_ledger import RemoteLedger
+from pybk.errors import OwnerNeededError
 from pybk.flags import StorageHint
+from pybk.ledger import LedgerState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metrics import MEMBER_RECOVERIES
 from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Status
@@ -20,6 +22,7 @@ from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
 from pybk.transport.frames import FrameError
 from tests.bookie.test_hostile import Member, one
+from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.waiting import wait_until
@@ -133,6 +136,20 @@ def test_a_forged_description_of_a_ledger_that_is_new_to_the_bookie_fences_nothi
         assert member.say(ReadLac(writer.ledger_id, fence=True)) == NO
         assert member.service.replicas.state(writer.ledger_id) is None
         assert writer.append(b"first") == 0
+
+
+def test_copies_that_differ_are_left_to_the_owner(cluster: Inside) -> None:
+    """Nobody but the owner can say which bookie has the entry as it was written."""
+    with without_password(cluster) as member:
+        ledger_id, ensemble = member.ledger_id, member.writer.metadata.fragments[0].ensemble
+        for bookie, last in zip(ensemble[:2], (b"x", b"y"), strict=True):
+            service = service_of(cluster.bookies[int(bookie.bookie_id[-1])])
+            member.link = member.links.connect(bookie, service.addresses[0], service.server.public_key)
+            entry = member.entry(1)[:-1] + last
+            assert status_of(member, Add(ledger_id, (one(1, entry),), -1, recovery=True)) is Status.OK
+        with pytest.raises(OwnerNeededError, match=r"different copies of entry 1; .*open it with its password"):
+            cluster_backend_of(cluster.connect()).recover_abandoned(ledger_id)
+        assert member.manager.ledger_metadata(ledger_id).state is LedgerState.IN_RECOVERY
 
 
 def test_the_password_gives_the_whole_right_after_the_members(cluster: Inside) -> None:

@@ -519,6 +519,21 @@ def test_a_member_asks_each_bookie_for_all_that_it_has() -> None:
     assert [send.request.first for send in recovery.reads() if isinstance(send.request, Read)] == [2, 2]
 
 
+def test_a_member_does_not_read_far_ahead_of_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pybk.replication.recovery.MEMBER_BYTES_MAX", 5 * len(entry(0)))
+    recovery = MemberRecovery()
+    recovery.reading()
+    for first in range(5):
+        recovery.told(0, ReadReply(Status.OK, run(first, first)), first=first)
+        assert len(recovery.pending(0)) == 1
+    recovery.told(0, ReadReply(Status.OK, run(5, 5)), first=5)
+    assert recovery.pending(0) == []
+    recovery.told(1, ReadReply(Status.OK, run(0, 4)))
+    assert recovery.adds() != []
+    assert [send.request.first for send in recovery.pending(0) if isinstance(send.request, Read)] == [6]
+    assert [send.request.first for send in recovery.pending(1) if isinstance(send.request, Read)] == [5]
+
+
 def test_a_silent_bookie_is_waited_for_once() -> None:
     recovery = MemberRecovery()
     recovery.reading()

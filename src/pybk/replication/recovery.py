@@ -74,6 +74,9 @@ READ_BYTES_MAX: Final = 1 << 20
 UNWRITTEN_MAX: Final = 4 * READ_ENTRIES_MAX
 """Entries read and not confirmed from which on no more are asked for."""
 
+MEMBER_BYTES_MAX: Final = 64 << 20
+"""Bytes read and not confirmed from which on a member reads no further ahead: one bookie may be much faster."""
+
 RETRY_NS: Final = 200_000_000
 """Pause before the bookies whose answers did not count are asked again."""
 
@@ -336,6 +339,7 @@ class RecoveryMachine:
         self._next = self._lac + 1
         self._end_at: int | None = None
         self._found: dict[int, memoryview] = {}
+        self._found_bytes = 0
         self._denied: dict[int, int] = {}
         self._unknown: dict[int, int] = {}
         first = self._next
@@ -394,12 +398,16 @@ class RecoveryMachine:
     def _ask_each(self) -> list[Effect]:
         """Ask each bookie for all that it has: a member needs the copies of several, and what they deny (AM4)."""
         effects: list[Effect] = []
+        pending = self._inflight.pending
+        unconfirmed = pending[-1].length - self._inflight.length if pending else 0
+        ahead = UNWRITTEN_MAX if self._found_bytes + unconfirmed <= MEMBER_BYTES_MAX else 0
         for residue, mask in enumerate(self._masks):
             lowest = self._next + (residue - self._next) % self._stride
             for place in places(mask & ~self._asking[residue]):
                 first = max(self._upto.get((place, residue), 0), lowest)
                 heard = (self._denied.get(first, 0) | self._unknown.get(first, 0)) >> place & 1
-                if self._end_at is None and not heard and first - self._inflight.lac <= UNWRITTEN_MAX:
+                due = first - self._inflight.lac <= ahead or (first == lowest and not pending)
+                if self._end_at is None and due and not heard:
                     effects += self._read(1 << place, residue, first)
         return effects
 
@@ -430,6 +438,7 @@ class RecoveryMachine:
                 after = run.last + run.stride
                 for entry_id, entry in zip(range(first, after, run.stride), entries_of(run), strict=True):
                     if entry_id >= self._next:
+                        self._found_bytes += len(entry) if entry_id not in self._found else 0
                         self._compare(entry_id, self._found.setdefault(entry_id, entry), entry)
                         self._copies[entry_id] = self._copies.get(entry_id, 0) | bit
                 self._upto[place, residue] = after
@@ -469,6 +478,7 @@ class RecoveryMachine:
         while self._end_at is None and self._is_heard(self._next):
             entry = self._found.pop(self._next, None)
             if entry is not None and not (self._member and self._is_denied(self._next)):
+                self._forget(self._next, len(entry))
                 entries.append(entry)
                 size += len(entry)
                 self._next += 1
@@ -480,6 +490,12 @@ class RecoveryMachine:
                 self._end_at = self._next - 1
             break
         return effects + (self._write_back(entries) if entries else [])
+
+    def _forget(self, entry_id: int, size: int) -> None:
+        """Forget who has an entry that is decided, so that a long fragment takes no memory for each of its entries."""
+        self._found_bytes -= size
+        for known in (self._copies, self._denied, self._unknown):
+            known.pop(entry_id, None)
 
     def _write_back(self, entries: list[memoryview]) -> list[Effect]:
         """Write entries back unchanged to the bookies of their write sets (AR5)."""
