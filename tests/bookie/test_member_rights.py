@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
 from pybk.transport.frames import FrameError
 from tests.bookie.test_hostile import Member, one
-from tests.client.test_limbo_repair import service_of
+from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.waiting import wait_until
@@ -150,6 +151,19 @@ def test_copies_that_differ_are_left_to_the_owner(cluster: Inside) -> None:
         with pytest.raises(OwnerNeededError, match=r"different copies of entry 1; .*open it with its password"):
             cluster_backend_of(cluster.connect()).recover_abandoned(ledger_id)
         assert member.manager.ledger_metadata(ledger_id).state is LedgerState.IN_RECOVERY
+
+
+def test_a_lac_that_nothing_confirms_is_left_to_the_owner(cluster: Inside) -> None:
+    """A member cannot verify a LAC packet, and does not close before what it names."""
+    with ExitStack() as stack:
+        member = Member(cluster, stack)
+        let(cluster, member, True)
+        forged = struct.pack(">qq", member.ledger_id, 50) + bytes(16)
+        assert status_of(member, LacPacket(member.ledger_id, forged)) is Status.OK
+        with pytest.raises(OwnerNeededError, match="up to 0, but a bookie says that 50 was confirmed"):
+            cluster_backend_of(cluster.connect()).recover_abandoned(member.ledger_id)
+        with cluster.connect().open_ledger(member.ledger_id, password=PASSWORD, recover=True) as reader:
+            assert reader.metadata.last_entry_id == 0
 
 
 def test_the_password_gives_the_whole_right_after_the_members(cluster: Inside) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pybk.replication.broadcast import BroadcastMachine
-from pybk.replication.messages import BroadcastEnded, Reply, Send, Status, Woken, WriteLac
+from pybk.replication.broadcast import BroadcastMachine, LacBroadcastMachine
+from pybk.replication.messages import BroadcastEnded, LacReply, ReadLac, Reply, Send, Status, Woken, WriteLac
 from tests.replication.driving import LEDGER, Driven, bookie
 
 REQUEST = WriteLac(LEDGER, 3)
@@ -41,3 +41,18 @@ def test_unexpected_events_are_ignored() -> None:
     driven.answer(0)
     driven.sends = [send]
     assert driven.lose(0) == []
+
+
+def test_the_highest_lac_of_all_bookies_is_kept() -> None:
+    """One bookie may be the only one that proves it, so that nobody's answer is left out."""
+    machine = LacBroadcastMachine(LEDGER, map(bookie, range(4)))
+    driven = Driven(machine)
+    driven.take(machine.start(0))
+    assert {send.request for send in driven.sends} == {ReadLac(LEDGER)}
+    driven.answer(0, LacReply(Status.OK, 3))
+    driven.answer(1, LacReply(Status.OK, 8))
+    driven.answer(2, LacReply(Status.UNKNOWN))
+    assert driven.effects == []
+    driven.lose(3)
+    assert driven.effects == [BroadcastEnded(((bookie(2), Status.UNKNOWN), (bookie(3), None)))]
+    assert machine.last_add_confirmed == 8
