@@ -39,7 +39,7 @@ class ViolationError(AssertionError):
 
 
 class CutShortError(Exception):
-    """A bookie that denies what it acknowledged made a member close the ledger short: nothing more is promised (D8)."""
+    """A member believed a bookie that lied, as others did not answer or lack entries: no more is promised (D8)."""
 
 
 class Checker:
@@ -60,6 +60,8 @@ class Checker:
         self.closed_at: int | None = None
         self.seals: dict[tuple[int, int], tuple[bytes, bytes]] = {}
         """Seal and last digest of each end that a client would close the ledger with."""
+        self.forged: dict[int, None] = {}
+        """Entries that a lying bookie made and an honest one holds, because a third did not answer a member's reads."""
         self.closers: dict[str, None] = {}
         """Clients that would close the ledger, or have."""
 
@@ -154,7 +156,10 @@ class Checker:
                     held = disk.pending(entry_id)
                 if held is None:
                     raise ViolationError(f"{bookie} acknowledged entry {entry_id}, which is not durable")
-                if held != self.entries.get(entry_id):
+                liar = self.ledger.liar
+                if liar is not None and liar.silent is not None and liar.made.get(entry_id) == held:
+                    self.forged[entry_id] = None
+                elif held != self.entries.get(entry_id):
                     raise ViolationError(f"I4, I14: entry {entry_id} of {bookie} is another")
                 acked[entry_id] = None
 
@@ -283,6 +288,7 @@ class Checker:
             if old.state is not LedgerState.CLOSED:
                 self.closed_at = last
                 self.check_seal(author, new)
+                self.check_forged(new)
                 if self.ledger.liar is not None and self.ledger.liar.how == "denies" and last < self.confirmed:
                     raise CutShortError
                 self.check(last >= self.confirmed, f"I1: {self.confirmed} was confirmed, and it is closed at {last}")
@@ -293,6 +299,20 @@ class Checker:
             self.check_copies(new, 0, last)
         else:
             self.check_copies(new, 0, self.confirmed)
+
+    def check_whole(self) -> None:
+        """End the run if an honest bookie holds a forged entry: what comes of the ledger then is not promised."""
+        if self.forged:
+            raise CutShortError
+
+    def check_forged(self, closed: LedgerMetadata) -> None:
+        """AM5: a forged entry does not take the place of a confirmed one whose bookie was asked to store the former."""
+        liar = self.ledger.liar
+        for entry_id in self.forged:
+            ensemble = fragment_of(closed.fragments, entry_id).ensemble
+            honest = [self.ledger.disks[each] for each in ensemble if liar is None or each != liar.bookie]
+            true = any(disk.held(entry_id) == self.entries[entry_id] for disk in honest)
+            self.check(true or entry_id > self.confirmed, f"AM5: the confirmed entry {entry_id} was forged")
 
     def check_copies(self, metadata: LedgerMetadata, first: int, last: int) -> None:
         """I2, I3: entries are at an ack quorum of their fragment, and what faults left of it can be read."""

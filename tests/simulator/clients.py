@@ -162,17 +162,22 @@ class Client:
     def answered(self, key: int, reply: Reply | LacReply | ReadReply, bookie: Bookie) -> None:
         """A reply came, maybe late, maybe twice."""
         if self.ledger.deceives:
-            reply = self._as_heard(self.asked_of[key], reply, bookie)
+            heard = self._as_heard(self.asked_of[key], reply, bookie)
+            if heard is None:
+                return
+            reply = heard
         machine, token = key >> 32, key & 0xFFFFFFFF
         self.open.pop((machine, token), None)
         self.deliver_to(machine, Answered(token, reply))
 
     def _as_heard(
         self, request: Request, honest: Reply | LacReply | ReadReply, bookie: Bookie
-    ) -> Reply | LacReply | ReadReply:
-        """Return a reply as the bookie gives it, and as the client's driver passes it on."""
+    ) -> Reply | LacReply | ReadReply | None:
+        """Return a reply as the bookie gives it, and as the client's driver passes it on; None for no reply."""
         liar = self.ledger.liar
         reply = honest if liar is None else liar.says(bookie, request, honest)
+        if reply is None:
+            return None
         return verified(self.ledger, request, honest, reply) if self.verifies else reply
 
     def write_metadata(self, effect: WriteMetadata) -> None:

@@ -116,6 +116,7 @@ class Liar:
     - ``tail``: it returns entries after its last one that nobody gave it.
     - ``lac``: it reports a LAC that is too high.
     - ``denies``: it denies entries that it acknowledged, to recoveries.
+    - ``hides``: as ``forges``, and another bookie, which is honest, does not answer reads of members.
     """
 
     def __init__(self, ledger: SimLedger, how: str) -> None:
@@ -123,13 +124,19 @@ class Liar:
         self.how = how
         self.random = Random(f"{ledger.source}/liar")
         assert ledger.metadata.current is not None
-        self.bookie: Bookie = self.random.choice(ledger.metadata.current.fragments[0].ensemble)
+        ensemble = ledger.metadata.current.fragments[0].ensemble
+        self.bookie: Bookie = self.random.choice(ensemble)
+        self.silent: Bookie | None = None
+        if how == "hides":
+            self.silent = self.random.choice([each for each in ensemble if each != self.bookie])
         self.made: dict[int, bytes] = {}
         """The entries that it made, by id."""
         self.stopped = False
 
-    def says(self, bookie: Bookie, request: Request, reply: AnyReply) -> AnyReply:
-        """Return what it says in the place of an honest reply."""
+    def says(self, bookie: Bookie, request: Request, reply: AnyReply) -> AnyReply | None:
+        """Return what it says in the place of an honest reply, None for nothing."""
+        if bookie == self.silent and isinstance(request, Read) and request.checked and not self.stopped:
+            return None
         if self.stopped or bookie != self.bookie:
             return reply
         if isinstance(reply, Reply):
@@ -144,10 +151,10 @@ class Liar:
     def _read(self, request: Read, reply: ReadReply) -> ReadReply:
         run = reply.run
         entries = [] if run is None else [bytes(entry) for entry in entries_of(run)]
-        if self.how == "forges":
+        if self.how in ("forges", "hides"):
             for number in range(len(entries)):
                 entry_id = request.first + number * request.stride
-                if entry_id % 3 == 1:
+                if entry_id % 3 == 1 or self.how == "hides":
                     entries[number] = self.made[entry_id] = entries[number][:-1] + b"!"
             return replace(reply, run=run_of(request.first, request.stride, entries))
         if self.how == "denies" and request.fence:

@@ -141,6 +141,7 @@ class SimLedger:
 
     def settle(self) -> None:
         """I10: the writer finishes, or recoveries close the ledger."""
+        self.checker.check_whole()
         until = self.clock.now + PATIENCE_NS
         writer = self.writer
         if self.random.random() < 0.3:
@@ -161,6 +162,7 @@ class SimLedger:
         current = self.metadata.current
         self.checker.check(current is None or current.state is LedgerState.CLOSED, "I10: the ledger is not closed")
         self._wait_for_late_answers()
+        self.checker.check_whole()
         self._check_recorded()
         if self.liar is not None:
             self.liar.stopped = True

@@ -49,6 +49,11 @@ MEMBER_MUTANTS = (
         (Piece(RECOVERY + "_decide", "self._member and self._is_denied(self._next)", "False"),),
     ),
     Mutant(
+        "Q8",
+        "a member gives up if a bookie holds other bytes, and does not replace the bookie (AM5)",
+        (Piece(RECOVERY + "_request_ended", "reply.status is Status.CONFLICT and self._member", "False"),),
+    ),
+    Mutant(
         "Q10",
         "a member asks each bookie for all that it has, not only for what no other returned (AM4)",
         (Piece(RECOVERY + "_ask", "return self._ask_each()", "pass"),),
@@ -62,14 +67,8 @@ MEMBER_MUTANTS = (
 
 MEMBER_SURVIVORS = (
     # A member hears all bookies of an entry before it takes a copy of which there are fewer than Qa. So a bookie that
-    # holds other bytes was silent when it was read, while another one lied: two faults, with which nothing is promised
-    # (D8). The rule lets the owner recover even then, as long as the silent one answers an add; unit tests show it.
-    Mutant(
-        "Q8",
-        "a member gives up if a bookie holds other bytes, and does not replace the bookie (AM5)",
-        (Piece(RECOVERY + "_request_ended", "reply.status is Status.CONFLICT and self._member", "False"),),
-    ),
-    # As above: an answer that comes after the close matters only if another bookie lied.
+    # holds other bytes was silent when it was read, while another one lied, and its answer to the add came after the
+    # close, too. With two faults nothing is promised (D8); unit tests show the rule.
     Mutant(
         "Q9",
         "a member closes once all of its adds were answered (AM5)",

@@ -142,11 +142,15 @@ def _members(seed: int, plan: Plan) -> Plan:
     if chance < 0.25 and 1 < quorum.ack_quorum < quorum.write_quorum:
         return replace(plan, loses_data="corrupt", alters=True, fills=False)
     if chance < 0.65 and quorum.ack_quorum > 1:
-        return _with_liar(plan, random.choice(("forges", "tail", "lac", "denies")))
+        how = random.choice(("forges", "tail", "lac", "denies"))
+        return _with_liar(plan, "hides" if how == "forges" and random.random() < 0.5 else how)
     return plan
 
 
 def _with_liar(plan: Plan, how: str) -> Plan:
+    if how == "hides":  # time for reads that have no answer, before the faults end
+        batches = (1,) * 8
+        plan = replace(plan, quorum=Quorum(3, 3, 2), batches=batches, faults_ns=600 * MS, window=6, think_ns=0)
     return replace(
         plan,
         recoverers=plan.members if how == "denies" else plan.recoverers,
@@ -155,9 +159,9 @@ def _with_liar(plan: Plan, how: str) -> Plan:
         lies=how,
         loss=0.0,
         spurious=0.0,
-        slow=0.3,
-        slow_ns=40 * MS,
-        timeout_ns=200 * MS,
+        slow=0.6 if how == "hides" else 0.3,
+        slow_ns=(90 if how == "hides" else 40) * MS,
+        timeout_ns=(100 if how == "hides" else 200) * MS,
         clogs=False,
         cuts=False,
         pauses=False,

@@ -66,7 +66,7 @@ def test_the_seeds_try_what_they_should() -> None:
         assert {getattr(plan, fault) for plan in plans} == {False, True}, fault
     assert sum(plan.errors > 0 for plan in plans) > 50
     assert {plan.ledgers for plan in plans} == {1, 2, 3}
-    assert {plan.lies for plan in plans} == {"", "forges", "tail", "lac", "denies"}
+    assert {plan.lies for plan in plans} == {"", "forges", "tail", "lac", "denies", "hides"}
     assert sum(plan.alters for plan in plans) > 10
     assert sum(plan.members == plan.recoverers > 0 for plan in plans) > 20
     assert sum(0 < plan.members < plan.recoverers for plan in plans) > 20
