@@ -9,6 +9,7 @@ from pybk.replication import rereplication
 from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import (
     Add,
+    Answered,
     BookiesChosen,
     ChooseBookies,
     Done,
@@ -142,12 +143,76 @@ def swapping() -> Copying:
 
 
 def test_a_refused_compare_and_set_is_repeated_on_the_stored_metadata() -> None:
-    copy = swapping()
-    other = replace(closed(), fragments=(Fragment(0, (bookie(8), bookie(1), bookie(2))),), version=5)
+    first, second = metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6))), (5, (3, 4, 5))
+    copy = Copying(first, 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7)
+    copy.only(WriteMetadata)
+    other = replace(metadata((3, 3, 2), (0, (0, 1, 2)), second), version=5)
     copy.feed(MetadataRefused(other, 9))
     written = copy.only(WriteMetadata)
     assert written.version == 9
-    assert written.metadata.fragments[0].ensemble == (bookie(8), bookie(7), bookie(2))
+    assert written.metadata == replace(metadata((3, 3, 2), (0, (0, 7, 2)), second), version=6), (
+        "the ledger is open, so its bookies drop nothing"
+    )
+
+
+def test_after_a_refused_compare_and_set_a_closed_ledger_is_copied_again() -> None:
+    """SD4: the change may have been the barrier of the target, which dropped what it had."""
+    copy = swapping()
+    copy.feed(MetadataRefused(replace(closed(), version=5), 9))
+    assert copy.effects[1:] == [], "nothing is written"
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert (read.request.first, read.request.last) == (0, 4)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    (add,) = copy.sends
+    assert (add.bookie, type(add.request)) == (bookie(7), Add)
+    assert copy.effects == []
+    copy.answer(7)
+    written = copy.only(WriteMetadata)
+    assert (written.version, written.metadata.version) == (9, 6)
+    assert written.metadata.fragments[0].ensemble == (bookie(0), bookie(7), bookie(2))
+
+
+def test_a_ledger_that_was_closed_meanwhile_is_copied_again() -> None:
+    opened = metadata((3, 3, 2), (0, (0, 1, 2)), (5, (3, 4, 6)))
+    copy = Copying(opened, 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7)
+    copy.feed(MetadataRefused(replace(opened, state=LedgerState.CLOSED, last_entry_id=8, length=90, version=1), 4))
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+
+
+def test_the_compare_and_set_names_the_version_from_before_the_copies() -> None:
+    """SD4: what the reader reads again meanwhile may be newer than the barrier of a target that dropped its copies."""
+    copy = Copying(closed(1), 1)
+    for number in (0, 2, 1):
+        copy.answer(number, ReadReply(Status.UNKNOWN))
+    copy.only(ReadMetadata)
+    renewed = replace(closed(1), fragments=(Fragment(0, (bookie(8), bookie(1), bookie(2))),), version=6)
+    copy.feed(MetadataRead(renewed, 9))
+    copy.answer(8, ReadReply(Status.OK, run(0, 1)))
+    copy.answer(7)
+    written = copy.only(WriteMetadata)
+    assert written.version == 3
+    assert written.metadata.fragments[0].ensemble == (bookie(0), bookie(7), bookie(2))
+
+
+def test_late_answers_to_the_reads_of_a_window_are_none_to_those_of_the_next() -> None:
+    last = rereplication.WINDOW_ENTRIES
+    copy = Copying(closed(last), 1)
+    copy.now = 2_000_000_000
+    copy.feed(Woken())
+    late = copy.pending(0)[0]
+    copy.answer(2, ReadReply(Status.OK, run(0, last - 1)))
+    copy.answer(7)
+    copy.sends.remove(late)
+    assert copy.feed(Answered(late.token, ReadReply(Status.NO_SUCH_ENTRY))) == []
+    copy.answer(2, ReadReply(Status.OK, run(last, last)))
+    copy.answer(7)
+    assert copy.only(WriteMetadata).version == 3
 
 
 def test_a_replacement_that_another_client_made_is_kept() -> None:

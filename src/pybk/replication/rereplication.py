@@ -4,8 +4,10 @@ Theory of operation. ``client/rereplication.py`` drives one machine for each fra
 the metadata, asks for bookies, and then alternates: read a window of entries with ``ReadMachine``, add them to the
 targets as a recovery does (C7), up to the fragment's end and not the LAC (C15). Re-replication has no ledger password,
 so it asks the source bookie to verify record checksums (``checked``). Only when all copies are durable (I3), one
-compare-and-set puts the targets into the fragment, and changes nothing else (I11). If it is refused, the machine looks
-at the new metadata, and tries again or ends undecided. A failed machine leaves the metadata as it was.
+compare-and-set puts the targets into the fragment, and changes nothing else (I11). It names the version that was read
+before the first copy, whatever was read since. If it is refused, the machine looks at the new metadata, and tries again
+or ends undecided. If the ledger is closed by then, the targets may have dropped what they had of it, so everything is
+copied again (SD4). A failed machine leaves the metadata as it was.
 """
 
 from __future__ import annotations
@@ -148,8 +150,7 @@ class RereplicationMachine:
         if found is None:
             return self._fail(Reason.DELETED, "it was deleted")
         if self._reader is not None and not self._writing:
-            self._metadata, self._version = found, version
-            return self._read(MetadataRead(found, version), now_ns)
+            return self._read(MetadataRead(found, version), now_ns)  # the version stays that from before the copies
         if self._writing and found == self._wanted:
             return self._end(Done(found, version))
         index = next((i for i, each in enumerate(found.fragments) if each.first_entry_id == self._first), None)
@@ -163,7 +164,7 @@ class RereplicationMachine:
         self._metadata, self._version, self._last = found, version, last
         self._fragment = found.fragments[index]
         if self._writing:
-            return self._compare_and_set()
+            return self._refused(now_ns)
         bits = [i for i, bookie in enumerate(self._fragment.ensemble) if bookie in self._lost]
         if not bits:
             return self._end(Done(found, version))
@@ -187,12 +188,21 @@ class RereplicationMachine:
             return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"no bookie can take the places of {lost}: {why}")
         return self._begin(now_ns)
 
+    def _refused(self, now_ns: int) -> list[Effect]:
+        """Try again after a refused compare-and-set, if the targets still fit."""
+        ensemble = self._fragment.ensemble
+        for place, bookie in self._targets.items():
+            if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
+                return self._fail(Reason.UNDECIDED, "its ensemble was changed meanwhile; try it again")
+        if self._metadata.state is LedgerState.CLOSED:
+            self._writing = False
+            return self._begin(now_ns)  # SD4: the change may have been the barrier of a target that drops its copy
+        return self._compare_and_set()
+
     def _compare_and_set(self) -> list[Effect]:
         """Start the compare-and-set that puts the targets into the fragment, and changes nothing else (I11)."""
         ensemble = list(self._fragment.ensemble)
         for place, bookie in self._targets.items():
-            if ensemble[place] not in self._lost or (bookie in ensemble and bookie != ensemble[place]):
-                return self._fail(Reason.UNDECIDED, "its ensemble was changed meanwhile; try it again")
             ensemble[place] = bookie
         if tuple(ensemble) == self._fragment.ensemble:
             return self._end(Done(self._metadata, self._version))
@@ -216,6 +226,7 @@ class RereplicationMachine:
     def _window(self, now_ns: int) -> list[Effect]:
         """Read the next window; replace the bookies once the fragment's end, and not the LAC, is reached (C15)."""
         self._reader = None
+        self._read_tokens.clear()  # a late answer to the window before is no answer to a request of this one
         if self._next > self._last:
             return self._compare_and_set()
         wait_ns = 0 if self._pace is None else self._pace.wait_ns(now_ns)
