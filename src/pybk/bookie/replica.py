@@ -498,17 +498,33 @@ class Replica:
 
         The ledger is in limbo meanwhile, so that no entry is denied if the deletion fails half-way.
         """
+        self._settle()
+        self.limbo = self.gap = True
+        self._delete_extents()
+        self._delete_all(self.fences)
+        self._delete_all(self.marks)
+        self.deleted = True
+
+    def drop_entries(self) -> None:
+        """Delete all entries; a fence and limbo marks stay. The caller holds the lock.
+
+        Nothing says afterwards that entries were here: the copy was surplus, so nobody counts on it (SD5).
+        """
+        self._settle()
+        self.lac()  # it never goes down while the bookie runs (I13)
+        self._delete_extents()
+
+    def _settle(self) -> None:
+        """Wait until the creation of each extent is durable or has failed."""
         for extent in self._unborn:
             if extent.created is not None:
                 self._store.log.wait(extent.created)
         self.note_commit_outcomes()
-        self.limbo = self.gap = True
+
+    def _delete_extents(self) -> None:
         for extent in list(self.extents):
             self._delete(extent.descriptor)
             self.extents.remove(extent)
-        self._delete_all(self.fences)
-        self._delete_all(self.marks)
-        self.deleted = True
 
     def _delete_all(self, descriptors: list[LedgerDescriptor]) -> None:
         while descriptors:

@@ -334,10 +334,48 @@ class Replicas:
             if replica.deleted:
                 return
             replica.delete()
-            with self._lock:
-                self._replicas.pop(ledger_id, None)
-                self._stored.pop(ledger_id, None)
-                self._limbo.discard(ledger_id)
+            self._forget(ledger_id)
+
+    def drop_entries(self, ledger_id: int) -> None:
+        """Delete a ledger's entries, because other bookies have its copies; durable on return.
+
+        A fence stays (SD5), and so does limbo. Without either, the bookie knows nothing of the ledger afterwards. A
+        crash in the middle leaves some of the entries. Does nothing for an unknown ledger.
+
+        Raises:
+            StorageError: Some entries may be left; another call deletes them.
+
+        Cost: One synced write for each extent.
+        """
+        replica = self.replica(ledger_id)
+        if replica is None:
+            return
+        with replica.lock:
+            if replica.deleted:
+                return
+            replica.drop_entries()
+            if not replica.fenced and not replica.limbo:
+                replica.deleted = True
+                self._forget(ledger_id)
+
+    def _forget(self, ledger_id: int) -> None:
+        """Forget a ledger of which nothing is left; the caller holds the replica's lock."""
+        with self._lock:
+            self._replicas.pop(ledger_id, None)
+            self._stored.pop(ledger_id, None)
+            self._limbo.discard(ledger_id)
+
+    def count_entries(self, ledger_id: int) -> int:
+        """Return how many entries the bookie has of a ledger; 0 for an unknown one, and for a fence alone.
+
+        Cost: A ledger that was not used since the start is not loaded for that.
+        """
+        with self._lock:
+            replica = self._replicas.get(ledger_id)
+            stored = self._stored.get(ledger_id, ()) if replica is None else ()
+        if replica is None:
+            return sum(self.store.descriptor(number).last_durable + 1 for number in stored)
+        return sum(part.last_durable + 1 for part in replica.parts())
 
     # ---- adding --------------------------------------------------------------------------------------------------
 
