@@ -437,3 +437,67 @@ def test_a_deletion_does_not_answer_requests_about_another_ledger() -> None:
     bookie.ask("p", ReadLac(LEDGER, beyond=5, wait_ns=10))
     assert bookie.machine.ledger_deleted(LEDGER + 1) == []
     assert bookie.machine.commit() == [Respond("a", Reply(Status.OK, watched=True))]
+
+
+def holding(*, fenced: bool = False) -> Bookie:
+    """Return a bookie that has entries 0 to 3."""
+    bookie = Bookie()
+    bookie.ask("a", bookie.add(0, 3))
+    bookie.machine.commit()
+    if fenced:
+        bookie.disk.fence(LEDGER, b"")
+    return bookie
+
+
+def test_entries_are_dropped_and_a_fence_stays() -> None:
+    """SD5."""
+    for fenced in (False, True):
+        bookie = holding(fenced=fenced)
+        assert bookie.machine.announce_drop(LEDGER)
+        assert bookie.machine.drop_entries(LEDGER) == (True, [])
+        assert bookie.disk.durable == {}
+        state = bookie.disk.state(LEDGER)
+        assert (state is not None and state.fenced) == fenced
+        status = Status.NO_SUCH_ENTRY if fenced else Status.NO_SUCH_LEDGER
+        assert bookie.reply(read()).status is status
+        assert bookie.machine.drop_entries(LEDGER) == (False, []), "an announcement is for one drop"
+
+
+def test_entries_that_are_added_after_the_announcement_keep_the_copy() -> None:
+    """SD3."""
+    bookie = holding(fenced=True)
+    bookie.machine.announce_drop(LEDGER)
+    assert bookie.reply(bookie.add(4, 4)).status is Status.FENCED
+    bookie.ask("a", bookie.add(0, 0, recovery=True))
+    bookie.machine.commit()
+    assert bookie.machine.drop_entries(LEDGER) == (False, [])
+    assert sorted(bookie.disk.durable) == [0, 1, 2, 3]
+    bookie.machine.announce_drop(LEDGER)
+    assert bookie.machine.drop_entries(LEDGER)[0]
+
+
+def test_an_add_that_was_refused_keeps_no_copy() -> None:
+    bookie = holding(fenced=True)
+    bookie.machine.announce_drop(LEDGER)
+    assert bookie.reply(bookie.add(4, 4)).status is Status.FENCED
+    assert bookie.machine.drop_entries(LEDGER)[0]
+
+
+def test_what_was_added_before_the_announcement_is_acknowledged_before_the_drop() -> None:
+    bookie = holding()
+    bookie.ask("b", bookie.add(4, 4))
+    bookie.machine.announce_drop(LEDGER)
+    assert bookie.machine.drop_entries(LEDGER) == (True, [Respond("b", Reply(Status.OK))])
+    assert bookie.disk.durable == {}
+
+
+def test_no_copy_is_dropped_unannounced_in_limbo_unknown_or_deleted() -> None:
+    bookie = holding()
+    assert bookie.machine.drop_entries(LEDGER) == (False, [])
+    bookie.disk.limbo = True
+    assert not bookie.machine.announce_drop(LEDGER)
+    assert not Bookie(known=False).machine.announce_drop(LEDGER)
+    bookie.disk.limbo = False
+    bookie.machine.announce_drop(LEDGER)
+    bookie.machine.ledger_deleted(LEDGER)
+    assert bookie.machine.drop_entries(LEDGER) == (False, [])

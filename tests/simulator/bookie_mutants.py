@@ -243,8 +243,8 @@ BOOKIE_MUTANTS = (
         (
             Piece(
                 "rereplication:RereplicationMachine._advance",
-                "self._reader is not None or self._adding or self._writing or self._ended",
-                "self._reader is not None or self._writing or self._ended",
+                "self._reader is not None or self._adding or self._writing or self._ended or self._resting",
+                "self._reader is not None or self._writing or self._ended or self._resting",
             ),
         ),
     ),

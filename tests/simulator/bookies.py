@@ -7,6 +7,7 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from pybk.errors import StorageError
 from pybk.ledger import INSTANCE_BYTES, Bookie, LedgerMetadata, LedgerState
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
@@ -46,6 +47,8 @@ class SimBookie:
         self.life = 0
         self.up = True
         self.full = False
+        self.lost_at: dict[tuple[Bookie, int], int] = {}
+        """When each instance lost what it had of each ledger, until it has that again."""
         self.committing = False
         self.begin()
 
@@ -104,6 +107,21 @@ class SimBookie:
             ledger.checker.collected(self.bookie)
             self.let(lambda: self.machine.ledger_deleted(ledger.ledger_id))
 
+    def drop_entries(self, ledger: SimLedger) -> bool | None:
+        """Let the machine drop a surplus copy; return whether it did, None if it failed half-way."""
+        dropped: bool | None = None
+
+        def drop() -> list[BookieEffect]:
+            nonlocal dropped
+            try:
+                dropped, effects = self.machine.drop_entries(ledger.ledger_id)
+            except StorageError:
+                return []
+            return effects
+
+        self.let(drop)
+        return dropped
+
     def let(self, act: Callable[[], list[BookieEffect]]) -> None:
         """Let the machine do something, in the middle of which the bookie may stop."""
         effects: list[BookieEffect] = []
@@ -149,6 +167,7 @@ class SimBookie:
         entries = ledger.checker.entries_of(self.bookie, metadata)
         self.disks[ledger.ledger_id].repair(entries, closed=metadata.state is LedgerState.CLOSED)
         ledger.checker.repaired(self.bookie, entries)
+        self.lost_at.pop((self.bookie, ledger.ledger_id), None)
 
     def _has_end(self, metadata: LedgerMetadata) -> bool:
         """Return whether nothing more is added here to what the ledger has, and no fence may be lost."""
@@ -188,14 +207,16 @@ class SimBookie:
     def forget(self) -> None:
         """Come back without the entries and the fence, in limbo."""
         self.crash()
-        for disk in self.disks.values():
+        for ledger_id, disk in self.disks.items():
+            self.lost_at[self.bookie, ledger_id] = self.harness.clock.now
             disk.forget()
         self.restart()
 
     def wipe(self) -> None:
         """Come back with empty directories, as another instance."""
         self.crash()
-        for disk in self.disks.values():
+        for ledger_id, disk in self.disks.items():
+            self.lost_at[self.bookie, ledger_id] = self.harness.clock.now
             disk.lose()
         self.begin()
         self.restart()

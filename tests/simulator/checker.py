@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import entries_of
-from pybk.replication.fragments import fragment_of
+from pybk.replication.fragments import fragment_end, fragment_of
 from pybk.replication.messages import (
     NEGATIVE,
     Add,
@@ -24,6 +24,7 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
+from pybk.replication.replica_check import spans_of
 from tests.simulator.disk import LAC_OFFSET
 from tests.simulator.seals import digest_in, forgeries, is_right, seal_of
 
@@ -56,6 +57,8 @@ class Checker:
         self.fenced: dict[Bookie, None] = {}
         self.lacs: dict[Bookie, int] = {}
         self.gone: dict[Bookie, None] = {}
+        self.unnamed_since: dict[Bookie, int] = {}
+        """When the metadata last named each bookie, in runs where surplus copies are dropped."""
         self.read_lac = -1
         self.closed_at: int | None = None
         self.seals: dict[tuple[int, int], tuple[bytes, bytes]] = {}
@@ -226,6 +229,50 @@ class Checker:
         self.fenced.pop(bookie, None)
         self.lacs.pop(bookie, None)
 
+    # ---- surplus copies --------------------------------------------------------------------------------------------
+
+    def dropping(self, bookie: Bookie, began: int) -> None:
+        """SD1, SD2: a bookie is about to drop its copy, after an audit of the others that began then."""
+        ledger = self.ledger
+        metadata = ledger.metadata.current
+        self.forget(bookie)
+        if metadata is None:
+            return
+        self.check(metadata.state is LedgerState.CLOSED, f"SD1: {bookie} drops a copy of a ledger that is not closed")
+        mine = self.entries_of(bookie, metadata)
+        self.check(not mine, f"SD4: {bookie} drops its copy though the ledger places entries {sorted(mine)} there")
+        since = self.unnamed_since.get(bookie, 0)
+        kept = ledger.clock.now - since >= ledger.plan.surplus_ns
+        self.check(kept, f"SD1: {bookie} drops its copy {ledger.clock.now - since} ns after the ledger named it")
+        for other in {each for fragment in metadata.fragments for each in fragment.ensemble}:
+            lost_at = ledger.bookies[other.bookie_id].lost_at.get((other, ledger.ledger_id), began)
+            self.check(lost_at >= began, f"SD2: {bookie} drops its copy though {other} had lost its own before")
+        for number, fragment in enumerate(metadata.fragments):
+            end = fragment_end(metadata, number)
+            assert end is not None
+            for place, other in enumerate(fragment.ensemble):
+                spans = spans_of(metadata, place, fragment.first_entry_id, end)
+                first = min((span.first for span in spans), default=-1)
+                here = first < 0 or ledger.disks[other].had(first)
+                self.check(here, f"SD2: {bookie} drops its copy though {other} never had entry {first}")
+
+    def forget(self, bookie: Bookie) -> None:
+        """What a bookie acknowledged before it drops its copy promises nothing any more; its fence does."""
+        self.acked.pop(bookie, None)
+        self.deferred.pop(bookie, None)
+        self.lacs.pop(bookie, None)
+
+    def check_swapped(self, old: LedgerMetadata, new: LedgerMetadata) -> None:
+        """SD4, I3: a bookie that re-replication names has, or had, all entries of its place."""
+        quorum = self.ledger.plan.quorum
+        last = new.last_entry_id if new.state is LedgerState.CLOSED else new.fragments[-1].first_entry_id - 1
+        for entry_id in range(last + 1):
+            before, now = (fragment_of(each.fragments, entry_id).ensemble for each in (old, new))
+            for place in quorum.write_set(entry_id):
+                if before[place] != now[place]:
+                    here = self.ledger.disks[now[place]].had(entry_id)
+                    self.check(here, f"SD4: {now[place]} was named without entry {entry_id}")
+
     # ---- seals -----------------------------------------------------------------------------------------------------
 
     def closes(self, author: str, closed: LedgerMetadata) -> None:
@@ -268,6 +315,11 @@ class Checker:
 
     def metadata_changes(self, author: str, old: LedgerMetadata, new: LedgerMetadata) -> None:
         """I1, I3, I5, I11: what is written to the metadata store."""
+        if author.startswith("copier"):
+            self.check_swapped(old, new)
+        now = self.ledger.clock.now
+        if self.ledger.plan.surplus_ns:
+            self.unnamed_since |= {each: now for fragment in old.fragments for each in fragment.ensemble}
         if not author.startswith("copier"):
             kept = new.fragments[: len(old.fragments) - 1] == old.fragments[:-1]
             self.check(kept, f"I11: {author} changed fragments that have an end: {old.fragments} to {new.fragments}")

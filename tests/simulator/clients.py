@@ -80,6 +80,8 @@ class Client:
         self.machines = 0
         self.paused = False
         self.stopped = False
+        self.asleep = False
+        """Whether it stands still longer than any pause."""
         self.waiting: list[tuple[int, Event]] = []
         self.open: dict[tuple[int, int], None] = {}
         self.asked_of: dict[int, Request] = {}
@@ -128,6 +130,8 @@ class Client:
 
     def resume(self) -> None:
         """Continue as if no time had passed."""
+        if self.asleep:
+            return
         self.paused = False
         waiting, self.waiting = self.waiting, []
         for to, event in waiting:

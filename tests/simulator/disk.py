@@ -11,6 +11,7 @@ from pybk.errors import StorageError, StorageFullError
 from pybk.replication.bookie import BookieStorage, ReplicaStatus
 from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import EntryRun, Status
+from tests.simdisk import SimCrash
 
 LEDGER = 1
 LAC_OFFSET = 16
@@ -71,6 +72,13 @@ class Disk(BookieStorage, Protocol):
     def repair(self, entries: dict[int, bytes], *, closed: bool) -> None:
         """End a limbo, given all that should be here."""
 
+    def stop_in_drop(self) -> None:
+        """Stop in the middle of the next drop."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no entries that a drop would delete."""
+
     def heal(self) -> None:
         """Break no more."""
 
@@ -85,7 +93,6 @@ class ModelReplicas:
     """
 
     header: object = b"description"
-    stopped = False
 
     def __init__(self, random: Random, *, deferred: bool, short: float, errors: float = 0.0) -> None:
         self.random = random
@@ -97,6 +104,7 @@ class ModelReplicas:
         self.lost: dict[int, bytes] = {}
         """What was durable once, and is gone for a fault that the protocol does not survive on more bookies."""
         self.corrupt: dict[int, None] = {}
+        self.stopped = self.stops_in_drop = False
         self.known = self.known_durable = False
         self.fenced = self.fence_durable = False
         self.limbo = self.gap = False
@@ -217,6 +225,30 @@ class ModelReplicas:
         self.known = self.known_durable = self.fenced = self.fence_durable = self.limbo = self.gap = False
         self.lac, self.packet = -1, None
 
+    def drop_entries(self, ledger_id: int) -> None:
+        error = self._error()
+        if error is not None or self.stops_in_drop:
+            for entry_id in list(self.durable):
+                if self.random.random() < 0.5:
+                    del self.durable[entry_id]
+                    self.corrupt.pop(entry_id, None)
+            self.stopped = self.stops_in_drop
+            raise SimCrash if error is None else error
+        self.durable.clear()
+        self.staged.clear()
+        self.lost.clear()
+        self.corrupt.clear()
+        self.known = self.known_durable = self.fence_durable
+        if not self.known:
+            self.lac, self.packet = -1, None
+
+    def stop_in_drop(self) -> None:
+        self.stops_in_drop = True
+
+    @property
+    def empty(self) -> bool:
+        return not self.durable and not self.staged
+
     # ---- faults ----------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
@@ -232,6 +264,7 @@ class ModelReplicas:
         self.lac = max((_unpack_lac(entry, LAC_OFFSET)[0] for entry in self.durable.values()), default=-1)
         self.packet = None
         self.limbo = self.limbo or self.deferred
+        self.stopped = self.stops_in_drop = False
 
     def forget(self) -> None:
         self.lose()
@@ -279,10 +312,12 @@ class ModelReplicas:
 class DiskGroup(BookieStorage):
     """The disks of several ledgers of one bookie, which are synced and lost together."""
 
-    stopped = False
-
     def __init__(self, disks: dict[int, Disk]) -> None:
         self.disks = disks
+
+    @property
+    def stopped(self) -> bool:
+        return any(disk.stopped for disk in self.disks.values())
 
     def state(self, ledger_id: int) -> ReplicaStatus | None:
         return self.disks[ledger_id].state(ledger_id)
@@ -324,3 +359,6 @@ class DiskGroup(BookieStorage):
 
     def delete(self, ledger_id: int) -> None:
         self.disks[ledger_id].delete(ledger_id)
+
+    def drop_entries(self, ledger_id: int) -> None:
+        self.disks[ledger_id].drop_entries(ledger_id)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulator.clients import Rereplication
 from tests.simulator.plan import MS
+from tests.simulator.surplus import SlowRereplication
 
 if TYPE_CHECKING:
     from tests.simulator.harness import Harness
@@ -37,6 +38,9 @@ class Faults:
             (plan.swaps, self.replicate),
             (plan.deletes, self.delete),
             (plan.fills, self.fill),
+            (plan.surplus_ns > 0, self.replicate),
+            (plan.surplus_ns > 0, self.replicate),
+            (plan.surplus_ns > 0, self.replicate),
         ]
         self.kinds = [kind for enabled, kind in kinds if enabled]
         if self.kinds:
@@ -137,10 +141,12 @@ class Faults:
         """Give the places of a bookie in some fragment to another, though nothing is wrong with it."""
         ledger = self._any_ledger()
         metadata = ledger.metadata.current
-        if metadata is not None and len(ledger.copiers) < 3:
+        drops = ledger.plan.surplus_ns
+        if metadata is not None and len(ledger.copiers) < (20 if drops else 3):
             fragment = self.random.choice(metadata.fragments)
             lost = frozenset((self.random.choice(fragment.ensemble),))
-            copier = Rereplication(ledger, len(ledger.copiers), fragment.first_entry_id, lost)
+            kind = SlowRereplication if drops else Rereplication
+            copier = kind(ledger, len(ledger.copiers), fragment.first_entry_id, lost)
             ledger.copiers.append(copier)
             copier.begin()
 

@@ -14,6 +14,7 @@ from tests.simulator.faults import Faults
 from tests.simulator.ledgers import SimLedger
 from tests.simulator.network import Clock, Network
 from tests.simulator.plan import Plan, draw, sibling_plan
+from tests.simulator.surplus import SurplusDrops
 
 
 def model_disk(random: Random, plan: Plan) -> Disk:
@@ -48,6 +49,7 @@ class Harness:
             self.bookies[bookie.name] = bookie
         for ledger in self.ledgers.values():
             ledger.populate()
+        self.surplus = SurplusDrops(self) if self.plan.surplus_ns else None
         self.faults = Faults(self)
 
     def bookies_changed(self) -> None:
@@ -70,6 +72,8 @@ class Harness:
             ledger.read_all()
             ledger.replicate()
             ledger.read_all()
+        if self.surplus is not None:
+            self.surplus.settle()
 
     def heal(self) -> None:
         """Stop all faults."""

@@ -146,9 +146,10 @@ class SimLedger:
         writer = self.writer
         if self.random.random() < 0.3:
             writer.stopped = True
-        if not writer.stopped and not writer.ended:
+        awake = not writer.stopped and not writer.asleep
+        if awake and not writer.ended:
             self.checker.check(self.clock.run(until, lambda: writer.ended), "I10: the writer neither ends nor fails")
-        if not writer.stopped and not self.recoverers and self.metadata.current is not None:
+        if awake and not self.recoverers and self.metadata.current is not None:
             self._judge_writer()
             self._wait_for_late_answers()
         last = Recoverer(self, len(self.recoverers), member=len(self.recoverers) in self._members())

@@ -145,7 +145,7 @@ def main() -> int:
         if names and mutant.name not in names:
             continue
         how = ""
-        for seed in range(SEEDS_MAX):
+        for seed in range(mutant.first, mutant.first + SEEDS_MAX):
             how = kills(mutant, seed)
             if how:
                 print(f'    "{mutant.name}": {seed},  # {how[:80]}', flush=True)

@@ -24,11 +24,12 @@ class Piece(NamedTuple):
 
 
 class Mutant(NamedTuple):
-    """A rule, and how it is broken."""
+    """A rule, and how it is broken; ``first`` is the first seed that tries what the rule is about."""
 
     name: str
     rule: str
     pieces: tuple[Piece, ...]
+    first: int = 0
 
 
 @contextmanager

@@ -71,6 +71,10 @@ class Plan:
     """Whether damage changes an entry's bytes, which only checks show, and does not make it unreadable."""
     lies: str = ""
     """How one bookie lies, see ``deceit.Liar``; empty for not at all."""
+    surplus_ns: int = 0
+    """How long a surplus copy is kept at least; 0 for ever."""
+    sleeps: bool = False
+    """Whether the writer stands still until all surplus copies were dropped."""
 
 
 LATE_FORCES = 6
@@ -81,15 +85,22 @@ MEMBERS = frozenset({11, 19, 27, 35, 41, 49, 51, 57})
 """The seeds with these remainders of 64 have recoveries by members."""
 
 
+SURPLUS_SEEDS = 100_000_000
+"""From this seed on, bookies drop surplus copies."""
+
+
 def draw(seed: int) -> Plan:
     """Draw the plan of a seed.
 
+    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies; what those before try stays as it was.
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
     whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies
     answer a force after others took their places; and another one a recovery whose fences and adds are answered late.
     In another eighth members recover, without the password.
     """
     plan = _draw(f"{seed}")
+    if seed >= SURPLUS_SEEDS:
+        return _with_drops(seed, plan)
     if seed % 64 in MEMBERS:
         return _members(seed, plan)
     if seed % 16 == 14:
@@ -170,6 +181,28 @@ def _with_liar(plan: Plan, how: str) -> Plan:
         swaps=False,
         fills=False,
         deletes=False,
+    )
+
+
+def _with_drops(seed: int, plan: Plan) -> Plan:
+    """Have re-replication replace bookies often, and these drop what they have."""
+    random = Random(f"{seed}/plan/surplus")
+    loses = plan.quorum.ack_quorum > 1 and random.random() < 0.3
+    return replace(
+        plan,
+        spares=random.choice((1, 2, 3)),
+        recoverers=max(plan.recoverers, random.choice((0, 1, 1, 2))),
+        closes=random.random() < 0.7,
+        swaps=True,
+        loses_data=random.choice(("forgets", "wiped")) if loses else plan.loses_data,
+        fills=plan.fills and not loses,
+        errors=random.choice((0.02, 0.1)) if random.random() < 0.1 else 0.0,
+        ledgers=2 if random.random() < 0.1 else 1,
+        faults_ns=random.choice((150, 300)) * MS,
+        fault_every_ns=random.choice((3, 10)) * MS,
+        metadata_loss=random.uniform(0, 0.3) if random.random() < 0.4 else 0.0,
+        surplus_ns=random.choice((2, 10, 40)) * MS,
+        sleeps=random.random() < 0.4,
     )
 
 

@@ -84,6 +84,10 @@ class RealDisk:
         self._fs.heal()
         self._replicas.delete(ledger_id)
 
+    def drop_entries(self, ledger_id: int) -> None:
+        self._may_stop()
+        self._replicas.drop_entries(ledger_id)
+
     def _may_stop(self) -> None:
         if not self._calm and self.random.random() < STOPS:
             self._fs.crash_at(self.random.randrange(2), only="write_durable")
@@ -141,6 +145,14 @@ class RealDisk:
 
     def repair(self, entries: dict[int, bytes], *, closed: bool) -> None:
         raise NotImplementedError("limbo on the storage has tests of its own")
+
+    def stop_in_drop(self) -> None:
+        if not self._calm:
+            self._fs.crash_at(self.random.randrange(3), only="write_durable")
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.has(entry_id) for entry_id in range(ENTRIES_MAX))
 
     def heal(self) -> None:
         self._calm = True

@@ -129,6 +129,13 @@ class BookieStorage(Protocol):
     def delete(self, ledger_id: int) -> None:
         """Delete everything of a ledger, its fence included."""
 
+    def drop_entries(self, ledger_id: int) -> None:
+        """Delete all entries of a ledger, durably, but not its fence.
+
+        Raises:
+            StorageError: Some entries may be left.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Respond:
@@ -279,6 +286,8 @@ class BookieMachine:
         self._dirty: set[int] = set()
         self._doubtful: set[int] = set()
         self._collected: set[int] = set()
+        self._dropping: set[int] = set()
+        """Ledgers whose drop was announced, and to which nothing was added since (SD3)."""
         self._parked_bytes = 0
         self._parked: dict[int, list[tuple[Sender, Add, OpaqueHeader]]] = {}
 
@@ -363,6 +372,7 @@ class BookieMachine:
         waiting = [sender for sender, of in self._acks if of == ledger_id]
         self._acks = [ack for ack in self._acks if ack[1] != ledger_id]
         self._dirty.discard(ledger_id)
+        self._dropping.discard(ledger_id)
         self._replicas.delete(ledger_id)
         if ledger_id in self._parked:
             self._collected.add(ledger_id)
@@ -371,6 +381,36 @@ class BookieMachine:
             self.polls.end(poll)
         effects: list[BookieEffect] = [Respond(sender, Reply(Status.DELETED)) for sender in waiting]
         return effects + [Respond(poll.sender, LacReply(Status.DELETED)) for poll in polls]
+
+    def announce_drop(self, ledger_id: int) -> bool:
+        """Note from now on if entries are added to a ledger, whose surplus copy is to be dropped (SD3).
+
+        A restart of the bookie ends that, because it makes another machine.
+
+        Returns:
+            Whether it does; False if the ledger is unknown or in limbo.
+        """
+        state = self._replicas.state(ledger_id)
+        if state is None or state.limbo:
+            return False
+        self._dropping.add(ledger_id)
+        return True
+
+    def drop_entries(self, ledger_id: int) -> tuple[bool, list[BookieEffect]]:
+        """Delete the entries of a ledger, and keep its fence, if nothing was added since ``announce_drop`` (SD3, SD5).
+
+        Returns:
+            Whether they were deleted, durably, and what to do.
+
+        Raises:
+            StorageError: Some entries may be left.
+        """
+        if ledger_id not in self._dropping:
+            return False, []
+        self._dropping.discard(ledger_id)
+        effects = self._sync() if ledger_id in self._dirty else []  # of adds that were taken before the announcement
+        self._replicas.drop_entries(ledger_id)
+        return True, effects
 
     def woken(self, now_ns: int) -> list[BookieEffect]:
         """Answer the long polls whose deadline has passed.
@@ -410,6 +450,7 @@ class BookieMachine:
             parked.append((sender, request, header))
             return [LookUp(ledger_id)] if len(parked) == 1 else []
         self._dirty.add(ledger_id)  # even if an error follows, because some of the runs may have been staged
+        self._dropping.discard(ledger_id)
         for run in request.runs:
             try:
                 status = self._replicas.stage(ledger_id, run, not request.deferred, recovery=request.recovery)

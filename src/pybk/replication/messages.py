@@ -334,6 +334,28 @@ class Woken:
     """The time that ``WakeAt`` named has come."""
 
 
+@dataclass(frozen=True, slots=True)
+class DropAnnounced:
+    """The drop was announced to the bookie, as ``AnnounceDrop`` asked.
+
+    Attributes:
+        ready: Whether it notes from now on if entries are added; False if the ledger is in limbo there.
+    """
+
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DropEnded:
+    """The bookie was asked to drop its copy, as ``DropEntries`` asked.
+
+    Attributes:
+        dropped: Whether it did; False if entries were added since the drop was announced, or something failed.
+    """
+
+    dropped: bool
+
+
 Event = (
     Answered
     | Unanswered
@@ -343,6 +365,8 @@ Event = (
     | MetadataUnreachable
     | BookiesChosen
     | Woken
+    | DropAnnounced
+    | DropEnded
 )
 
 
@@ -500,6 +524,22 @@ class UnderReplicated:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceDrop:
+    """Announce to the bookie of this process that its copy of the ledger is to be dropped.
+
+    From then on it notes whether entries are added to it (SD3). Followed by ``DropAnnounced``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class DropEntries:
+    """Have the bookie of this process delete its entries of the ledger, unless some were added since ``AnnounceDrop``.
+
+    A fence that it has of the ledger stays (SD5). Followed by ``DropEnded``.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The machine has ended without success.
 
@@ -557,6 +597,8 @@ Effect = (
     | ReadEnded
     | UnderReplicated
     | BroadcastEnded
+    | AnnounceDrop
+    | DropEntries
     | Failed
     | Done
 )

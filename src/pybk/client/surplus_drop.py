@@ -1,0 +1,279 @@
+"""The drop of surplus copies: a bookie finds entries of ledgers that do not name it any more, and deletes them.
+
+Theory of operation
+-------------------
+
+``SurplusDrops`` runs in the process of a bookie. Each ``look`` takes the next page of the ledgers that the bookie has
+anything of, and reads their metadata at once. So a *pass* over all of them costs one request per page, and is paced:
+``pause_s`` says when the next page is due, so that a pass takes ``delay_s``.
+
+| metadata of the ledger | action |
+|---|---|
+| not closed, or a fragment names the bookie | none |
+| closed, no fragment names it, and entries are here | noted with its version and the time |
+| the same again at the same version, after ``delay_s`` | the copy is dropped by ``SurplusDropMachine`` |
+| the same, but a mark says that a bookie misses entries of it | kept: re-replication is due |
+| deleted | none: the bookie drops the ledger by its tombstone |
+| no key | an *orphan*: listed, and never deleted, because a missing key proves nothing |
+
+Notes are in memory alone: a restart only makes each copy stay longer. ``docs/replication.md`` (*Surplus copies*) has
+the rules and why they suffice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from random import Random
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from pybk.client.driver import Conversation
+from pybk.client.machine_errors import error_of
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.errors import PybkError, StorageError
+from pybk.replication.messages import AnnounceDrop, Done, DropAnnounced, DropEnded, DropEntries, Effect, Event, Failed
+from pybk.replication.surplus import SurplusDropMachine, is_surplus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pybk.client.driver import Driver
+    from pybk.client.membership import Membership
+    from pybk.ledger import Bookie
+    from pybk.metadata.ledgers import StoredLedger
+    from pybk.replication.bookie import BookieEffect, BookieMachine
+
+logger = logging.getLogger(__name__)
+
+PAGE: Final = 500
+"""Ledgers whose metadata are read by one request."""
+
+DELAY_SECONDS: Final = 3600.0
+"""How long a copy is kept after it was found surplus, and how long a pass over all ledgers takes."""
+
+
+class Copies(Protocol):
+    """The replicas of a bookie, as they are searched for surplus copies."""
+
+    def ledgers(self) -> list[int]:
+        """Return the ledgers that the bookie has anything of, ascending."""
+
+    def count_entries(self, ledger_id: int) -> int:
+        """Return how many entries of a ledger the bookie has."""
+
+
+class SurplusBookie(Protocol):
+    """A bookie of this process, as its surplus copies are dropped."""
+
+    @property
+    def bookie(self) -> Bookie:
+        """Its name and instance."""
+
+    @property
+    def replicas(self) -> Copies:
+        """Its replicas."""
+
+    @property
+    def machine(self) -> BookieMachine:
+        """Its machine, for the serving thread alone."""
+
+    def post(self, call: Callable[[], list[BookieEffect]]) -> None:
+        """Have the serving thread make a call."""
+
+
+class SurplusCopy(NamedTuple):
+    """A copy that was found surplus.
+
+    Attributes:
+        version: The version of the ledger's metadata at which it was, ever since.
+        since: When it was found, by the monotonic clock.
+        size_bytes: About how many payload bytes it has.
+    """
+
+    version: int
+    since: float
+    size_bytes: int
+
+
+class _Drop(Conversation[SurplusDropMachine]):
+    """The conversation that drops one copy."""
+
+    def __init__(self, driver: Driver, ledger: RemoteLedger, machine: SurplusDropMachine, host: SurplusBookie) -> None:
+        super().__init__(driver, ledger, machine)
+        self._host: Final = host
+
+    def take(self, effect: Effect) -> None:
+        """Have the bookie do its part; end when the machine has ended, with its error if it failed."""
+        if type(effect) is AnnounceDrop:
+            self._host.post(self._announce)
+        elif type(effect) is DropEntries:
+            self._host.post(self._drop)
+        elif type(effect) is Done:
+            self.end()
+        elif type(effect) is Failed:
+            self.end(error_of(effect))
+
+    def _announce(self) -> list[BookieEffect]:
+        """Announce the drop; runs in the bookie's serving thread."""
+        self._pass(DropAnnounced(self._host.machine.announce_drop(self.ledger.ledger_id)))
+        return []
+
+    def _drop(self) -> list[BookieEffect]:
+        """Drop the entries; runs in the bookie's serving thread."""
+        dropped, effects = False, list["BookieEffect"]()
+        try:
+            dropped, effects = self._host.machine.drop_entries(self.ledger.ledger_id)
+        except StorageError as error:
+            logger.warning("ledger %d: its surplus copy cannot be dropped now: %s", self.ledger.ledger_id, error)
+        finally:
+            self._pass(DropEnded(dropped))
+        return effects
+
+    def _pass(self, event: Event) -> None:
+        self.driver.post(lambda: self.driver.pass_event(self, event))
+
+
+class SurplusDrops:
+    """Finds and drops the surplus copies of the bookie of this process; see the module.
+
+    Args:
+        driver: Runs the drops.
+        membership: Reads the metadata.
+        bookie: The bookie.
+        delay_s: How long a copy is kept after it was found surplus.
+
+    Attributes:
+        copies: The copies that were found surplus and are still there, by ledger.
+        orphans: Ledgers that the bookie has something of, and the metadata store has no key of.
+        dropped: How many copies were dropped.
+        dropped_bytes: About how many payload bytes they had.
+        stopping: Set it to end a ``look`` before its next drop; any thread may.
+
+    Threads: one at a time calls ``look``; any may read the attributes.
+    """
+
+    def __init__(
+        self, driver: Driver, membership: Membership, bookie: SurplusBookie, *, delay_s: float = DELAY_SECONDS
+    ) -> None:
+        self._driver = driver
+        self._membership = membership
+        self._bookie = bookie
+        self._random = Random()
+        self._left: list[int] = []
+        """The ledgers of this pass that were not looked at, descending."""
+        self.delay_s = delay_s
+        self.copies: dict[int, SurplusCopy] = {}
+        self.orphans: set[int] = set()
+        self.dropped = 0
+        self.dropped_bytes = 0
+        self.stopping = threading.Event()
+
+    @property
+    def surplus_bytes(self) -> int:
+        """About how many payload bytes the surplus copies have that were found and not dropped yet."""
+        return sum(copy.size_bytes for copy in list(self.copies.values()))
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next ``look``, so that a pass over all ledgers takes ``delay_s``."""
+        return self.delay_s / max(1, -(-len(self._bookie.replicas.ledgers()) // PAGE))
+
+    def look(self) -> int:
+        """Look at the next page of ledgers, and drop the copies that were surplus for long enough.
+
+        Returns:
+            How many copies were dropped. One that cannot be dropped now stays noted, and is tried by the next pass.
+
+        Raises:
+            MetadataError: The metadata store cannot be reached; the next call takes the same page.
+
+        Cost: One read of the metadata store for the page; for each drop a read of the marks, a write, about a dozen
+            reads of single entries from other bookies, and a synced write of this bookie for each extent.
+        """
+        if not self._left:
+            self._begin_pass()
+        page = self._left[: -PAGE - 1 : -1]
+        surplus = self.find_surplus(page)
+        dropped = 0
+        for found in surplus:
+            if self.stopping.is_set():
+                break
+            if self._is_due(found) and self._drop(found):
+                dropped += 1
+        del self._left[-len(page) :]
+        return dropped
+
+    def _begin_pass(self) -> None:
+        """List the ledgers for another pass, and forget those that are gone."""
+        ids = self._bookie.replicas.ledgers()
+        known = set(ids)
+        self.copies = {ledger_id: copy for ledger_id, copy in self.copies.items() if ledger_id in known}
+        self.orphans &= known
+        self._left = ids[::-1]
+
+    def find_surplus(self, page: Sequence[int]) -> list[StoredLedger]:
+        """Note the surplus copies of a page of ledgers, and the orphans.
+
+        Args:
+            page: Ids of ledgers.
+
+        Returns:
+            The ledgers whose surplus copies were noted before, at the same version of the metadata.
+        """
+        metadata = self._membership.metadata
+
+        def log(ledger_id: int, error: PybkError) -> None:
+            logger.warning("whether the copy of ledger %d is surplus cannot be told: %s", ledger_id, error)
+
+        surplus = []
+        without: list[int] = []
+        for ledger_id, found in zip(page, metadata.read_ledgers(page, damaged=log), strict=True):
+            if found is None:
+                without.append(ledger_id)
+            elif is_surplus(found.metadata, self._bookie.bookie):
+                surplus += [found] if self._note(found) else []
+                continue
+            self.copies.pop(ledger_id, None)
+        versions = metadata.ledger_versions(without)
+        self.orphans -= set(page)
+        self.orphans |= {ledger_id for ledger_id, version in zip(without, versions, strict=True) if version is None}
+        return surplus
+
+    def _note(self, found: StoredLedger) -> bool:
+        """Note a surplus copy, unless there are no entries here; return whether it was noted before at this version."""
+        ledger_id = found.metadata.ledger_id
+        noted = self.copies.get(ledger_id)
+        if noted is not None and noted.version == found.version:
+            return True
+        self.copies.pop(ledger_id, None)
+        entries = self._bookie.replicas.count_entries(ledger_id)
+        if entries:
+            size_bytes = found.metadata.length * entries // max(1, found.metadata.last_entry_id + 1)
+            self.copies[ledger_id] = SurplusCopy(found.version, time.monotonic(), size_bytes)
+        return False
+
+    def _is_due(self, found: StoredLedger) -> bool:
+        """Return whether a copy was surplus at this version for long enough (SD1), and its ledger has no mark."""
+        ledger_id = found.metadata.ledger_id
+        if time.monotonic() - self.copies[ledger_id].since < self.delay_s:
+            return False
+        marks = self._membership.metadata.list_under_replicated(after=ledger_id - 1, count=1)
+        return not any(mark.ledger_id == ledger_id for mark in marks)
+
+    def _drop(self, found: StoredLedger) -> bool:
+        """Drop one copy; return whether that was done, and log why not."""
+        ledger_id = found.metadata.ledger_id
+        ledger = RemoteLedger(found.metadata, found.version, self._membership.metadata.describe(found.metadata))
+        machine = SurplusDropMachine(found.metadata, found.version, self._bookie.bookie, self._random)
+        drop = _Drop(self._driver, ledger, machine, self._bookie)
+        try:
+            self._driver.run(drop, machine.start)
+        except PybkError as error:
+            logger.info("%s", error)
+            return False
+        size_bytes = self.copies.pop(ledger_id).size_bytes
+        self.dropped += 1
+        self.dropped_bytes += size_bytes
+        logger.info("ledger %d: its surplus copy at %s was dropped", ledger_id, self._bookie.bookie)
+        return True
