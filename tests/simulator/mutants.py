@@ -12,10 +12,11 @@ from tests.simulator.client_mutants import CLIENT_MUTANTS, CLIENT_SURVIVORS
 from tests.simulator.member_mutants import MEMBER_MUTANTS, MEMBER_SURVIVORS
 from tests.simulator.mutating import kills
 from tests.simulator.seal_mutants import SEAL_MUTANTS
+from tests.simulator.surplus_mutants import SURPLUS_MUTANTS
 
 SEEDS_MAX = 20_000
 
-MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS, *MEMBER_MUTANTS)
+MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS, *MEMBER_MUTANTS, *SURPLUS_MUTANTS)
 
 SURVIVORS = (*CLIENT_SURVIVORS, *MEMBER_SURVIVORS)
 
@@ -35,6 +36,22 @@ KILLED_AT = {
     "C4": 944,
     "C7": 2,
     "C9": 104,
+    "D1": 100_000_000,
+    "D10": 100_000_040,
+    "D11": 100_000_000,
+    "D12": 100_003_249,
+    "D13": 100_001_007,
+    "D14": 100_000_009,
+    "D15": 100_000_023,
+    "D16": 100_000_000,
+    "D2": 100_000_452,
+    "D3": 100_000_026,
+    "D4": 100_000_127,
+    "D5": 100_000_023,
+    "D6": 100_000_042,
+    "D7": 100_001_409,
+    "D8": 100_000_036,
+    "D9": 100_000_099,
     "E1": 64,
     "E2": 13,
     "E3": 59,
