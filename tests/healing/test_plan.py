@@ -140,17 +140,14 @@ def test_an_empty_ledger_is_moved_without_bytes_and_never_lost() -> None:
 
 def test_an_open_ledger_waits_for_its_owner_after_the_grace_for_open_ledgers() -> None:
     made = ledger(1, (0, (0, 1, 2)), last=None)
-    for moved_ns, repair, state in (
-        (NOW - 3600 * SECOND_NS + 1, RepairSettings(), None),
-        (NOW - 3600 * SECOND_NS, RepairSettings(), RepairState.WAITING_FOR_OWNER),
-        (NOW - 3600 * SECOND_NS, RepairSettings(recover_abandoned=True), RepairState.QUEUED),
-    ):
+    for idle_s, allowed, waiting in ((3599, False, False), (3600, False, True), (3600, True, True)):
+        repair = RepairSettings(recover_abandoned=allowed)
         found = situation(5, absent={0: 2 * GRACE_NS}, repair=repair)
-        found.moved_ns[1] = moved_ns
+        found.moved_ns[1] = NOW - idle_s * SECOND_NS
         result = planned(found, made)
-        tasks = result.tasks + result.terminal
-        assert [each.state for each in tasks] == ([] if state is None else [state])
-        assert [each.recover for each in tasks] == ([] if state is None else [state is RepairState.QUEUED])
+        assert result.tasks == ()
+        states = [(each.state, each.recover) for each in result.terminal]
+        assert states == ([(RepairState.WAITING_FOR_OWNER, allowed)] if waiting else [])
 
 
 def test_what_was_observed_is_filled_up_where_it_is() -> None:
@@ -181,7 +178,7 @@ def test_without_a_target_a_ledger_is_marked_so() -> None:
     full = [facts(each, tiers={StorageHint.SSD: Space(14 * GIB, 100 * GIB)}) for each in range(1, 4)]
     result = planned(situation(4, absent={0: 2 * GRACE_NS}, changed=full), ledger(2, (0, (0, 1))))
     assert [task.state for task in result.wanted.values()] == [RepairState.NO_TARGET]
-    assert [each.reason for each in result.holds] == [HoldReason.LITTLE_SPACE]
+    assert result.holds == ()
 
 
 def test_ledgers_without_targets_do_not_block_the_others() -> None:

@@ -9,8 +9,8 @@ The order: the fewest live sound copies of an entry come first, whatever the rea
 oldest. A copy is *urgent* if an entry is down to one live sound copy of several, unless the only failure is a bookie
 within its grace. Of a write quorum of two, each restart of a bookie leaves one copy: that is waited for.
 
-The last fragment of an open ledger is left to its writer. A ledger whose writer is gone waits for its owner, or is
-recovered if the settings allow it.
+The last fragment of an open ledger is left to its writer. A ledger whose writer is gone waits for its owner; a worker
+recovers a ledger in that state if the settings allow it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Task(NamedTuple):
         since_ns: Since when there is the reason; 0 if unknown.
         size_bytes: About how many bytes are copied.
         tier: The tier of the entries.
-        recover: The ledger is open and has to be recovered first.
+        recover: The ledger waits for its owner, and the settings allow any member to recover it.
         derived: The reason to be published; None if the mark that is there already is enough.
         stays: The bookie keeps its place and is filled up, so that no target is needed.
     """
@@ -129,7 +129,7 @@ class _Draft:
     size: int = 0
     recover: bool = False
 
-    def queue(self, fragment: MappedFragment, copies: int, size: int, *, urgent: bool, recover: bool = False) -> None:
+    def queue(self, fragment: MappedFragment, copies: int, size: int, *, urgent: bool) -> None:
         """Add a fragment that can be repaired."""
         if self.state is not RepairState.QUEUED:  # earlier fragments cannot be repaired; a worker leaves them
             self.state, self.first = RepairState.QUEUED, fragment.first_entry_id
@@ -137,7 +137,6 @@ class _Draft:
         self.urgent |= urgent
         self.first = min(self.first, fragment.first_entry_id)
         self.size += size
-        self.recover |= recover
 
     def end(self, fragment: MappedFragment, state: RepairState) -> None:
         """Add a fragment that no worker can repair."""
@@ -303,16 +302,14 @@ class _Judge:
         if self._now - self._situation.moved_ns.get(self._id, self._now) < self._situation.open_grace_ns:
             self._left = True
             return
-        sound = min((bits.sound & mask).bit_count() for mask in self._ledger.shape.masks)
         for place in gone:
             draft = self._draft(fragment, fragment.places[place])
             if not bits.sound and not bits.hopeful:
                 self._lost = True
                 draft.end(fragment, RepairState.LOST)
-            elif self._situation.settings.repair.recover_abandoned and bits.sound:
-                draft.queue(fragment, max(sound, 1), 0, urgent=False, recover=True)
             else:
                 draft.end(fragment, RepairState.WAITING_FOR_OWNER)
+                draft.recover = self._situation.settings.repair.recover_abandoned and bool(bits.sound)
 
     def _draft(self, fragment: MappedFragment, number: int) -> _Draft:
         """Return the draft of a bookie's task."""

@@ -454,11 +454,11 @@ def _few_writable(cluster: ClusterMap, situation: Situation, now_ns: int) -> Ite
 
 
 def _little_space(situation: Situation, now_ns: int, needed: Mapping[StorageHint, int]) -> Iterable[Hold]:
-    """Yield a hold for each tier that the plan would fill up."""
+    """Yield a hold for each tier that the plan would fill up; one that is full already is no target, and no hold."""
     targets = targets_of(situation, now_ns)
     for tier, size in sorted(needed.items()):
         headroom = sum(each.bytes_for(tier) for each in targets)
-        if size > headroom:
+        if size > headroom > 0:
             yield _hold(
                 HoldReason.LITTLE_SPACE,
                 f"{size} bytes of tier {tier} have to be copied and {headroom} fit below {FULL_LINE:.0%}; add space",

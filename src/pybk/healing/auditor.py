@@ -1,0 +1,961 @@
+"""The auditor: a pure machine that keeps the marks of all repairs that a cluster needs.
+
+Theory of operation
+-------------------
+
+One process of a cluster is elected auditor. It decides only; workers copy, and each copy counts by a compare-and-set of
+its ledger's metadata. So two auditors at a time do no harm, and an auditor that was suspended neither.
+
+    FOLLOWING --Elected--> READING --the last page of LedgersRead--> LEADING --LostElection--> FOLLOWING
+
+After its election the machine asks for everything. Until it has read all ledgers, marks, bookies and settings, it
+changes no mark. Then each event brings a change, and each step ends with a comparison: the marks that ``plan`` wants
+against the marks that there are. What is wanted and not there is published, at most ``WINDOW`` queued marks, the most
+urgent ones; what the auditor published and is not wanted any more is withdrawn. The driver reports every attempt by a
+``MarksChanged`` with the present values, so that a refused effect corrects the machine.
+
+Time. ``now_ns`` is nanoseconds since 1970 at the election, and counts on by a monotonic clock. Absences are saved as
+durations, because clocks of machines differ; the next auditor continues to count them unless the bookie has started
+again. The time during which the metadata store could not be reached is not counted, because bookies may have been back.
+
+A step after the end of the lease has no effects but reports, because another auditor may have been elected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from pybk.flags import StorageHint
+from pybk.healing.cluster_map import ClusterMap
+from pybk.healing.plan import (
+    DERIVED,
+    WINDOW,
+    Assessment,
+    Counts,
+    Rank,
+    Task,
+    assess,
+    count,
+    rank_of,
+    select,
+    signature_of,
+    suspects,
+)
+from pybk.healing.situation import (
+    FLAPPING_NS,
+    SECOND_NS,
+    BookieFacts,
+    Hold,
+    MarkKey,
+    Situation,
+    Standing,
+    Target,
+    holds_of,
+    standing_of,
+    standings_of,
+    targets_of,
+)
+from pybk.ledger import Bookie, LedgerMetadata
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+
+REREAD_NS: Final = 3600 * SECOND_NS
+"""How often everything is read again, against changes that the feed may have missed."""
+
+SAVE_NS: Final = 60 * SECOND_NS
+"""How often durations are saved; changes of who is absent are saved at once."""
+
+ASK_AGAIN_NS: Final = 60 * SECOND_NS
+"""How long an effect may take before it is asked for again."""
+
+SUSPICION_NS: Final = 600 * SECOND_NS
+"""How far apart two checks must have denied an entry before the bookie is marked."""
+
+RATE_NS: Final = 600 * SECOND_NS
+"""Over how long the rate of repairs is taken."""
+
+JUDGED_MAX: Final = 1000
+"""Of how many marks in a terminal state it is saved by what they were judged."""
+
+STUCK_LISTED_MAX: Final = 100
+"""How many ledgers a report names in each list."""
+
+NEVER_NS: Final = 1 << 63
+"""Later than any time."""
+
+_BATCH: Final = 200
+"""Above so many changes the order of the tasks is sorted again."""
+
+
+class Check(StrEnum):
+    """The result of a check of one replica. A time-out is ``UNKNOWN``, and never evidence that an entry is missing."""
+
+    SOUND = "sound"
+    MISSING = "missing"
+    DAMAGED = "damaged"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAbsence:
+    """How long a bookie had been absent when it was saved.
+
+    Attributes:
+        boots: The number of its last start; another one means that it was back.
+        absent_ns: For how long; None if it was registered.
+        absences_ns: How long ago its recent absences began.
+    """
+
+    boots: int
+    absent_ns: int | None
+    absences_ns: tuple[int, ...] = ()
+
+
+class Judged(NamedTuple):
+    """A mark in a terminal state, by its token, and the signature of what it was judged by."""
+
+    token: bytes
+    signature: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What an auditor leaves to the next one.
+
+    Attributes:
+        absences: How long bookies have been absent.
+        since_read_ns: How long ago all ledgers were read.
+        judged: By what marks in a terminal state were judged, so that these are not tried again after each election.
+    """
+
+    absences: Mapping[Bookie, SavedAbsence] = field(default_factory=dict)
+    since_read_ns: int = 0
+    judged: Mapping[MarkKey, Judged] = field(default_factory=dict)
+
+
+# ---- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """This process was elected.
+
+    Attributes:
+        saved: What the previous auditor has left.
+        until_ns: The lease lasts until then at least.
+        session_ns: When the session with the metadata store began.
+    """
+
+    saved: SavedState
+    until_ns: int
+    session_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExtended:
+    """The lease of the election lasts until ``until_ns`` at least."""
+
+    until_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LostElection:
+    """Another process may be elected."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersRead:
+    """A page of all ledgers' metadata was read, in answer to ``ReadEverything``; pages ascend.
+
+    Attributes:
+        reading: That of ``ReadEverything``.
+        after: The ledger before the page; -1 for the first page.
+        through: The last ledger of the page; None for the last page.
+        ledgers: Metadata and version of each ledger.
+        unknown: Ledgers that could not be read.
+    """
+
+    reading: int
+    after: int
+    through: int | None
+    ledgers: Mapping[int, tuple[LedgerMetadata, int]]
+    unknown: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersChanged:
+    """Ledgers changed: metadata and version of each; None for one that was deleted.
+
+    ``unknown`` are ledgers that changed and could not be read; they stay as they are, and are asked for again.
+    """
+
+    ledgers: Mapping[int, tuple[LedgerMetadata, int] | None]
+    unknown: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesMissed:
+    """The feed may have missed changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookiesRead:
+    """All cookies and registrations were read; an incomplete reading is no event."""
+
+    bookies: tuple[BookieFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MarksRead:
+    """All marks were read, before the first page of ``LedgersRead``."""
+
+    marks: tuple[UnderReplicatedLedger, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MarksChanged:
+    """Marks changed, or effects on them were tried: the present values; None for a mark that there is not."""
+
+    marks: Mapping[MarkKey, UnderReplicatedLedger | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsRead:
+    """The cluster's settings were read."""
+
+    settings: ClusterSettings
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLost:
+    """The metadata store cannot be reached, or the session has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBack:
+    """A session with the metadata store began."""
+
+
+@dataclass(frozen=True, slots=True)
+class WritersMoved:
+    """Writers of open ledgers gave a sign of life: their LAC has moved."""
+
+    ledgers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaChecked:
+    """Entries of a ledger were read from one bookie.
+
+    Attributes:
+        ledger_id: The ledger.
+        bookie: The bookie.
+        result: What came of it.
+        first_entry_id: The first entry that is missing or damaged.
+    """
+
+    ledger_id: int
+    bookie: Bookie
+    result: Check
+    first_entry_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; every 10 s."""
+
+
+Event = (
+    Elected
+    | LeaseExtended
+    | LostElection
+    | LedgersRead
+    | LedgersChanged
+    | ChangesMissed
+    | BookiesRead
+    | MarksRead
+    | MarksChanged
+    | SettingsRead
+    | StoreLost
+    | StoreBack
+    | WritersMoved
+    | ReplicaChecked
+    | Tick
+)
+
+# ---- effects -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEverything:
+    """Read settings, bookies and marks, and after them the metadata of all ledgers in pages.
+
+    Attributes:
+        reading: The number of the reading; pages of earlier ones are ignored.
+    """
+
+    reading: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLedgers:
+    """Read the metadata of some ledgers again."""
+
+    ledgers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMark:
+    """Add a cause to the mark of a ledger and bookie, which is made if there is none.
+
+    Attributes:
+        key: The ledger and bookie.
+        reason: The cause.
+        first_entry_id: The first entry that the bookie misses.
+        since_ns: Since when.
+        size_bytes: About how many bytes have to be copied.
+    """
+
+    key: MarkKey
+    reason: RepairReason
+    first_entry_id: int
+    since_ns: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawMark:
+    """Remove derived causes of a mark, and the mark with its last cause."""
+
+    key: MarkKey
+    reasons: frozenset[RepairReason]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMark:
+    """Give a mark another state, and no tries, if it is still as it was read."""
+
+    mark: UnderReplicatedLedger
+    state: RepairState
+
+
+@dataclass(frozen=True, slots=True)
+class DropMark:
+    """Remove the mark of a ledger that was deleted, if it is still as it was read."""
+
+    mark: UnderReplicatedLedger
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Store what the next auditor needs."""
+
+    state: SavedState
+
+
+class ReportedBookie(NamedTuple):
+    """A bookie in a report: its name, status, and for how long it is absent, in nanoseconds."""
+
+    bookie: Bookie
+    status: str
+    absent_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How repairs proceed, for people; workers read ``holds`` and ``frozen``.
+
+    Attributes:
+        phase: ``following``, ``reading`` or ``leading``.
+        holds: The reasons why only urgent repairs are made.
+        paused_until_ns: When a pause by a person ends; 0 if there is none.
+        frozen: Whether no mark is changed, because it is unknown which bookies are registered.
+        counts: The ledgers that are not whole.
+        planned_bytes: About how many bytes were to be copied since the cluster was whole last.
+        done_bytes: How many of those were copied.
+        done_ledgers: How many tasks were done.
+        rate: Bytes per second, over the last ten minutes.
+        eta_s: When repairs will be done, in seconds; None if nothing was copied of late.
+        lost: Ledgers with entries that are lost, at most ``STUCK_LISTED_MAX``.
+        waiting: Ledgers that wait for their owner.
+        no_target: Ledgers without a target, of those that were looked at.
+        stuck: Ledgers whose repair failed repeatedly.
+        bookies: The bookies that are not live.
+        read_ns: When all ledgers were read last; 0 for never.
+    """
+
+    phase: str
+    holds: tuple[Hold, ...]
+    paused_until_ns: int
+    frozen: bool
+    counts: Counts
+    planned_bytes: int
+    done_bytes: int
+    done_ledgers: int
+    rate: float
+    eta_s: float | None
+    lost: tuple[int, ...]
+    waiting: tuple[int, ...]
+    no_target: tuple[int, ...]
+    stuck: tuple[int, ...]
+    bookies: tuple[ReportedBookie, ...]
+    read_ns: int
+
+
+Effect = ReadEverything | ReadLedgers | PublishMark | WithdrawMark | ChangeMark | DropMark | SaveState | Report
+
+# ---- the machine ---------------------------------------------------------------------------------------------------
+
+
+class _Phase(StrEnum):
+    FOLLOWING = "following"
+    READING = "reading"
+    LEADING = "leading"
+
+
+class _Tasks:
+    """The tasks of all ledgers that are not whole, in order; changed by ledger."""
+
+    def __init__(self) -> None:
+        self.assessments: Final[dict[int, Assessment]] = {}
+        self.queued: Final[dict[MarkKey, Task]] = {}
+        self.terminal: Final[dict[MarkKey, Task]] = {}
+        self.needed: Final[Counter[StorageHint]] = Counter()
+        """The bytes that queued tasks copy, by tier."""
+        self._order: list[Rank] = []
+
+    def put(self, found: Mapping[int, Assessment | None]) -> None:
+        """Replace the assessments of some ledgers."""
+        batch = len(found) > _BATCH
+        for ledger_id, assessment in found.items():
+            old = self.assessments.get(ledger_id)
+            if old == assessment:
+                continue
+            if old is not None:
+                self._drop(old, batch=batch)
+                del self.assessments[ledger_id]
+            if assessment is not None:
+                self.assessments[ledger_id] = assessment
+                self._add(assessment, batch=batch)
+        if batch:
+            self._order = sorted(map(rank_of, self.queued.values()))
+
+    def has(self, key: MarkKey) -> bool:
+        """Return whether a bookie of a ledger has a task."""
+        return key in self.queued or key in self.terminal
+
+    def __iter__(self) -> Iterator[Task]:
+        """Yield the queued tasks in order."""
+        for *_, ledger_id, bookie in self._order:
+            yield self.queued[MarkKey(ledger_id, bookie)]
+
+    def _add(self, assessment: Assessment, *, batch: bool) -> None:
+        for task in assessment.tasks:
+            if task.state is RepairState.QUEUED:
+                self.queued[task.key] = task
+                self.needed[task.tier] += task.size_bytes
+                if not batch:
+                    insort(self._order, rank_of(task))
+            else:
+                self.terminal[task.key] = task
+
+    def _drop(self, assessment: Assessment, *, batch: bool) -> None:
+        for task in assessment.tasks:
+            if task.state is RepairState.QUEUED:
+                del self.queued[task.key]
+                self.needed[task.tier] -= task.size_bytes
+                if not batch:
+                    del self._order[bisect_left(self._order, rank_of(task))]
+            else:
+                del self.terminal[task.key]
+
+
+class _Progress:
+    """How much was done, and how fast."""
+
+    def __init__(self) -> None:
+        self.done_bytes = 0
+        self.done_ledgers = 0
+        self._samples: deque[tuple[int, int]] = deque()
+
+    def rate(self, now_ns: int) -> float:
+        """Return the bytes per second over the last ten minutes."""
+        self._samples.append((now_ns, self.done_bytes))
+        while now_ns - self._samples[0][0] > RATE_NS:
+            self._samples.popleft()
+        began, before = self._samples[0]
+        return (self.done_bytes - before) * SECOND_NS / (now_ns - began) if now_ns > began else 0.0
+
+
+class AuditorMachine:
+    """Decides what is to be repaired. ``step`` handles one event; see the theory of operation above.
+
+    Attributes:
+        map: The ledgers.
+        situation: What else is known.
+        wanted: The tasks that are to be marked now, by the keys of their marks.
+        holds: The reasons to hold repairs.
+
+    Args:
+        window: How many queued marks are published at most.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, *, window: int = WINDOW) -> None:
+        self._window = window
+        self._reading = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget everything; what is known of the store's session is read again as well."""
+        self.map = ClusterMap()
+        self.situation = Situation()
+        self.wanted: Mapping[MarkKey, Task] = {}
+        self.holds: tuple[Hold, ...] = ()
+        self._phase = _Phase.FOLLOWING
+        self._until_ns = 0
+        self._saved = SavedState()
+        self._saved_at_ns = 0
+        self._read_ns = 0
+        self._ask_read_ns = 0
+        self._known: set[str] = set()
+        """What was read since the election: settings, bookies, marks."""
+        self._standings: list[Standing] = []
+        self._targets: tuple[Target, ...] = ()
+        self._tasks = _Tasks()
+        self._open_short: dict[int, int] = {}
+        """Open ledgers that are short, and when each is to be assessed again: its writer may be gone then."""
+        self._asked: dict[MarkKey, tuple[Effect, int]] = {}
+        self._suspicions: dict[tuple[MarkKey, Check], tuple[int, int]] = {}
+        self._early_marks: frozenset[MarkKey] = frozenset()
+        """The marks that there were before the ledgers were read."""
+        self._unread: set[int] = set()
+        """The ledgers that could not be read."""
+        self._judged: dict[MarkKey, Judged] = {}
+        self._lost_store_ns: int | None = None
+        self._progress = _Progress()
+        self._save_now = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether everything was read after an election, so that marks are published."""
+        return self._phase is _Phase.LEADING
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it is unknown which bookies are registered, so that marks stay as they are."""
+        return any(each.reason.blind for each in self.holds)
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Handle an event; return the effects to perform, in order.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if isinstance(event, Elected):
+            return self._elected(event, now_ns)
+        if self._phase is _Phase.FOLLOWING:
+            return []
+        if isinstance(event, LostElection):
+            self._reset()
+            return []
+        effects: list[Effect] = []
+        dirty = self._take(event, now_ns, effects)
+        self._refresh(dirty, now_ns)
+        if now_ns >= self._until_ns:
+            return [each for each in effects if isinstance(each, ReadEverything | ReadLedgers)]
+        if self._phase is _Phase.LEADING and not self.frozen:
+            effects += self._synchronize(now_ns)
+        if self._phase is _Phase.LEADING and (self._save_now or now_ns - self._saved_at_ns >= SAVE_NS):
+            effects.append(self._save(now_ns))
+        if isinstance(event, Tick):
+            effects.append(self._report(now_ns))
+        return effects
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def _elected(self, event: Elected, now_ns: int) -> list[Effect]:
+        self._reset()
+        self._phase = _Phase.READING
+        self._until_ns = event.until_ns
+        self._saved = event.saved
+        self._saved_at_ns = now_ns
+        self.situation.store_since_ns = event.session_ns
+        return [self._read_everything(now_ns)]
+
+    def _read_everything(self, now_ns: int) -> ReadEverything:
+        self._ask_read_ns = now_ns
+        self._reading += 1
+        self._unread = set()
+        self.map.begin_read()
+        return ReadEverything(self._reading)
+
+    def _take(self, event: Event, now_ns: int, effects: list[Effect]) -> set[int]:
+        """Take over what an event says; return the ledgers that have to be assessed again."""
+        if isinstance(event, LeaseExtended):
+            self._until_ns = max(self._until_ns, event.until_ns)
+        elif isinstance(event, LedgersRead):
+            return self._ledgers_read(event, now_ns, effects)
+        elif isinstance(event, LedgersChanged):
+            if event.unknown:
+                effects.append(ReadLedgers(event.unknown))
+            return self._ledgers_changed(event, now_ns)
+        elif isinstance(event, BookiesRead):
+            return self._bookies_read(event, now_ns)
+        elif isinstance(event, MarksRead):
+            return self._marks_read(event)
+        elif isinstance(event, MarksChanged):
+            return self._marks_changed(event.marks)
+        elif isinstance(event, SettingsRead):
+            return self._settings_read(event.settings, now_ns)
+        elif isinstance(event, StoreLost):
+            self._store_lost(now_ns)
+        elif isinstance(event, StoreBack):
+            self._store_back(now_ns)
+        elif isinstance(event, WritersMoved):
+            return self._writers_moved(event.ledgers, now_ns)
+        elif isinstance(event, ReplicaChecked):
+            effects += self._replica_checked(event, now_ns)
+        else:
+            effects += self._time_passed(event, now_ns)
+        return set()
+
+    def _time_passed(self, event: Event, now_ns: int) -> list[Effect]:
+        """Read everything again if changes were missed, or if that was long ago."""
+        if isinstance(event, ChangesMissed) or now_ns - self._ask_read_ns >= REREAD_NS:
+            return [self._read_everything(now_ns)]
+        return []
+
+    def _ledgers_read(self, event: LedgersRead, now_ns: int, effects: list[Effect]) -> set[int]:
+        if event.reading != self._reading:
+            return set()
+        changed = self.map.apply_page(event.after, event.through, event.ledgers, unknown=event.unknown)
+        self._note_moves(changed, now_ns)
+        if event.unknown:
+            self._unread |= event.unknown
+            effects.append(ReadLedgers(event.unknown))
+        if event.through is None:
+            self._read_ns = now_ns
+            self._save_now = True
+            self._known.add("ledgers")
+            effects += [DropMark(mark) for mark in self._orphans()]
+        return set(changed)
+
+    def _orphans(self) -> list[UnderReplicatedLedger]:
+        """Return the marks of ledgers that were deleted: they were there before all ledgers were read."""
+        keys = [key for key in self._early_marks if key.ledger_id not in self.map and key.ledger_id not in self._unread]
+        return [mark for key in keys if (mark := self.situation.marks.get(key)) is not None]
+
+    def _ledgers_changed(self, event: LedgersChanged, now_ns: int) -> set[int]:
+        changed = []
+        for ledger_id, found in event.ledgers.items():
+            metadata, version = found if found is not None else (None, 0)
+            if self.map.apply(ledger_id, metadata, version):
+                changed.append(ledger_id)
+        self._note_moves(changed, now_ns)
+        before = {each: self._tasks.assessments.get(each) for each in changed}
+        self._note_done(before, now_ns)
+        return set(changed)
+
+    def _note_done(self, before: Mapping[int, Assessment | None], now_ns: int) -> None:
+        """Count the tasks that a change of their ledger has ended."""
+        standings = standings_of(self.map, self.situation, now_ns)
+        for ledger_id, old in before.items():
+            if old is None or ledger_id not in self.map:
+                continue
+            new = assess(self.map, self.situation, standings, now_ns, ledger_id)
+            left = {task.bookie for task in new.tasks} if new is not None else set()
+            for task in old.tasks:
+                if task.state is RepairState.QUEUED and task.bookie not in left:
+                    self._progress.done_bytes += task.size_bytes
+                    self._progress.done_ledgers += 1
+
+    def _note_moves(self, changed: Iterable[int], now_ns: int) -> None:
+        """Take changed metadata of open ledgers for signs of their writers' lives."""
+        for ledger_id in changed:
+            if ledger_id in self.map.open_ledgers:
+                self.situation.moved_ns[ledger_id] = now_ns
+            else:
+                self.situation.moved_ns.pop(ledger_id, None)
+
+    def _writers_moved(self, ledgers: frozenset[int], now_ns: int) -> set[int]:
+        moved = ledgers & self.map.open_ledgers
+        self.situation.moved_ns.update(dict.fromkeys(moved, now_ns))
+        return {each for each in moved if each in self._open_short}
+
+    def _bookies_read(self, event: BookiesRead, now_ns: int) -> set[int]:
+        """Take over what is known of all bookies, and since when each is absent."""
+        first = "bookies" not in self._known
+        self._known.add("bookies")
+        before = self.situation.bookies
+        self.situation.bookies = {facts.bookie.bookie_id: facts for facts in event.bookies}
+        absent = self.situation.absent_since_ns
+        for facts in event.bookies:
+            if first:
+                self._continue_absence(facts, now_ns)
+                continue
+            old = before.get(facts.bookie.bookie_id)
+            restarted = old is not None and old.bookie == facts.bookie and old.boots != facts.boots
+            if facts.registered:
+                if facts.bookie in absent:
+                    del absent[facts.bookie]
+                    self._save_now = True
+                elif restarted:
+                    self._begin_absence(facts.bookie, now_ns, absent=False)
+            elif facts.bookie not in absent or restarted:
+                self._begin_absence(facts.bookie, now_ns)
+        moved = {name: each.location for name, each in before.items()} != {
+            name: each.location for name, each in self.situation.bookies.items()
+        }
+        return set(self.map) if moved and self.situation.moves_misplaced else set()
+
+    def _begin_absence(self, bookie: Bookie, now_ns: int, *, absent: bool = True) -> None:
+        """Note that a bookie is absent from now on, or was for a moment."""
+        recent = [each for each in self.situation.absences.get(bookie, ()) if now_ns - each < FLAPPING_NS]
+        self.situation.absences[bookie] = (*recent, now_ns)
+        if absent:
+            self.situation.absent_since_ns[bookie] = now_ns
+        self._save_now = True
+
+    def _continue_absence(self, facts: BookieFacts, now_ns: int) -> None:
+        """Continue to count an absence that another auditor has saved."""
+        saved = self._saved.absences.get(facts.bookie)
+        if saved is not None:
+            self.situation.absences[facts.bookie] = tuple(now_ns - ago for ago in saved.absences_ns)
+        if facts.registered:
+            return
+        if saved is None or saved.absent_ns is None or saved.boots != facts.boots:
+            self._begin_absence(facts.bookie, now_ns)
+        else:
+            self.situation.absent_since_ns[facts.bookie] = now_ns - saved.absent_ns
+
+    def _marks_read(self, event: MarksRead) -> set[int]:
+        self._known.add("marks")
+        found = {MarkKey(mark.ledger_id, mark.bookie): mark for mark in event.marks}
+        self._early_marks = frozenset(found)
+        gone = [key for key, _ in self.situation.marks.items() if key not in found]
+        return self._marks_changed({**dict.fromkeys(gone), **found})
+
+    def _marks_changed(self, marks: Mapping[MarkKey, UnderReplicatedLedger | None]) -> set[int]:
+        for key, mark in marks.items():
+            self.situation.marks.put(key, mark)
+            self._asked.pop(key, None)
+        return {key.ledger_id for key in marks}
+
+    def _settings_read(self, settings: ClusterSettings, now_ns: int) -> set[int]:
+        self._known.add("settings")
+        if settings == self.situation.settings:
+            return set()
+        self.situation.settings = settings
+        return {*self._suspects(now_ns), *self._tasks.assessments}
+
+    def _store_lost(self, now_ns: int) -> None:
+        if self.situation.store_since_ns is not None:
+            self.situation.store_since_ns = None
+            self._lost_store_ns = now_ns
+
+    def _store_back(self, now_ns: int) -> None:
+        """Begin a session: the time without one does not count, because absent bookies may have been back."""
+        self._store_lost(now_ns)
+        assert self._lost_store_ns is not None
+        unknown = now_ns - self._lost_store_ns
+        self.situation.store_since_ns = now_ns
+        absent = self.situation.absent_since_ns
+        for bookie, since in absent.items():
+            absent[bookie] = since + unknown
+
+    def _replica_checked(self, event: ReplicaChecked, now_ns: int) -> list[Effect]:
+        """Mark a bookie once two checks far enough apart have found the same; unknown results prove nothing."""
+        if event.result is Check.UNKNOWN:
+            return []
+        key = MarkKey(event.ledger_id, event.bookie)
+        if event.result is Check.SOUND:
+            for each in (Check.MISSING, Check.DAMAGED):
+                self._suspicions.pop((key, each), None)
+            return []
+        suspicion = (key, event.result)
+        since, first = self._suspicions.setdefault(suspicion, (now_ns, event.first_entry_id))
+        first = min(first, event.first_entry_id)
+        if now_ns - since < SUSPICION_NS:
+            self._suspicions[suspicion] = (since, first)
+            return []
+        del self._suspicions[suspicion]
+        reason = RepairReason.MISSING if event.result is Check.MISSING else RepairReason.DAMAGED
+        return [PublishMark(key, reason, first, now_ns, 0)]
+
+    # ---- assessments -----------------------------------------------------------------------------------------------
+
+    def _suspects(self, now_ns: int) -> Iterable[int]:
+        return suspects(self.map, self.situation, standings_of(self.map, self.situation, now_ns))
+
+    def _refresh(self, dirty: set[int], now_ns: int) -> None:
+        """Assess ledgers again: those of ``dirty``, and those of bookies whose standings have changed."""
+        self._note_strangers(now_ns)
+        if self._phase is _Phase.READING and self._known >= {"settings", "bookies", "marks", "ledgers"}:
+            self._phase = _Phase.LEADING
+            dirty.update(self._suspects(now_ns))
+        if self._phase is not _Phase.LEADING:
+            return
+        standings = standings_of(self.map, self.situation, now_ns)
+        for number, standing in enumerate(standings):
+            if number >= len(self._standings) or standing[1:] != self._standings[number][1:]:
+                dirty |= self.map.ledgers_of(number)
+        self._standings = standings
+        dirty.update(ledger_id for ledger_id, at_ns in self._open_short.items() if now_ns >= at_ns)
+        found = {each: assess(self.map, self.situation, standings, now_ns, each) for each in dirty}
+        self._tasks.put(found)
+        for ledger_id, each in found.items():
+            if each is not None and ledger_id in self.map.open_ledgers:
+                due_ns = self.situation.moved_ns.get(ledger_id, now_ns) + self.situation.open_grace_ns
+                self._open_short[ledger_id] = due_ns if due_ns > now_ns else NEVER_NS
+            else:
+                self._open_short.pop(ledger_id, None)
+        if not self._tasks.queued:
+            self._progress = _Progress()
+        self._targets = targets_of(self.situation, now_ns)
+        self._park()
+        self.holds = holds_of(self.map, self.situation, now_ns, self._tasks.needed)
+        self.wanted = select(
+            self.map,
+            self.situation,
+            self._tasks,
+            self._tasks.queued,
+            self._tasks.terminal.values(),
+            self._targets,
+            held=bool(self.holds),
+            now_ns=now_ns,
+            window=self._window,
+        )
+
+    def _note_strangers(self, now_ns: int) -> None:
+        """Note since when bookies are absent that ledgers name and that are not members."""
+        if "bookies" not in self._known:
+            return
+        members = self.situation.bookies
+        for bookie in self.map.bookies:
+            facts = members.get(bookie.bookie_id)
+            if facts is None or facts.bookie != bookie:
+                self.situation.absent_since_ns.setdefault(bookie, now_ns)
+
+    def _park(self) -> None:
+        """Note which marks in a terminal state are left as they are, because what they were judged by has not changed.
+
+        Trying them again would fail again. The notes of the previous auditor show what has changed before the election.
+        """
+        judged, parked = {}, set()
+        for key, mark in self.situation.marks.items():
+            if mark.state is RepairState.QUEUED:
+                continue
+            signature = signature_of(self.map, self._standings, self._targets, mark)
+            before = self._judged.get(key) or self._saved.judged.get(key)
+            if before is None or before.token != mark.token:
+                before = Judged(mark.token, signature)
+            judged[key] = before
+            if before.signature == signature:
+                parked.add(key)
+        self._judged = judged
+        self.situation.parked = frozenset(parked)
+
+    # ---- marks -----------------------------------------------------------------------------------------------------
+
+    def _synchronize(self, now_ns: int) -> list[Effect]:
+        """Return effects that make the marks those that are wanted."""
+        effects: list[PublishMark | WithdrawMark | ChangeMark] = []
+        for key, mark in self.situation.marks.items():
+            if key in self.wanted:
+                continue
+            reasons = frozenset(reason for reason in mark.causes_by_reason() if reason in DERIVED)
+            if reasons:
+                effects.append(WithdrawMark(key, reasons))
+            elif mark.state is not RepairState.QUEUED and not self._tasks.has(key) and key not in self.situation.parked:
+                effects.append(ChangeMark(mark, RepairState.QUEUED))  # a worker finds nothing to do, and removes it
+        for key, task in self.wanted.items():
+            effect = self._wish(key, task)
+            if effect is not None:
+                effects.append(effect)
+        return [each for each in effects if self._ask(each, now_ns)]
+
+    def _wish(self, key: MarkKey, task: Task) -> PublishMark | WithdrawMark | ChangeMark | None:
+        """Return what brings a mark nearer to what it should be."""
+        mark = self.situation.marks.get(key)
+        causes = {} if mark is None else mark.causes_by_reason()
+        derived = task.derived
+        if derived is not None and causes.get(derived, 1 << 62) > task.first_entry_id:
+            return PublishMark(key, derived, task.first_entry_id, task.since_ns, task.size_bytes)
+        if mark is None:
+            return None
+        old = frozenset(reason for reason in causes if reason in DERIVED and reason is not derived)
+        if old:
+            return WithdrawMark(key, old)
+        if mark.state is task.state or key in self.situation.parked:
+            return None
+        return ChangeMark(mark, task.state)
+
+    def _ask(self, effect: PublishMark | WithdrawMark | ChangeMark, now_ns: int) -> bool:
+        """Return whether an effect is to be performed: not while the answer to the same one is awaited."""
+        key = MarkKey(effect.mark.ledger_id, effect.mark.bookie) if isinstance(effect, ChangeMark) else effect.key
+        asked = self._asked.get(key)
+        if asked is not None and asked[0] == effect and now_ns - asked[1] < ASK_AGAIN_NS:
+            return False
+        self._asked[key] = (effect, now_ns)
+        return True
+
+    # ---- reports ---------------------------------------------------------------------------------------------------
+
+    def _save(self, now_ns: int) -> SaveState:
+        self._save_now = False
+        self._saved_at_ns = now_ns
+        absent = self.situation.absent_since_ns
+        saved = {}
+        for facts in self.situation.bookies.values():
+            since = absent.get(facts.bookie)
+            began = tuple(now_ns - each for each in self.situation.absences.get(facts.bookie, ()))
+            if since is not None or began:
+                saved[facts.bookie] = SavedAbsence(facts.boots, None if since is None else now_ns - since, began)
+        judged = dict(list(self._judged.items())[:JUDGED_MAX])
+        return SaveState(SavedState(saved, now_ns - self._read_ns, judged))
+
+    def _report(self, now_ns: int) -> Report:
+        counts = count(self._tasks.assessments.values())
+        progress = self._progress
+        rate = progress.rate(now_ns)
+        by_state: dict[RepairState, set[int]] = {state: set() for state in RepairState}
+        for key, task in self.wanted.items():
+            by_state[task.state].add(key.ledger_id)
+        for key, mark in self.situation.marks.items():
+            if mark.state is RepairState.STUCK:
+                by_state[RepairState.STUCK].add(key.ledger_id)
+        listed = {state: tuple(sorted(each)[:STUCK_LISTED_MAX]) for state, each in by_state.items()}
+        paused = self.situation.settings.repair.paused_until_ns
+        return Report(
+            phase=self._phase.value,
+            holds=self.holds,
+            paused_until_ns=paused if now_ns < paused else 0,
+            frozen=self.frozen,
+            counts=counts,
+            planned_bytes=counts.bytes + progress.done_bytes,
+            done_bytes=progress.done_bytes,
+            done_ledgers=progress.done_ledgers,
+            rate=rate,
+            eta_s=counts.bytes / rate if rate else None,
+            lost=listed[RepairState.LOST],
+            waiting=listed[RepairState.WAITING_FOR_OWNER],
+            no_target=listed[RepairState.NO_TARGET],
+            stuck=listed[RepairState.STUCK],
+            bookies=tuple(self._reported_bookies(now_ns)),
+            read_ns=self._read_ns,
+        )
+
+    def _reported_bookies(self, now_ns: int) -> Iterator[ReportedBookie]:
+        for facts in sorted(self.situation.bookies.values(), key=lambda each: each.bookie):
+            standing = standing_of(self.situation, facts.bookie, now_ns)
+            if standing.status != "live":
+                since = self.situation.absent_since_ns.get(facts.bookie, now_ns)
+                yield ReportedBookie(facts.bookie, standing.status.value, now_ns - since)
