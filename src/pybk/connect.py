@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
@@ -11,10 +12,13 @@ from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
 from pybk.config import StoreConfig
-from pybk.errors import PybkError, UsageError
+from pybk.errors import MetadataError, PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
+from pybk.metadata.epochs import outdated
 from pybk.metadata.url import open_metadata
+from pybk.storage.directories import find_cookie
+from pybk.storage.io.filesystem import OsFileSystem
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.curve import check_address
@@ -22,33 +26,55 @@ from pybk.transport.curve import check_address
 logger = logging.getLogger(__name__)
 
 
-def open_cluster(url: str, secret: bytes | None, *, create: bool) -> tuple[ClusterMetadata, ClusterKeys | None]:
+def open_cluster(
+    url: str, secret: bytes | None, *, create: bool, mending: bool = False
+) -> tuple[ClusterMetadata, ClusterKeys | None]:
     """Open a cluster's metadata store.
 
     Args:
         url: ``zk://host:port,host:port/path`` or ``lmdb:///path``.
         secret: The cluster's secret, None for a cluster without one.
         create: Create the cluster if it does not exist.
+        mending: Open it even if its metadata store was put back to an older state.
 
     Raises:
         UsageError: The URL or the secret is invalid.
         MetadataError: The store cannot be reached, or the cluster has another secret.
+        MetadataOutdatedError: The store was put back to an older state, or emptied.
     """
     if secret is not None and not isinstance(secret, bytes):
         raise UsageError(f"cluster_secret takes bytes, not {type(secret).__name__}")
     store = open_metadata(url, create=create)
     try:
         if secret is None:
-            return ClusterMetadata(store, create=create), None
+            return ClusterMetadata(store, create=create, mending=mending), None
 
         def key_for(identity: ClusterIdentity) -> bytes:
             return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
 
-        metadata = ClusterMetadata(store, key_for=key_for, create=create)
+        metadata = ClusterMetadata(store, key_for=key_for, create=create, mending=mending)
         return metadata, ClusterKeys.derive(secret, metadata.cluster_id)
     except BaseException:
         store.close()
         raise
+
+
+def open_cluster_for(
+    path: str, url: str, secret: bytes | None, tiers: Mapping[StorageHint, str | Sequence[str]] | None = None
+) -> tuple[ClusterMetadata, ClusterKeys | None]:
+    """Open a cluster's metadata store for the bookie of a directory; a new directory may create the cluster.
+
+    Raises:
+        MetadataOutdatedError: The directory was used before, and there is no cluster: its metadata store was emptied.
+        UsageError, MetadataError: As ``open_cluster``.
+    """
+    used = find_cookie(OsFileSystem(), os.path.abspath(path), tiers) is not None
+    try:
+        return open_cluster(url, secret, create=not used)
+    except MetadataError as error:
+        if not used or type(error) is not MetadataError:
+            raise
+        raise outdated(f"{error}, but {path} is a bookie's directory that was used before") from error
 
 
 def connect(
@@ -111,7 +137,7 @@ def join(
         check_address(address, secret=secret is not None)
     for address in advertise:
         check_address(address, secret=True)
-    metadata, keys = open_cluster(url, secret, create=True)
+    metadata, keys = open_cluster_for(path, url, secret, tiers)
     with ExitStack() as undo:
         undo.callback(metadata.close)
         bookie = BookieServer.open(

@@ -282,6 +282,10 @@ class MetadataForgedError(MetadataError):
     """A value in the metadata store was not written with the cluster secret that this process uses."""
 
 
+class MetadataOutdatedError(MetadataError):
+    """The metadata store was put back to an older state, or emptied; the message says what to do about it."""
+
+
 class LogError(PybkError):
     """Something about a log as a whole: its ledgers, its writer or its readers."""
 

@@ -9,10 +9,11 @@ import json
 from dataclasses import replace
 
 from pybk.feature_level import FeatureLevel
-from pybk.metadata import durable_positions, lmdb_rows
+from pybk.metadata import durable_positions, epochs, lmdb_rows
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json, to_base64
 from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.durable_positions import DurablePosition
+from pybk.metadata.epochs import MetadataEpoch
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.pointers import pointer_key
@@ -72,6 +73,8 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
         ),
         ValueKind.SETTINGS: ("settings", encode_settings(ClusterSettings(changed_by="ops", changed_ns=5), {})),
     }
+    payloads[ValueKind.EPOCH] = ("epoch", epochs.encode(MetadataEpoch(1_700_000_000_000, 7, limbo=True)))
+    payloads[ValueKind.OUTDATED] = ("outdated", encode_json({"reason": "its epoch is 0/3"}))
     assert set(payloads) == set(ValueKind)
     made = {}
     for kind, (key, payload) in payloads.items():

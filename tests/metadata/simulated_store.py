@@ -6,7 +6,7 @@ It is :class:`pybk.metadata.store.MetadataStore` in its simplest form, and the s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from pybk.errors import (
@@ -183,6 +183,10 @@ class SimMetadataStore:
             raise MetadataUnreachableError(f"children of {key}: no answer")
         prefix = key + "/"
         return sorted({name[len(prefix) :].split("/")[0] for name in self.server.nodes if name.startswith(prefix)})
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """See ``MetadataStore.walk``."""
+        return iter([(key, found.node) for key, found in sorted(self.server.nodes.items()) if not found.session])
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
         """See ``MetadataStore.create``."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
-from pybk.connect import open_cluster
+from pybk.connect import open_cluster_for
 from pybk.errors import PybkError
 
 _CHECK_SECONDS: Final = 1.0
@@ -61,7 +61,7 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     with ExitStack() as stack:
-        metadata, keys = open_cluster(url, secret, create=True)
+        metadata, keys = open_cluster_for(root, url, secret)
         stack.callback(metadata.close)
         bookie = BookieServer.open(
             root,

@@ -12,7 +12,7 @@ or what it depends on, that this bookie has not acted upon.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import CorruptError
@@ -41,6 +41,7 @@ class DeletedLedgers:
         bookie: The bookie.
         drop: Called with each ledger that is to be dropped; the drop may happen later, or fail.
         pause: Called between two requests with the seconds to wait; returns True once the bookie ends.
+        remember: Called with the proofs of the ledgers that are to be dropped, before ``drop``.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class DeletedLedgers:
         bookie: Bookie,
         drop: Callable[[int], None],
         pause: Callable[[float], object],
+        remember: Callable[[Mapping[int, bytes]], object] = dict,
     ) -> None:
         self._metadata = metadata
         self._replicas = replicas
         self._bookie = bookie
         self._drop = drop
         self._pause = pause
+        self._remember = remember
         self._read_to: int | None = None
         """The last page that was read; None before the bookie has looked at all its ledgers while there were pages."""
         self._recent: set[int] = set()
@@ -79,7 +82,10 @@ class DeletedLedgers:
         deleted = self._deleted(sorted(own & (wanted | self._recent | self._found.keys())))
         if deleted is None:
             return
-        for ledger_id in sorted(deleted & self._found.keys()):
+        again = {ledger_id: deleted[ledger_id] for ledger_id in sorted(deleted.keys() & self._found.keys())}
+        if again:
+            self._remember(again)
+        for ledger_id in again:
             self._drop(ledger_id)
         self._found = {ledger_id: self._found.get(ledger_id, after) for ledger_id in deleted}
         if last is None:
@@ -100,16 +106,16 @@ class DeletedLedgers:
             logger.warning("bookie %s looks at all its ledgers, because of a deletion page: %s", self._bookie, error)
             return self._read_to, set(own)
 
-    def _deleted(self, ledger_ids: list[int]) -> set[int] | None:
-        """Return which ledgers have a tombstone that was made with the ledger's password; None if the bookie ends."""
-        deleted: set[int] = set()
+    def _deleted(self, ledger_ids: list[int]) -> dict[int, bytes] | None:
+        """Return the proofs in tombstones that were made with their ledgers' passwords; None if the bookie ends."""
+        deleted: dict[int, bytes] = {}
         for start in range(0, len(ledger_ids), PAGE_LEDGERS):
             if start and self._pause(PAUSE_SECONDS):
                 return None
             page = ledger_ids[start : start + PAGE_LEDGERS]
             proofs = self._metadata.deletion_proofs(page)
             found = zip(page, proofs, strict=True)
-            deleted.update(each for each, proof in found if proof is not None and self._is_proven(each, proof))
+            deleted |= {each: proof for each, proof in found if proof is not None and self._is_proven(each, proof)}
         return deleted
 
     def _is_proven(self, ledger_id: int, proof: bytes) -> bool:

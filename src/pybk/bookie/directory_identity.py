@@ -1,16 +1,22 @@
 """Which bookie of which cluster a directory belongs to.
 
 Kept in the store itself, as a ledger of type ``.bookie``: its custom metadata names the cluster, the bookie, its
-instance and how often it was started. Each start makes a new such ledger and then deletes the one before.
+instance and how often it was started. Each start makes a new such ledger and then deletes the one before. The same
+ledger keeps what must survive the loss of the metadata store: the cluster's own value, how new the metadata were
+that the bookie has seen, and which ledgers it dropped because they were deleted.
 """
 
 from __future__ import annotations
 
 import json
+import struct
+import zlib
+from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
 from pybk.ledger import LedgerMetadata
+from pybk.metadata.epochs import MetadataEpoch
 
 IDENTITY_KEY: Final = ".bookie"
 IDENTITY_FORMAT: Final = 1
@@ -18,6 +24,85 @@ CLUSTER_KEY: Final = ".cluster"
 """Key of a copy of the cluster's own metadata value: id, scrypt salt and cost, proof of the secret, feature level.
 
 The copy survives the loss of the metadata store. Without the salt, no password opens a ledger."""
+
+SEEN_KEY: Final = ".seen"
+"""Key of the ``SeenEpoch``."""
+
+DELETED_KEY: Final = ".deleted"
+"""Key of the deletions that ``encode_deletions`` encodes."""
+
+DELETIONS_MAX: Final = 1500
+"""Deletions that a directory remembers, the newest ones: with their proofs they take some 110 KiB."""
+
+_DELETION: Final = struct.Struct(">qB")
+
+
+class SeenEpoch(NamedTuple):
+    """The newest metadata that a bookie has seen.
+
+    Attributes:
+        epoch: The highest epoch.
+        first: The lowest id in the bookie's store of the ledgers that this epoch's metadata must have: those before
+            may be missing, because the metadata were restored without them, or an older pybk stored them.
+        liftable: The bookie is in limbo because of this epoch alone, so a later epoch without limbo ends it.
+    """
+
+    epoch: MetadataEpoch
+    first: int = 0
+    liftable: bool = False
+
+    def encode(self) -> bytes:
+        """Return the value of ``SEEN_KEY``."""
+        fields = {
+            "ticks": self.epoch.ticks,
+            "first": self.first,
+            "liftable": self.liftable,
+            "limbo": self.epoch.limbo,
+            "number": self.epoch.number,
+        }
+        return json.dumps(fields, sort_keys=True).encode()
+
+    @classmethod
+    def of(cls, metadata: LedgerMetadata) -> Self | None:
+        """Decode what a ledger of type ``.bookie`` carries; None if it is from an older pybk.
+
+        Raises:
+            CorruptError: It is not valid.
+        """
+        data = metadata.custom_metadata.get(SEEN_KEY, b"")
+        if not data:
+            return None
+        try:
+            fields = json.loads(data)
+            epoch = MetadataEpoch(fields["number"], fields["ticks"], fields["limbo"])
+            seen = cls(epoch, fields["first"], fields["liftable"])
+            sound = seen.encode() == data
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise _damaged(metadata, data) from error
+        if not sound:
+            raise _damaged(metadata, data)
+        return seen
+
+
+def encode_deletions(proofs: Mapping[int, bytes]) -> bytes:
+    """Return the value of ``DELETED_KEY``: the proofs of deletions by ledger, the newest ``DELETIONS_MAX`` of them."""
+    newest = list(proofs.items())[-DELETIONS_MAX:]
+    return zlib.compress(b"".join(_DELETION.pack(ledger_id, len(proof)) + proof for ledger_id, proof in newest))
+
+
+def decode_deletions(metadata: LedgerMetadata) -> dict[int, bytes]:
+    """Return the deletions that a ledger of type ``.bookie`` carries, the oldest first; raises CorruptError."""
+    data = metadata.custom_metadata.get(DELETED_KEY, b"")
+    proofs = {}
+    try:
+        rest = zlib.decompress(data) if data else b""
+        while rest:
+            ledger_id, size = _DELETION.unpack_from(rest)
+            proofs[ledger_id] = rest[_DELETION.size : _DELETION.size + size]
+            rest = rest[_DELETION.size + size :]
+    except (zlib.error, struct.error) as error:
+        raise _damaged(metadata, data) from error
+    return proofs
 
 
 class DirectoryIdentity(NamedTuple):
@@ -110,7 +195,10 @@ class DirectoryIdentity(NamedTuple):
             CookieError: It is of another cluster or bookie, of another instance, or older than the last start.
         """
         if self.cluster_id != expected.cluster_id:
-            remedy = "name this bookie's own directory, or the metadata store of the other cluster"
+            remedy = (
+                "name this bookie's own directory, or the metadata store of the other cluster; if that store was "
+                "emptied, make its metadata again in an empty one: `pybk metadata rebuild`"
+            )
         elif self.bookie_id != expected.bookie_id:
             remedy = "give the bookie the name of its directory, or name another directory"
         elif self.instance != expected.instance:

@@ -16,11 +16,22 @@ from __future__ import annotations
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
-from pybk.bookie.directory_identity import CLUSTER_KEY, IDENTITY_KEY, DirectoryIdentity
+from pybk.bookie.directory_identity import (
+    CLUSTER_KEY,
+    DELETED_KEY,
+    DELETIONS_MAX,
+    IDENTITY_KEY,
+    SEEN_KEY,
+    DirectoryIdentity,
+    SeenEpoch,
+    decode_deletions,
+    encode_deletions,
+)
 from pybk.bookie.extents import ReplicaExtent
 from pybk.bookie.ledger_header import LedgerHeader, names_bookie_record
 from pybk.bookie.replica import Replica, View
@@ -37,6 +48,9 @@ from pybk.storage.directories import OpenEnvironment
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.store import Store, open_environment
+
+NEWEST: Final = 1000
+"""Extents whose ledgers a start looks up in the metadata store, those that were begun last."""
 
 
 class Replicas:
@@ -94,6 +108,14 @@ class Replicas:
         """The log's commits in which something was staged since the last ``commit``, in their order."""
         self._identities: list[tuple[DirectoryIdentity, int]] = []
         """Identities and the store's ledgers that carry them; two if a start stopped before it deleted the older."""
+        self.about = b""
+        """The payload of the cluster's own metadata value, as of the last start; empty if it was never kept."""
+        self.seen: SeenEpoch | None = None
+        """The newest metadata that the bookie has seen; None before it has seen any epoch."""
+        self.deleted: dict[int, bytes] = {}
+        """Ledgers that were dropped because they were deleted, the oldest deletion first, with their proofs."""
+        self.newest: deque[tuple[int, int]] = deque(maxlen=NEWEST)
+        """Found at the start, ascending: the extents that were begun last, by id in the store, and their ledgers."""
         for metadata in store.ledgers():
             self._take(metadata)
 
@@ -102,6 +124,9 @@ class Replicas:
         extent = Extent.of(metadata)
         if extent is None and metadata.ledger_type == LedgerType.BOOKIE:
             self._identities.append((DirectoryIdentity.of(metadata), metadata.ledger_id))
+            if self._identities[-1] == max(self._identities, key=_order_of):
+                self.about = metadata.custom_metadata.get(CLUSTER_KEY, b"")
+                self.seen, self.deleted = SeenEpoch.of(metadata), decode_deletions(metadata)
             return
         if extent is None:
             raise CookieError(
@@ -113,6 +138,8 @@ class Replicas:
         deferred = extent.write_flags & WriteFlag.DEFERRED_FORCE and kind != LedgerType.FENCE
         if kind == LedgerType.LIMBO or (deferred and not self.store.began_clean):
             self._limbo.add(extent.ledger_id)
+        if kind not in (LedgerType.FENCE, LedgerType.LIMBO):
+            self.newest.append((metadata.ledger_id, extent.ledger_id))
 
     def _kind_of(self, metadata: LedgerMetadata) -> LedgerType:
         """Return the kind of a part of a replicated ledger: ``FENCE``, ``LIMBO``, or the type of an extent.
@@ -132,7 +159,7 @@ class Replicas:
     @property
     def identity(self) -> DirectoryIdentity | None:
         """The bookie that the directory belongs to, as of its last start; None for a new directory."""
-        return max(self._identities, key=lambda known: known[0].boots)[0] if self._identities else None
+        return max(self._identities, key=_order_of)[0] if self._identities else None
 
     def check_identity(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int) -> None:
         """Check that the directory is the one that the metadata store records.
@@ -197,13 +224,43 @@ class Replicas:
                 before.check_place(inode, self.store.volumes.root)
             boots = max(boots, before.boots)
         identity = DirectoryIdentity(cluster_id, bookie_id, instance, boots + 1, inode)
+        self.about = about
+        self._keep_identity(identity)
+        return identity.boots
+
+    def note_seen(self, seen: SeenEpoch) -> None:
+        """Keep the newest metadata that the bookie has seen; durable on return. Call it after ``record_start``."""
+        self.seen = seen
+        self._keep_identity()
+
+    def remember_deleted(self, proofs: Mapping[int, bytes]) -> None:
+        """Remember, durably, that ledgers were deleted, so that no rebuild of the metadata brings them back.
+
+        Args:
+            proofs: The proof of each deletion, by ledger. The newest ``DELETIONS_MAX`` deletions are kept.
+
+        Call it after ``record_start``, and before the ledgers are dropped.
+        """
+        for ledger_id in proofs:
+            self.deleted.pop(ledger_id, None)
+        kept = list((self.deleted | dict(proofs)).items())[-DELETIONS_MAX:]
+        self.deleted = dict(kept)
+        self._keep_identity()
+
+    def _keep_identity(self, identity: DirectoryIdentity | None = None) -> None:
+        """Write an identity, None for the known one, with all that is kept next to it; durable on return."""
+        kept = identity or self.identity
+        assert kept is not None, "a start was recorded"
         known = self._identities
-        custom = {IDENTITY_KEY: identity.encode(), CLUSTER_KEY: about}
+        custom = {IDENTITY_KEY: kept.encode(), CLUSTER_KEY: self.about}
+        if self.seen is not None:
+            custom[SEEN_KEY] = self.seen.encode()
+        if self.deleted:
+            custom[DELETED_KEY] = encode_deletions(self.deleted)
         made = self.store.create(self._metadata(LedgerType.BOOKIE, custom), when_full=True)
-        self._identities = [(identity, made.ledger_id)]
+        self._identities = [(kept, made.ledger_id)]
         for _, ledger_id in known:
             self.store.delete(self.store.descriptor(ledger_id))
-        return identity.boots
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
@@ -587,3 +644,7 @@ class Replicas:
         While a ledger is in limbo, the store is left unclean, so that the next start finds the limbo again.
         """
         self.store.close(clean=not self.in_limbo())
+
+
+def _order_of(known: tuple[DirectoryIdentity, int]) -> tuple[int, int]:
+    return known[0].boots, known[1]

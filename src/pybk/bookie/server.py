@@ -17,6 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -27,6 +28,7 @@ from pybk.bookie.copy_reads import CopyReads
 from pybk.bookie.deleted_ledgers import DeletedLedgers
 from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
+from pybk.bookie.metadata_age import AgeWatch, adopt_epoch, check_age
 from pybk.bookie.own_cookie import OwnCookie
 from pybk.bookie.startup import open_replicas, put_all_in_limbo, validate_cookie
 from pybk.errors import (
@@ -69,6 +71,7 @@ from pybk.version import __version__
 from pybk.workers import Workers
 
 if TYPE_CHECKING:
+    from pybk.bookie.directory_identity import SeenEpoch
     from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
     from pybk.flags import LedgerType, StorageHint
@@ -173,14 +176,19 @@ class BookieServer:
         replicas = open_replicas(root, config=config, tiers=tiers, metrics=metrics)
         try:
             known = replicas.identity
+            epoch = check_age(replicas, metadata)
             losses = []
             if known is not None:
                 losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
             bookie = validate_cookie(
                 replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost, location=location
             )
-            if replicas.store.salvage is not None or losses:
+            lost = replicas.store.salvage is not None or bool(losses)
+            if lost:
                 put_all_in_limbo(replicas, metadata, bookie, losses)
+            if epoch is None:  # the name of another instance was taken, with replace_lost
+                epoch = metadata.grow_epoch()
+            adopt_epoch(replicas, metadata, bookie, epoch, lost=lost)
             return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
         except BaseException:
             replicas.close()
@@ -226,7 +234,8 @@ class BookieServer:
         """Guards ``_ended``, which says that ``close`` was called, and lets a second ``close`` wait for the first."""
         self._ended = False
         self._deleted_ledgers: Final = DeletedLedgers(
-            metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self._rest
+            *(metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self._rest),
+            remember=lambda proofs: self.post(partial(self._remember_deleted, proofs)),
         )
         self._served = 0
         """Requests since the last registration, approximately: two threads change it without a lock."""
@@ -264,6 +273,7 @@ class BookieServer:
         assert identity is not None, "the start recorded whose directory it is"
         self.position = PositionRecorder(self.replicas.store, self._metadata, self.bookie, identity.boots)
         self.position.record()
+        self._age = AgeWatch(self._metadata, self.replicas, lambda seen: self.post(partial(self._note_seen, seen)))
         self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
         start_thread(self._keeper)
 
@@ -668,10 +678,11 @@ class BookieServer:
                 continue
             look_at = now + LOOK_SECONDS
             try:
+                self._look_at_age()
                 if self._register(registered, small=now >= register_at):
                     register_at = now + REGISTER_SECONDS
                 self._cookie.record_place(NEWEST_LEVEL)
-                if now >= collect_at:
+                if now >= collect_at and self._age.error is None:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
             except CookieError as error:
@@ -684,6 +695,20 @@ class BookieServer:
         if self._error is not None:
             self._unregister()
 
+    def _look_at_age(self) -> None:
+        """Become read-only if the metadata store was put back to an older state; see ``metadata_age``."""
+        if self._age.error is None and self._age.look():
+            logger.error("bookie %s takes no more entries: %s", self.bookie, self._age.error)
+            self._retired = True
+
+    def _note_seen(self, seen: SeenEpoch) -> list[BookieEffect]:
+        """Keep the newest metadata that the bookie has seen; if that fails, the next ones are kept."""
+        try:
+            self.replicas.note_seen(seen)
+        except StorageError as error:
+            logger.warning("bookie %s: how new its metadata are cannot be kept now: %s", self.bookie, error)
+        return []
+
     def collect(self) -> None:
         """Drop the ledgers that were found deleted by this call and the last one; see ``DeletedLedgers``."""
         self._deleted_ledgers.look()
@@ -692,6 +717,18 @@ class BookieServer:
         """Wait in the middle of a long look, and return whether the bookie ends; the position is not held up by it."""
         self.position.record()
         return self.stopping.wait(seconds)
+
+    def _remember_deleted(self, proofs: Mapping[int, bytes]) -> list[BookieEffect]:
+        """Remember the deletion of ledgers that are about to be dropped.
+
+        Metadata that are made again from bookies' directories must not bring back a ledger that another bookie has not
+        dropped yet.
+        """
+        try:
+            self.replicas.remember_deleted(proofs)
+        except StorageError as error:
+            logger.warning("the deletion of %d ledgers cannot be remembered: %s", len(proofs), error)
+        return []
 
     def _drop(self, ledger_id: int) -> list[BookieEffect]:
         """Delete the replica of a deleted ledger; if that fails, the next collection tries again."""
@@ -703,7 +740,10 @@ class BookieServer:
 
     def health(self) -> Health:
         """Return the bookie's health: that of its store, in limbo, or failed if it stopped serving."""
-        return bookie_health(self.replicas.store, self.bookie, self._error, self.replicas.in_limbo)
+        health = bookie_health(self.replicas.store, self.bookie, self._error, self.replicas.in_limbo)
+        if self._age.error is None or health.state == "failed":
+            return health
+        return replace(health, state="read_only", reason=str(self._age.error))
 
     def in_limbo(self) -> list[int]:
         """Return the ids of the ledgers in limbo, ascending."""

@@ -58,6 +58,8 @@ class ValueKind(IntEnum):
     DELETIONS = 13
     DELETION_HEAD = 14
     DELETION_POSITION = 15
+    EPOCH = 16
+    OUTDATED = 17
 
 
 def new_token() -> bytes:

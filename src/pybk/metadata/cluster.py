@@ -40,6 +40,7 @@ from pybk.metadata.authenticated_values import (
 from pybk.metadata.cas import settle
 from pybk.metadata.deletions import Deletions
 from pybk.metadata.durable_positions import DurablePositions
+from pybk.metadata.epochs import MetadataEpochs
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.settings import Settings
@@ -96,7 +97,7 @@ class Upgrade(NamedTuple):
     absent: tuple[str, ...]
 
 
-class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePositions, Settings):
+class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePositions, Settings, MetadataEpochs):
     """A cluster's metadata. Threads: any.
 
     The constructor reads the key ``cluster``, or creates it; of several processes that create it at once, one succeeds,
@@ -108,6 +109,7 @@ class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePosit
         cost: The scrypt cost of a cluster that does not exist yet.
         create: Create the cluster if there is none.
         level: The feature level of a cluster that does not exist yet.
+        mending: Open the store even if it is outdated, to restore or rebuild its contents.
 
     Attributes:
         identity: The cluster's id, scrypt salt and cost.
@@ -121,6 +123,7 @@ class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePosit
         UnsupportedFormatError: The cluster has a feature level that this version of pybk does not know.
         CorruptError: The value of the key ``cluster`` cannot be decoded.
         MetadataError: There is no cluster, and ``create`` is False.
+        MetadataOutdatedError: The store was put back to an older state, or emptied (``epochs``).
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePosit
         cost: int | None = None,
         create: bool = True,
         level: FeatureLevel = NEWEST_LEVEL,
+        mending: bool = False,
     ) -> None:
         self._key_for = key_for
         stored = _open_cluster(store, key_for, (cost or keys.SCRYPT_COST, level) if create else None)
@@ -140,6 +144,8 @@ class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePosit
         self.feature_level = stored.level
         self._registrations = {}
         super().__init__(store, None if key_for is None else key_for(self.identity))
+        if not mending:
+            self.check_not_outdated()
         self._watch = None
         if stored.level < NEWEST_LEVEL:
             self._watch = store.watch(CLUSTER_KEY, self._look_again)
@@ -273,6 +279,18 @@ def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | Non
             "cluster this metadata store is of"
         )
     return _Stored(identity, level, node.version, payload)
+
+
+def check_cluster_value(value: bytes, key_for: Callable[[ClusterIdentity], bytes] | None) -> ClusterIdentity:
+    """Return the identity in a value of the key ``cluster``; raises as ``ClusterMetadata`` for another secret."""
+    return _check_cluster(Node(value, 0), key_for).identity
+
+
+def cluster_value_of(about: bytes) -> bytes:
+    """Return a value of the key ``cluster`` from its payload, of which each bookie keeps a copy."""
+    values = decode_json(about, dict, where="a bookie's copy of the cluster's metadata")
+    level = FeatureLevel.SEALS if "level" in values else FeatureLevel.BASE
+    return encode_authenticated(ValueKind.CLUSTER, CLUSTER_KEY, secrets.token_bytes(TOKEN_BYTES), about, None, level)
 
 
 def _cluster_value(

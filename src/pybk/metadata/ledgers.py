@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from pybk.errors import (
@@ -158,6 +159,20 @@ class Ledgers(AuthenticatedValues):
                 continue
             return first
 
+    def raise_ids(self, next_id: int) -> None:
+        """Have ids be given from ``next_id`` on, durably, unless they are given from a higher one on already."""
+        while True:
+            node = self._store.get(IDS_KEY, latest=True)
+            payload = encode_json({"next": next_id})
+            with suppress(MetadataExistsError, MetadataVersionError):  # another process has just reserved ids
+                if node is None:
+                    self.create_value(ValueKind.IDS, IDS_KEY, payload)
+                    return
+                found = self._payload_of(ValueKind.IDS, IDS_KEY, node.value)
+                if decode_json(found, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}") < next_id:
+                    self._put(ValueKind.IDS, IDS_KEY, payload, node.version)
+                return
+
     def create_ledger(self, metadata: LedgerMetadata) -> int:
         """Record a new ledger, durably.
 
@@ -284,6 +299,19 @@ class Ledgers(AuthenticatedValues):
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         self._put(ValueKind.DELETED, key, encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)}), version)
 
+    def delete_anew(self, ledger_id: int, proof: bytes) -> None:
+        """Leave a tombstone for a ledger whose metadata were lost, or put back, after it was deleted; durable."""
+        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
+        payload = encode_json({"ledger_id": ledger_id, "proof": to_base64(proof)})
+        while True:
+            node = self._store.get(key, latest=True)
+            with suppress(MetadataExistsError, MetadataVersionError):
+                if node is None:
+                    self.create_value(ValueKind.DELETED, key, payload)
+                else:
+                    self._put(ValueKind.DELETED, key, payload, node.version)
+                return
+
     def deletion_proof(self, ledger_id: int) -> bytes | None:
         """Return the proof in a ledger's tombstone; None if the ledger has no tombstone.
 
@@ -342,6 +370,10 @@ class Ledgers(AuthenticatedValues):
         """
         nodes = self._store.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
         return [None if node is None else node.version for node in nodes]
+
+    def has_no_key(self, ledger_id: int) -> bool:
+        """Return whether a ledger has neither metadata nor a tombstone, as of all changes before the call."""
+        return self._store.get(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", latest=True) is None
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after each change of a ledger's metadata, as ``MetadataStore.watch`` does."""

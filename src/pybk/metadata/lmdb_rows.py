@@ -107,6 +107,15 @@ def get_value(transaction: ReadTransaction, name: bytes) -> StoredValue | None:
     return StoredValue(created, version, session, body[_HEADER.size :])
 
 
+def all_values(transaction: ReadTransaction) -> Iterator[tuple[str, StoredValue]]:
+    """Yield every key and its value, in the order of their rows."""
+    for name, data in transaction.items(_NODE, bytes([_NODE[0] + 1])):
+        body = _checked(name, data)
+        created, version, session = _unpack(_HEADER, name, body)
+        stored = StoredValue(created, version, session, body[_HEADER.size :])
+        yield name[len(_NODE) :].replace(b"\0", b"/").decode(errors="backslashreplace"), stored
+
+
 def put_value(transaction: WriteTransaction, name: bytes, stored: StoredValue) -> None:
     """Write a key's value, and its lease if it has a session."""
     put(transaction, name, _HEADER.pack(*stored[:3]) + stored.value)

@@ -268,6 +268,13 @@ class LmdbMetadataStore:
         with self._explained(), self._environment.read() as transaction:
             return [child for child, _ in rows.children(transaction, name)]
 
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """See ``MetadataStore.walk``; one snapshot, without leased keys."""
+        with self._explained(), self._environment.read() as transaction:
+            for key, stored in rows.all_values(transaction):
+                if not stored.session:
+                    yield key, Node(stored.value, stored.version)
+
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
         """See ``MetadataStore.create``."""
         name, value = node_name(key), checked_value(key, value)

@@ -22,7 +22,7 @@ change by itself; ``cas`` does, where that is safe.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import SplitResult
 
@@ -82,6 +82,14 @@ class MetadataStore(Protocol):
 
     def children(self, key: str) -> list[str]:
         """Return the last names of the keys directly below, ascending; an empty list if there is no such key."""
+        ...
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """Yield every key with its value, except leased ones as far as the store distinguishes them.
+
+        They are from one snapshot if the store has snapshots. Otherwise a change that is made meanwhile may be seen or
+        not, and the key ``ids`` comes last, so that it is above the ids of all ledgers that were seen.
+        """
         ...
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:

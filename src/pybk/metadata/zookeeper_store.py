@@ -44,7 +44,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
@@ -245,6 +245,25 @@ class ZooKeeperMetadataStore:
                 return []
 
         return self._read(f"children of {key!r}", read)
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """See ``MetadataStore.walk``; one round trip for each key that has others below it, and those of its values."""
+
+        def read(deadline: float) -> list[str]:
+            return list(self._outcome(self.client.get_children_async(self.root), deadline))
+
+        names = self._read("children of the root", read)
+        yield from self._walk(sorted(names, key=lambda name: (name == "ids", name)))
+
+    def _walk(self, keys: list[str]) -> Iterator[tuple[str, Node]]:
+        for at in range(0, len(keys), _PIPELINE):
+            page = keys[at : at + _PIPELINE]
+            for key, node in zip(page, self.get_many(page), strict=True):
+                if node is not None:
+                    yield key, node
+                else:
+                    names = self.children(key)
+                    yield from self._walk([f"{key}/{name}" for name in names if not name.startswith(_GUARD)])
 
     def create(self, key: str, value: bytes, *, leased: bool = False) -> int:
         """See ``MetadataStore.create``; one round trip, and more if a parent of the key is missing."""

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
-from pybk.connect import open_cluster
+from pybk.connect import open_cluster_for
 from pybk.errors import PybkError, UsageError
 from pybk.spark.executors.bookies import BookieSettings
 from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, read_state, take_lock, write_state
@@ -51,7 +51,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         end = _Shutdown(executor)
         place = _take_slot(settings.directory, executor)
         _log_to(f"{place}.log")
-        metadata, keys = open_cluster(settings.metadata, settings.secret.read(), create=True)
+        metadata, keys = open_cluster_for(place, settings.metadata, settings.secret.read())
         stack.callback(metadata.close)
         bookie = BookieServer.open(
             place,
