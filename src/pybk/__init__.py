@@ -72,7 +72,18 @@ from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
+from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataProblem, MetadataRestoreReport
 from pybk.metadata.store import Watch
+from pybk.metadata_repair import (
+    check_metadata,
+    check_metadata_async,
+    export_metadata,
+    export_metadata_async,
+    rebuild_metadata,
+    rebuild_metadata_async,
+    restore_metadata,
+    restore_metadata_async,
+)
 from pybk.metrics import HistogramSnapshot, MetricKey, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
@@ -170,10 +181,14 @@ __all__ = [
     "LogWriter",
     "LogWriterOptions",
     "LostEntries",
+    "MetadataCheckReport",
     "MetadataError",
     "MetadataExistsError",
+    "MetadataExportReport",
     "MetadataForgedError",
     "MetadataOutdatedError",
+    "MetadataProblem",
+    "MetadataRestoreReport",
     "MetadataUnreachableError",
     "MetadataVersionError",
     "MetricKey",
@@ -244,8 +259,16 @@ __all__ = [
     "Watch",
     "WriteAheadLog",
     "WriteFlag",
+    "check_metadata",
+    "check_metadata_async",
+    "export_metadata",
+    "export_metadata_async",
     "rebuild_index",
     "rebuild_index_async",
+    "rebuild_metadata",
+    "rebuild_metadata_async",
+    "restore_metadata",
+    "restore_metadata_async",
     "verify",
     "verify_async",
 ]

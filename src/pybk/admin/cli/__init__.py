@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pybk.admin.cli import bookie, feature_level, ledger, log, permissions, spark, store, wal
+from pybk.admin.cli import bookie, feature_level, ledger, log, metadata, permissions, spark, store, wal
 from pybk.admin.cli.arguments import check_path
 from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, SOUND
 from pybk.errors import CorruptError, DigestMismatchError, PybkError
@@ -35,6 +35,7 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     wal.add_wal,
     log.add_log,
     bookie.add_bookie,
+    metadata.add_metadata,
     spark.add_spark,
 )
 """Adds one command each to the subparsers of ``pybk``, in the order in which ``pybk --help`` lists them."""

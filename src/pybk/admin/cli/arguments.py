@@ -40,6 +40,8 @@ def add_command(
 
 def check_path(parsed: argparse.Namespace) -> None:
     """Raise UsageError if PATH is a file, of whatever command."""
+    if getattr(parsed, "path_may_be_file", False):
+        return
     if not is_url(parsed.path) and os.path.exists(parsed.path) and not os.path.isdir(parsed.path):
         raise UsageError(f"{parsed.path} is a file; PATH takes {parsed.path_help}")
 

@@ -1,0 +1,194 @@
+"""The command ``pybk metadata``: export, check, restore and rebuild a cluster's metadata."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any, Final
+
+from pybk.admin.cli.arguments import add_command, is_url, secret_needed
+from pybk.admin.cli.credentials import secret_of, takes_secret
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
+from pybk.errors import UsageError
+from pybk.metadata.reports import MetadataCheckReport, MetadataRestoreReport
+from pybk.metadata_repair import check_metadata, export_metadata, rebuild_metadata, restore_metadata
+
+_URL: Final = "where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path"
+_LAST_COLUMN: Final = 100
+_NAMED_MAX: Final = 20
+"""Ledgers that one line names; JSON has all."""
+
+
+def add_metadata(commands: Any) -> None:
+    """Add ``pybk metadata`` and its commands."""
+    text = "export, check, restore or rebuild a cluster's metadata"
+    metadata = commands.add_parser("metadata", help=text, description=text, allow_abbrev=False)
+    nested = metadata.add_subparsers(required=True, metavar="COMMAND")
+    text = "write the metadata to a new file, with their MACs and without any secret"
+    export = add_command(nested, "export", _export, text, _URL)
+    export.add_argument("file", metavar="FILE", help="the file, which must not exist")
+    takes_secret(export)
+    text = "decode and verify everything in a metadata store, or in an export; exit 1 if there are problems"
+    check = add_command(nested, "check", _check, text, f"{_URL}; or a file of `pybk metadata export`")
+    check.set_defaults(path_may_be_file=True)
+    takes_secret(check)
+    text = "restore an export to an empty metadata store, or accept one that was put back; all bookies must be closed"
+    restore = add_command(nested, "restore", _restore, text, _URL)
+    restore.add_argument(
+        "file", metavar="FILE", nargs="?", help="the export; without it the store is accepted as it is"
+    )
+    restore.add_argument(
+        "--directory", action="append", default=[], metavar="DIRECTORY", help="a bookie's directory; may be repeated"
+    )
+    restore.add_argument(
+        "--new-epoch", action="store_true", help="the default: ids jump, and bookies do not trust what they know"
+    )
+    restore.add_argument(
+        "--same-epoch", action="store_true", help="the export is known to be the newest state: a cluster is moved"
+    )
+    restore.add_argument("--overwrite", action="store_true", help="remove what the store has before FILE is restored")
+    text = "make the metadata again from bookies' directories; all bookies must be closed"
+    rebuild = add_command(nested, "rebuild", _rebuild, text, _URL)
+    rebuild.add_argument("directory", metavar="DIRECTORY", nargs="+", help="a bookie's directory")
+    for command in (restore, rebuild):
+        command.add_argument(
+            "--all-directories", action="store_true", help="all other directories of bookies are lost for good"
+        )
+        command.add_argument(
+            "--yes", action="store_true", help="do it; without it, ask on a terminal, or change nothing"
+        )
+        takes_secret(command)
+
+
+def _export(parsed: argparse.Namespace) -> int:
+    if not is_url(parsed.path):
+        raise UsageError(f"{parsed.path} is no metadata URL; PATH takes {_URL}")
+    with secret_needed():
+        made = export_metadata(parsed.path, parsed.file, cluster_secret=secret_of(parsed), progress=_progress())
+    if parsed.json:
+        print_json(made._asdict())
+    else:
+        print(f"{made.path}: {counted(made.values, 'value')}, {counted(made.ledgers, 'ledger')}, {made.bytes} bytes")
+        print(f"SHA-256 {made.sha256}")
+    return SOUND
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    if os.path.isdir(parsed.path):
+        raise UsageError(f"{parsed.path} is a directory; PATH takes {parsed.path_help}")
+    with secret_needed():
+        found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), progress=_progress())
+    if parsed.json:
+        print_json({**found._asdict(), "problems": [one._asdict() for one in found.problems]})
+    else:
+        _print_check(found)
+    return DAMAGED if found.problems else SOUND
+
+
+def _print_check(found: MetadataCheckReport) -> None:
+    if found.problems:
+        print_table(found.problems, ("key", "problem"), last_column=_LAST_COLUMN)
+    for note in found.notes:
+        print(f"note: {note}")
+    print(
+        f"{counted(len(found.problems), 'problem')} in {counted(found.values, 'value')}: "
+        f"{counted(found.ledgers, 'ledger')}, {found.not_closed} of them not closed, "
+        f"{counted(found.tombstones, 'tombstone')}, {counted(found.bookies, 'bookie')}; epoch {found.epoch or 'none'}; "
+        f"ids are given from {found.next_id} on"
+    )
+    if found.unknown:
+        print(f"{counted(found.unknown, 'value')} of other kinds were not checked")
+
+
+def _restore(parsed: argparse.Namespace) -> int:
+    if parsed.new_epoch and parsed.same_epoch:
+        raise UsageError("--new-epoch and --same-epoch exclude each other; leave one out")
+
+    def run(write: bool) -> MetadataRestoreReport:
+        return restore_metadata(
+            parsed.path,
+            parsed.file,
+            cluster_secret=secret_of(parsed),
+            directories=parsed.directory,
+            all_directories=parsed.all_directories,
+            new_epoch=not parsed.same_epoch,
+            overwrite=parsed.overwrite,
+            write=write,
+        )
+
+    return _mend(parsed, run)
+
+
+def _rebuild(parsed: argparse.Namespace) -> int:
+    def run(write: bool) -> MetadataRestoreReport:
+        return rebuild_metadata(
+            parsed.path,
+            parsed.directory,
+            cluster_secret=secret_of(parsed),
+            all_directories=parsed.all_directories,
+            write=write,
+        )
+
+    return _mend(parsed, run)
+
+
+def _mend(parsed: argparse.Namespace, run: Any) -> int:
+    """Show what would be done, ask, and do it; the exit status is 1 if nothing was done."""
+    with secret_needed():
+        found: MetadataRestoreReport = run(False)
+        if not parsed.json:
+            _print_restore(found)
+        if parsed.yes or _agreed(parsed):
+            found = run(True)
+    if parsed.json:
+        print_json(found._asdict())
+    elif found.written:
+        print(f"done: epoch {found.epoch or 'unchanged'}; start the bookies, then the clients")
+    else:
+        print("nothing was changed: give --yes to do it")
+    return SOUND if found.written else DAMAGED
+
+
+def _agreed(parsed: argparse.Namespace) -> bool:
+    """Ask whether to do it; the answer is no where nobody can be asked."""
+    if parsed.json or not sys.stdin.isatty() or not sys.stdout.isatty():
+        return False
+    lost = "all other directories are lost for good, " if parsed.all_directories else ""
+    answer = input(f"All bookies and clients are closed, {lost}and this is to be written to {parsed.path}? [y/N] ")
+    return answer.strip().lower() in ("y", "yes")
+
+
+def _print_restore(found: MetadataRestoreReport) -> None:
+    print(f"{counted(found.known, 'ledger')} known, {counted(found.values, 'value')}; ids from {found.next_id} on")
+    for text, ids in (
+        ("made again from directories, in recovery", found.made),
+        ("get other ensembles", found.corrected),
+        ("were deleted, as a bookie remembers", found.deleted),
+        ("may have been deleted", found.suspects),
+        ("have lost so many bookies that no recovery can find their end", found.undecidable),
+    ):
+        if ids:
+            print(f"{counted(len(ids), 'ledger')} {text}: {_named(ids)}")
+    if found.incomplete:
+        print_table(found.incomplete, ("ledger", "entries that no bookie has: from", "to"))
+    if found.not_made:
+        print_table(found.not_made, ("ledger", "cannot be made again"), last_column=_LAST_COLUMN)
+    for note in found.notes:
+        print(f"note: {note}")
+
+
+def _named(ids: tuple[int, ...]) -> str:
+    more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
+    return ", ".join(map(str, ids[:_NAMED_MAX])) + more
+
+
+def _progress() -> Any:
+    """Return a progress that shows the number of values on a terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, _: int) -> None:
+        print(f"\r{done} values", end="", file=sys.stderr)
+
+    return show

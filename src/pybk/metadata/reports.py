@@ -1,0 +1,100 @@
+"""The results of exporting, checking and restoring a cluster's metadata."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class MetadataExportReport(NamedTuple):
+    """What ``export_metadata`` wrote.
+
+    Attributes:
+        path: The file.
+        values: Number of keys.
+        ledgers: Number of those below ``ledgers``, tombstones included.
+        bytes: Size of the file.
+        sha256: SHA-256 of everything before its last line, in hex; the last line has it, too.
+    """
+
+    path: str
+    values: int
+    ledgers: int
+    bytes: int
+    sha256: str
+
+
+class MetadataProblem(NamedTuple):
+    """Something in a cluster's metadata that is not as it should be.
+
+    Attributes:
+        key: The key.
+        problem: What is wrong, and what to do about it.
+    """
+
+    key: str
+    problem: str
+
+
+class MetadataCheckReport(NamedTuple):
+    """The result of ``check_metadata``.
+
+    Attributes:
+        values: Number of keys that were read.
+        ledgers: Number of ledgers that exist.
+        not_closed: Number of those that are open or in recovery.
+        tombstones: Number of ledgers that were deleted.
+        bookies: Number of bookies that belong to the cluster.
+        unknown: Number of keys of a kind that this pybk does not check.
+        next_id: The next ledger id that is not reserved; 0 if none was given yet.
+        epoch: The metadata epoch as text; empty if the cluster has none yet.
+        problems: What is wrong.
+        notes: What may be as it should be, and is good to know.
+    """
+
+    values: int
+    ledgers: int
+    not_closed: int
+    tombstones: int
+    bookies: int
+    unknown: int
+    next_id: int
+    epoch: str
+    problems: tuple[MetadataProblem, ...]
+    notes: tuple[str, ...]
+
+
+class MetadataRestoreReport(NamedTuple):
+    """The result of ``restore_metadata`` and ``rebuild_metadata``, or what it would be.
+
+    Attributes:
+        written: Whether anything was written; False for a dry run.
+        values: Keys that the export has, or the store.
+        known: Ledgers that the export has, or the store.
+        made: Ledgers that were made again from bookies' directories; they are in recovery.
+        corrected: Known ledgers whose ensembles were corrected.
+        deleted: Ledgers whose deletion a bookie remembers, so that they got a tombstone.
+        suspects: Those of ``made`` that are on fewer bookies than they should be: they may have been deleted while
+            their bookies were away, and no bookie remembers that.
+        undecidable: Ledgers not closed of which so many bookies are lost that no recovery can find the end.
+        incomplete: Entries that no bookie has: ledger, first, last.
+        not_made: Ledgers that cannot be made again: ledger, reason.
+        next_id: The next ledger id that will be given.
+        epoch: The number of the new epoch; 0 for none, or for a dry run.
+        limbo: Bookies put all their ledgers in limbo when they start, because not all directories were looked at.
+        notes: What cannot be brought back, and what to do next.
+    """
+
+    written: bool
+    values: int
+    known: int
+    made: tuple[int, ...]
+    corrected: tuple[int, ...]
+    deleted: tuple[int, ...]
+    suspects: tuple[int, ...]
+    undecidable: tuple[int, ...]
+    incomplete: tuple[tuple[int, int, int], ...]
+    not_made: tuple[tuple[int, str], ...]
+    next_id: int
+    epoch: int
+    limbo: bool
+    notes: tuple[str, ...]

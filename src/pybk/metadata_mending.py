@@ -1,0 +1,495 @@
+"""Restores a cluster's metadata, or makes them again from what bookies hold; ``metadata_repair`` has the calls.
+
+Theory of operation. ``restore_metadata`` and ``rebuild_metadata`` are one procedure, ``Mending``. It first finds out,
+without a change, what it would write; with ``write=True`` it then writes in this order. It may be repeated after a stop
+at any point, because keys that exist are left or written again:
+
+1. the key ``cluster``, from the export or from a bookie's copy;
+2. the key ``outdated``, which keeps bookies and clients away until the end;
+3. the keys of the export;
+4. from the bookies' directories: cookies, tombstones, ledgers, corrected ensembles, and marks of what bookies lack;
+5. ids above all that are known;
+6. the new epoch, and last the removal of ``outdated``.
+
+The directories are locked meanwhile, so no bookie can start. Which ensembles a ledger had is found by
+``replication.held_entries``. No seal is kept outside of the metadata. So a ledger whose end the metadata do not have is
+left in recovery: the next client that opens it with its password finds its end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from pybk.bookie.holdings import HeldLedger, Holdings, open_holdings
+from pybk.connect import open_cluster
+from pybk.errors import (
+    CorruptError,
+    LedgerExistsError,
+    MetadataError,
+    MetadataExistsError,
+    MetadataForgedError,
+    PybkError,
+    UsageError,
+)
+from pybk.flags import StorageHint
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json
+from pybk.metadata.check import check_values
+from pybk.metadata.cluster import (
+    CLUSTER_KEY,
+    ClusterIdentity,
+    ClusterMetadata,
+    check_cluster_value,
+    cluster_value_of,
+)
+from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
+from pybk.metadata.export import NOT_EXPORTED, check_export, read_export, write_export
+from pybk.metadata.ledger_description import LedgerDescription
+from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY
+from pybk.metadata.pointers import POINTERS_KEY
+from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
+from pybk.metadata.store import MetadataStore
+from pybk.metadata.url import open_metadata
+from pybk.replication.held_entries import FoundEnsembles, HeldRun, Quorums, ensembles_hold, find_ensembles
+from pybk.transport.cluster_keys import ClusterKeys, proves_deletion
+
+ID_JUMP: Final = 1_000_000
+"""How far the ids jump above all that are known: ids may have been given to ledgers that nothing remembers."""
+
+ID_COUNTED_MAX: Final = 1 << 62
+"""Ids from here on were chosen by applications, and are left aside where ids are raised."""
+
+_UNFINISHED: Final = "restoring or rebuilding them was begun and not finished: repeat it"
+
+
+KeyFor = Callable[[ClusterIdentity], bytes]
+
+
+def export(url: str, path: str, secret: bytes | None, progress: Callable[[int, int], None]) -> MetadataExportReport:
+    """Export metadata as ``export_metadata`` does."""
+    metadata, _ = open_cluster(url, secret, create=False, mending=True)
+    metadata.close()
+    store = open_metadata(url, create=False)
+    try:
+        return write_export(store, path, time.time_ns(), progress)
+    finally:
+        store.close()
+
+
+def check(text: str, secret: bytes | None, progress: Callable[[int, int], None]) -> MetadataCheckReport:
+    """Check metadata as ``check_metadata`` does."""
+    derive = key_for(secret)
+    with ExitStack() as stack:
+        if "://" in text:
+            store = open_metadata(text, create=False)
+            stack.callback(store.close)
+            values: Callable[[], Iterator[tuple[str, bytes]]] = partial(_stored, store)
+            node = store.get(CLUSTER_KEY, latest=True)
+            found = None if node is None else node.value
+        else:
+            check_export(text)
+            values = partial(read_export, text)
+            found = dict(values()).get(CLUSTER_KEY)
+        if found is None:
+            raise MetadataError(f"there is no cluster in {text}: check the URL or the file")
+        identity = check_cluster_value(found, derive)
+        mac_key = None if derive is None else derive(identity)
+        return check_values(values(), identity, mac_key, derive, progress)
+
+
+def _stored(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
+    return ((key, node.value) for key, node in store.walk())
+
+
+def key_for(secret: bytes | None) -> KeyFor | None:
+    """Return what derives the metadata key from a cluster's secret; None without one."""
+    if secret is None:
+        return None
+    return lambda identity: ClusterKeys.derive(secret, identity.cluster_id).metadata_key
+
+
+class _Found(NamedTuple):
+    """What is known of one ledger.
+
+    Attributes:
+        holders: What each bookie holds of it.
+        description: The description that they hold; None if none does.
+        stored: The metadata that the store or the export has; None if it has none.
+    """
+
+    holders: dict[Bookie, HeldLedger]
+    description: LedgerDescription | None
+    stored: LedgerMetadata | None
+
+    @property
+    def runs(self) -> dict[Bookie, tuple[HeldRun, ...]]:
+        """The entries that each bookie holds."""
+        return {bookie: held.runs for bookie, held in self.holders.items()}
+
+
+class _Plan:
+    """What is to be written and reported."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, LedgerMetadata] = {}
+        self.corrected: dict[int, LedgerMetadata] = {}
+        self.deleted: dict[int, bytes] = {}
+        self.missing: list[tuple[int, Bookie, int]] = []
+        self.suspects: list[int] = []
+        self.undecidable: list[int] = []
+        self.incomplete: list[tuple[int, int, int]] = []
+        self.not_made: list[tuple[int, str]] = []
+        self.notes: list[str] = []
+
+
+class Mending:
+    """One run of ``restore_metadata`` or ``rebuild_metadata``; a context manager, which closes what it opened."""
+
+    def __init__(
+        self,
+        url: str,
+        secret: bytes | None,
+        export: str | None,
+        directories: Sequence[str],
+        *,
+        all_directories: bool,
+        new_epoch: bool,
+        overwrite: bool,
+        write: bool,
+    ) -> None:
+        self._url = url
+        self._secret = secret
+        self._key_for = key_for(secret)
+        self._export = export
+        self._paths = directories
+        self._all = all_directories
+        self._new_epoch = new_epoch
+        self._overwrite = overwrite
+        self._write = write
+        self._stack = ExitStack()
+        self._plan = _Plan()
+        self._holdings: list[Holdings] = []
+        self._mac_key: bytes | None = None
+        self._values: dict[str, bytes] = {}
+        """What the export has, or the store."""
+        self._stored: dict[int, LedgerMetadata | None] = {}
+        """The ledgers in it; None for a tombstone."""
+        self._unreadable: set[int] = set()
+        """Ledgers whose values in it are damaged."""
+
+    def __enter__(self) -> Mending:
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the directories and the store."""
+        self._stack.close()
+
+    def run(self) -> MetadataRestoreReport:
+        """Find out what is to be done, and do it if that is wanted."""
+        self._holdings = [self._stack.enter_context(open_holdings(os.path.abspath(path))) for path in self._paths]
+        names = [held.identity.bookie_id for held in self._holdings]
+        if len(set(names)) < len(names):
+            raise UsageError(f"two directories are of one bookie: {sorted(names)}; leave out the one that was replaced")
+        cluster_value = self._read_values()
+        identity = check_cluster_value(cluster_value, self._key_for)
+        self._mac_key = None if self._key_for is None else self._key_for(identity)
+        for held in self._holdings:
+            if held.identity.cluster_id != identity.cluster_id:
+                raise UsageError(f"{held.identity} is not of cluster {identity.cluster_id.hex()}; leave it out")
+        self._decode_ledgers()
+        self._find_deletions()
+        for ledger_id in sorted({each for held in self._holdings for each in held.known}):
+            self._judge(ledger_id)
+        self._note()
+        next_id = self._next_id()
+        return self._report(next_id, self._do(cluster_value, next_id) if self._write else 0)
+
+    def _report(self, next_id: int, epoch: int) -> MetadataRestoreReport:
+        plan = self._plan
+        return MetadataRestoreReport(
+            self._write,
+            len(self._values),
+            sum(found is not None for found in self._stored.values()),
+            tuple(plan.made),
+            tuple(plan.corrected),
+            tuple(plan.deleted),
+            tuple(plan.suspects),
+            tuple(plan.undecidable),
+            tuple(plan.incomplete),
+            tuple(plan.not_made),
+            next_id,
+            epoch,
+            self._limbo,
+            tuple(plan.notes),
+        )
+
+    @property
+    def _limbo(self) -> bool:
+        return self._new_epoch and not (self._all and self._holdings)
+
+    # ---- finding out ---------------------------------------------------------------------------------------------
+
+    def _read_values(self) -> bytes:
+        """Read the export, or what the store has; return the value of the key ``cluster``, or a bookie's copy."""
+        found = self._read_store()
+        if self._export is not None:
+            check_export(self._export)
+            self._values = dict(read_export(self._export))
+            if (
+                CLUSTER_KEY in found
+                and not self._overwrite
+                and _UNFINISHED.encode() not in found.get(OUTDATED_KEY, b"")
+            ):
+                raise UsageError(
+                    f"{self._url} is not empty; name an empty store, or give overwrite=True (--overwrite), which "
+                    "removes what it has"
+                )
+        else:
+            self._values = found
+        value = self._values.get(CLUSTER_KEY)
+        copies = [held.about for held in self._holdings if held.about]
+        if value is None and (self._export is not None or not copies):
+            raise MetadataError(
+                f"there is no cluster in {self._export or self._url}, and no directory has a copy of its own metadata; "
+                "give an export of the whole cluster, or directories of bookies that were started by pybk 0.2 or newer"
+            )
+        return cluster_value_of(max(copies, key=_level_of)) if value is None else value
+
+    def _read_store(self) -> dict[str, bytes]:
+        """Return what the store has, except what is leased; nothing if there is no store."""
+        try:
+            store = open_metadata(self._url, create=False)
+        except MetadataError as error:
+            if type(error) is MetadataError:
+                return {}
+            raise
+        try:
+            return {key: node.value for key, node in store.walk() if key.partition("/")[0] not in NOT_EXPORTED}
+        finally:
+            store.close()
+
+    def _decode_ledgers(self) -> None:
+        """Decode the ledgers that the export or the store has."""
+        for key, value in self._values.items():
+            if not key.startswith(f"{LEDGERS_KEY}/"):
+                continue
+            try:
+                ledger_id = int(key[len(LEDGERS_KEY) :].replace("/", ""))
+            except ValueError:
+                continue
+            try:
+                kind, payload = decode_authenticated(key, value, self._mac_key)
+                tombstone = kind is ValueKind.DELETED
+                self._stored[ledger_id] = None if tombstone else LedgerMetadata.decode(payload, where=f"key {key!r}")
+            except PybkError as error:
+                self._unreadable.add(ledger_id)
+                self._plan.not_made.append((ledger_id, str(error)))
+
+    def _find(self, ledger_id: int) -> _Found:
+        """Return what is known of a ledger."""
+        holders = {held.bookie: held.ledger(ledger_id) for held in self._holdings if ledger_id in held.known}
+        described = {held.description for held in holders.values() if held.description}
+        description = None
+        if len(described) == 1:
+            with suppress(CorruptError, MetadataForgedError):
+                where = f"ledger {ledger_id} in a bookie's directory"
+                description = LedgerDescription.decode(next(iter(described)), self._mac_key, where=where)
+        return _Found(holders, description, self._stored.get(ledger_id))
+
+    def _find_deletions(self) -> None:
+        """Plan tombstones for the ledgers whose deletion a bookie remembers, with a proof that fits the ledger."""
+        proofs = {ledger_id: proof for held in self._holdings for ledger_id, proof in held.deleted.items()}
+        for ledger_id, proof in sorted(proofs.items()):
+            if ledger_id in self._unreadable or self._stored.get(ledger_id, ledger_id) is None:
+                continue
+            found = self._find(ledger_id)
+            known = found.stored or found.description
+            if known is None or proves_deletion(known.verifier, proof, ledger_id):
+                self._plan.deleted[ledger_id] = proof
+
+    def _judge(self, ledger_id: int) -> None:
+        """Plan what is to be done about a ledger that a bookie holds."""
+        if ledger_id in self._unreadable or ledger_id in self._plan.deleted:
+            return
+        found = self._find(ledger_id)
+        if ledger_id not in self._stored:
+            self._make(ledger_id, found)
+        elif found.stored is not None and self._all:
+            self._correct(found.stored, found)
+
+    def _fillers(self) -> list[Bookie]:
+        return [held.bookie for held in self._holdings] if self._all else []
+
+    def _make(self, ledger_id: int, found: _Found) -> None:
+        """Plan the metadata of a ledger that the store and the export lack."""
+        described = found.description
+        if described is None:
+            self._plan.not_made.append((ledger_id, "no bookie holds its description, or they hold different ones"))
+            return
+        quorums = Quorums(described.ensemble_size, described.write_quorum, described.ack_quorum)
+        ensembles = find_ensembles(quorums, found.runs, fillers=self._fillers())
+        tiers = [held.tier for held in found.holders.values() if held.tier is not None]
+        metadata = LedgerMetadata(
+            ledger_id=ledger_id,
+            state=LedgerState.IN_RECOVERY,
+            ledger_type=described.ledger_type,
+            storage_hints=described.storage_hints,
+            write_flags=described.write_flags,
+            digest_type=described.digest_type,
+            ensemble_size=described.ensemble_size,
+            write_quorum=described.write_quorum,
+            ack_quorum=described.ack_quorum,
+            creation_time_ns=described.creation_time_ns,
+            creation_sequence=described.creation_sequence,
+            custom_metadata=described.custom_metadata or {},
+            tier=tiers[0] if tiers else next(iter(described.storage_hints), StorageHint.NVME),
+            advanced=described.advanced,
+            key_salt=described.key_salt,
+            key_epoch=described.key_epoch,
+            verifier=described.verifier,
+            version=1,
+            fragments=ensembles.fragments,
+            key_format=described.key_format,
+        )
+        if LedgerDescription.of(metadata) != described:
+            self._plan.not_made.append((ledger_id, "its bookies hold only the digest of its custom metadata"))
+            return
+        self._plan.made[ledger_id] = metadata
+        if len(found.holders) < described.write_quorum:
+            self._plan.suspects.append(ledger_id)
+        self._tell(ledger_id, ensembles, closed=False)
+
+    def _tell(self, ledger_id: int, ensembles: FoundEnsembles, *, closed: bool) -> None:
+        """Note what the ensembles of a ledger lack."""
+        self._plan.missing += [(ledger_id, bookie, first) for bookie, first in ensembles.missing]
+        self._plan.incomplete += [(ledger_id, first, last) for first, last in ensembles.nowhere]
+        if ensembles.undecidable and not closed:
+            self._plan.undecidable.append(ledger_id)
+
+    def _correct(self, stored: LedgerMetadata, found: _Found) -> None:
+        """Plan other ensembles for a ledger, if those of its metadata do not fit what bookies hold."""
+        if not stored.fragments:
+            return
+        closed = stored.state is LedgerState.CLOSED
+        quorums = Quorums(stored.ensemble_size, stored.write_quorum, stored.ack_quorum)
+        last = stored.last_entry_id if closed else None
+        answering = {held.bookie for held in self._holdings}
+        sound, missing = ensembles_hold(quorums, stored.fragments, found.runs, answering, last)
+        if sound:
+            self._plan.missing += [(stored.ledger_id, bookie, first) for bookie, first in missing]
+            return
+        ensembles = find_ensembles(quorums, found.runs, fillers=self._fillers(), last=last)
+        state = stored.state if closed else LedgerState.IN_RECOVERY
+        corrected = replace(stored, state=state, fragments=ensembles.fragments, version=stored.version + 1)
+        self._plan.corrected[stored.ledger_id] = corrected
+        self._tell(stored.ledger_id, ensembles, closed=closed)
+
+    def _next_id(self) -> int:
+        """Return the id from which on ids are to be given."""
+        given = 0
+        if IDS_KEY in self._values:
+            with suppress(CorruptError, MetadataForgedError):
+                _, payload = decode_authenticated(IDS_KEY, self._values[IDS_KEY], self._mac_key)
+                given = decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
+        if not self._new_epoch:
+            return given
+        known = {*self._stored, *self._unreadable, *self._plan.deleted}
+        known.update(*(held.known for held in self._holdings))
+        return max(given, max((each for each in known if each < ID_COUNTED_MAX), default=-1) + 1) + ID_JUMP
+
+    def _note(self) -> None:
+        """Note what cannot be brought back, and what to do next."""
+        plan, notes = self._plan, self._plan.notes
+        if self._export is not None and self._new_epoch:
+            notes.append(
+                "an export does not know what came after it: ledgers that were deleted since are back unless a bookie "
+                "remembers the deletion, ledgers that were closed since are open, and pointers are as they were"
+            )
+        if not any(key.startswith(f"{POINTERS_KEY}/") for key in self._values):
+            notes.append(
+                "no bookie keeps pointers: the names of logs, of blobs and of other ledger lists, their truncation "
+                "points and the states of sinks are lost; ledgers of their types are there, and `pybk log rebuild` "
+                "makes the list of a log again"
+            )
+        if self._holdings:
+            notes.append("a ledger that has neither entries nor a fence is known to no bookie, and is lost")
+        if plan.made:
+            notes.append(
+                f"{len(plan.made)} ledgers are in recovery, because nothing but the metadata keeps their ends and "
+                "seals: open each with its password; entries that came after the end of a closed ledger, and that a "
+                "bookie still has, become part of it"
+            )
+        if plan.suspects:
+            notes.append(
+                f"{len(plan.suspects)} ledgers are on fewer bookies than they should be: those that were deleted while "
+                "their bookies were away come back, as no bookie remembers it; delete them again"
+            )
+        if self._limbo:
+            notes.append(
+                "not all directories were looked at: bookies put all their ledgers in limbo when they start, and "
+                "ledgers that are not closed stay in recovery until metadata are rebuilt with all directories"
+            )
+
+    # ---- doing it ------------------------------------------------------------------------------------------------
+
+    def _do(self, cluster_value: bytes, next_id: int) -> int:
+        """Write everything; return the number of the new epoch, 0 if there is none."""
+        store = open_metadata(self._url)
+        self._stack.callback(store.close)
+        if self._overwrite:
+            for key, node in list(store.walk()):
+                if key.partition("/")[0] not in NOT_EXPORTED:
+                    store.delete(key, node.version)
+        with suppress(MetadataExistsError):
+            store.create(CLUSTER_KEY, cluster_value)
+        metadata, _ = open_cluster(self._url, self._secret, create=False, mending=True)
+        self._stack.callback(metadata.close)
+        metadata.note_outdated(_UNFINISHED)
+        if self._export is not None:
+            skipped = {CLUSTER_KEY, OUTDATED_KEY, *((EPOCH_KEY,) if self._new_epoch else ())}
+            for key, value in self._values.items():
+                if key not in skipped:
+                    with suppress(MetadataExistsError):  # a run before this one was stopped
+                        store.create(key, value)
+        self._write_bookies(metadata)
+        self._write_ledgers(metadata)
+        epoch = 0
+        if self._new_epoch:
+            metadata.raise_ids(next_id)
+            seen = max((held.seen.epoch.number for held in self._holdings if held.seen is not None), default=0)
+            epoch = metadata.begin_epoch(limbo=self._limbo, above=seen).number
+        metadata.clear_outdated()
+        return epoch
+
+    def _write_bookies(self, metadata: ClusterMetadata) -> None:
+        """Make the bookies of the directories members."""
+        for held in self._holdings:
+            metadata.claim_cookie(held.bookie, replace=True)
+            metadata.record_boot(held.bookie, held.identity.boots)
+
+    def _write_ledgers(self, metadata: ClusterMetadata) -> None:
+        """Write tombstones, ledgers, corrected ensembles and marks."""
+        plan = self._plan
+        for ledger_id, proof in plan.deleted.items():
+            metadata.delete_anew(ledger_id, proof)
+        for made in plan.made.values():
+            with suppress(LedgerExistsError):  # a run before this one was stopped
+                metadata.create_ledger(made)
+        for corrected in plan.corrected.values():
+            metadata.write_ledger(corrected, metadata.read_ledger(corrected.ledger_id).version)
+        for ledger_id, bookie, first in plan.missing:
+            metadata.mark_under_replicated(ledger_id, bookie, first)
+
+
+def _level_of(about: bytes) -> int:
+    """Return the feature level in a bookie's copy of the cluster's own metadata."""
+    return decode_json(
+        about, lambda values: int(values.get("level", 0)), where="a bookie's copy of the cluster's value"
+    )

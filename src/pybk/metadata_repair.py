@@ -1,0 +1,240 @@
+"""Exports, checks and restores a cluster's metadata, and makes them again from what bookies hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+
+from pybk.arguments import flag_of, path_of, progress_of
+from pybk.errors import UsageError
+from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
+
+# ---- export and check ------------------------------------------------------------------------------------------------
+
+
+def export_metadata(
+    url: str,
+    path: str | os.PathLike[str],
+    *,
+    cluster_secret: bytes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MetadataExportReport:
+    """Write a cluster's metadata to a new file: every key that is not leased, as it is stored, with its MAC.
+
+    From LMDB it is one snapshot. From ZooKeeper it is read in pages, so changes that are made meanwhile may be in it or
+    not; the ids are read last. The cluster's secret is not in it, but the salt of the ledgers' passwords is.
+
+    Args:
+        url: Where the metadata are.
+        path: The file, which must not exist. Its owner alone can read it.
+        cluster_secret: The cluster's secret, None for none; a wrong one is refused.
+        progress: Called with the number of values written, twice, as their total is not known.
+
+    Raises:
+        UsageError: The file exists.
+        MetadataError, OSError: The store cannot be read, or the file cannot be written; then there is no file.
+
+    Durability: The file is durable on return.
+    Threads: Any.
+    """
+    from pybk.metadata_mending import export  # as in ``arguments``: an embedded store does not need ZeroMQ
+
+    return export(url, path_of(path), cluster_secret, progress_of(progress) or _ignore)
+
+
+async def export_metadata_async(
+    url: str,
+    path: str | os.PathLike[str],
+    *,
+    cluster_secret: bytes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MetadataExportReport:
+    """Export metadata as ``export_metadata`` does, in a thread, which also calls ``progress``."""
+    return await asyncio.to_thread(export_metadata, url, path, cluster_secret=cluster_secret, progress=progress)
+
+
+def check_metadata(
+    source: str | os.PathLike[str],
+    *,
+    cluster_secret: bytes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MetadataCheckReport:
+    """Decode and verify everything in a cluster's metadata store, or in an export of it; changes nothing.
+
+    Args:
+        source: The URL of the store, or the path of an export.
+        cluster_secret: The cluster's secret, None for none.
+        progress: Called with the number of values checked, twice.
+
+    Returns:
+        The problems, none for sound metadata, and what was checked.
+
+    Raises:
+        MetadataForgedError: The secret is not the cluster's.
+        CorruptError: The file is not a whole export.
+        MetadataError: The store cannot be read, or there is no cluster.
+
+    Threads: Any.
+    """
+    from pybk.metadata_mending import check
+
+    return check(path_of(source), cluster_secret, progress_of(progress) or _ignore)
+
+
+async def check_metadata_async(
+    source: str | os.PathLike[str],
+    *,
+    cluster_secret: bytes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> MetadataCheckReport:
+    """Check metadata as ``check_metadata`` does, in a thread, which also calls ``progress``."""
+    return await asyncio.to_thread(check_metadata, source, cluster_secret=cluster_secret, progress=progress)
+
+
+# ---- restore and rebuild ---------------------------------------------------------------------------------------------
+
+
+def restore_metadata(
+    url: str,
+    source: str | os.PathLike[str] | None = None,
+    *,
+    cluster_secret: bytes | None = None,
+    directories: Sequence[str | os.PathLike[str]] = (),
+    all_directories: bool = False,
+    new_epoch: bool = True,
+    overwrite: bool = False,
+    write: bool = False,
+) -> MetadataRestoreReport:
+    """Restore an export to an empty metadata store, or accept a store that was put back to an older state as it is.
+
+    Every bookie and every client must be closed. Afterwards the ids are above all that are known, and bookies accept
+    the store. Each bookie fences the ledgers that are not closed when it starts. Unless all directories were looked
+    at, it also puts all its ledgers in limbo, as after a loss: the restored ensembles may be outdated.
+
+    Args:
+        url: Where the metadata are to be.
+        source: The export; None accepts what the store has.
+        cluster_secret: The cluster's secret, None for none.
+        directories: Directories of bookies, for what the export does not know; as for ``rebuild_metadata``.
+        all_directories: As for ``rebuild_metadata``.
+        new_epoch: False restores an export that is known to be the newest state, such as to move a cluster to another
+            store: ids and epoch stay, no ledger is fenced, and bookies refuse the store if it is older all the same.
+        overwrite: Remove what the store has before an export is restored.
+        write: Do it; False returns what would be done, and changes nothing.
+
+    Returns:
+        What was done or would be.
+
+    Raises:
+        UsageError: The store is not empty and ``overwrite`` is False, or an argument is wrong.
+        MetadataForgedError: The secret is not that of the export, the store or the directories.
+        CorruptError: The file is not a whole export.
+        CookieError, StoreLockedError: As for ``rebuild_metadata``.
+
+    Durability: On return everything is durable. After a stop nobody can use the store until this was repeated.
+    Threads: Any.
+    """
+    flags = _flags(all_directories=all_directories, new_epoch=new_epoch, overwrite=overwrite, write=write)
+    if not flags["new_epoch"] and (source is None or directories):
+        raise UsageError("new_epoch=False restores an export unchanged: give source, and no directories")
+    export = None if source is None else path_of(source)
+    from pybk.metadata_mending import Mending
+
+    with Mending(url, cluster_secret, export, [path_of(each) for each in directories], **flags) as mending:
+        return mending.run()
+
+
+async def restore_metadata_async(
+    url: str,
+    source: str | os.PathLike[str] | None = None,
+    *,
+    cluster_secret: bytes | None = None,
+    directories: Sequence[str | os.PathLike[str]] = (),
+    all_directories: bool = False,
+    new_epoch: bool = True,
+    overwrite: bool = False,
+    write: bool = False,
+) -> MetadataRestoreReport:
+    """Restore metadata as ``restore_metadata`` does, in a thread."""
+    return await asyncio.to_thread(
+        restore_metadata,
+        url,
+        source,
+        cluster_secret=cluster_secret,
+        directories=directories,
+        all_directories=all_directories,
+        new_epoch=new_epoch,
+        overwrite=overwrite,
+        write=write,
+    )
+
+
+def rebuild_metadata(
+    url: str,
+    directories: Sequence[str | os.PathLike[str]],
+    *,
+    cluster_secret: bytes | None = None,
+    all_directories: bool = False,
+    write: bool = False,
+) -> MetadataRestoreReport:
+    """Make the metadata of a cluster again from the directories of its bookies, in an empty or an incomplete store.
+
+    Every bookie and every client must be closed. Ledgers that the store lacks are made again, in recovery: the next
+    client that opens one with its password finds its end. With ``all_directories`` the ensembles of the ledgers that
+    the store has are corrected, too, where bookies lack what the metadata say that they hold.
+
+    Args:
+        url: Where the metadata are, or are to be.
+        directories: Directories of bookies of one cluster.
+        cluster_secret: The cluster's secret, None for none.
+        all_directories: All other directories are lost for good. Otherwise bookies put all their ledgers in limbo when
+            they start, and no recovery decides anything, until this was repeated with all of them.
+        write: Do it; False returns what would be done, and changes nothing.
+
+    Returns:
+        What was done or would be; it names what cannot be brought back.
+
+    Raises:
+        UsageError: No directory is given, or they are of several clusters.
+        MetadataForgedError: The secret is not the cluster's.
+        StoreLockedError: A bookie serves from one of the directories.
+        CookieError: One is no bookie's directory, or of another cluster than the store's.
+        CorruptError: One is damaged.
+
+    Durability: As for ``restore_metadata``.
+    Threads: Any.
+    Cost: Opens every directory as a start does. Memory grows with the number of ledgers and their extents.
+    """
+    flags = _flags(all_directories=all_directories, new_epoch=True, overwrite=False, write=write)
+    if isinstance(directories, str | bytes | os.PathLike) or not directories:
+        raise UsageError(f"directories is {directories!r:.100}; it takes a list of bookies' directories")
+    paths = [path_of(each) for each in directories]
+    from pybk.metadata_mending import Mending
+
+    with Mending(url, cluster_secret, None, paths, **flags) as mending:
+        return mending.run()
+
+
+async def rebuild_metadata_async(
+    url: str,
+    directories: Sequence[str | os.PathLike[str]],
+    *,
+    cluster_secret: bytes | None = None,
+    all_directories: bool = False,
+    write: bool = False,
+) -> MetadataRestoreReport:
+    """Rebuild metadata as ``rebuild_metadata`` does, in a thread."""
+    return await asyncio.to_thread(
+        rebuild_metadata, url, directories, cluster_secret=cluster_secret, all_directories=all_directories, write=write
+    )
+
+
+def _flags(**flags: bool) -> dict[str, bool]:
+    for name, value in flags.items():
+        flag_of(value, name)
+    return flags
+
+
+def _ignore(*_: object) -> None:
+    """Stand for a progress that nobody wants to know."""
