@@ -58,7 +58,7 @@ class Checker:
         self.lacs: dict[Bookie, int] = {}
         self.gone: dict[Bookie, None] = {}
         self.unnamed_since: dict[Bookie, int] = {}
-        """When the metadata last named each bookie, in runs where surplus copies are dropped."""
+        """When the metadata last named each bookie for entries, in runs where surplus copies are dropped."""
         self.read_lac = -1
         self.closed_at: int | None = None
         self.seals: dict[tuple[int, int], tuple[bytes, bytes]] = {}
@@ -319,7 +319,8 @@ class Checker:
             self.check_swapped(old, new)
         now = self.ledger.clock.now
         if self.ledger.plan.surplus_ns:
-            self.unnamed_since |= {each: now for fragment in old.fragments for each in fragment.ensemble}
+            named = {each for fragment in old.fragments for each in fragment.ensemble}
+            self.unnamed_since |= {each: now for each in named if self.entries_of(each, old)}
         if not author.startswith("copier"):
             kept = new.fragments[: len(old.fragments) - 1] == old.fragments[:-1]
             self.check(kept, f"I11: {author} changed fragments that have an end: {old.fragments} to {new.fragments}")
