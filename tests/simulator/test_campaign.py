@@ -26,6 +26,7 @@ FAILED_ONCE = {
     ),
     30037453: "the judge held to a promise about a ledger that was deleted while its LAC was read",
     40088545: "a reader that could not read the metadata again believed bookies that had been replaced",
+    101001233: "the judge took a bookie of an empty fragment, which holds nothing, for one that the ledger counts on",
     10015898: "the judge counted an answer to a fence that came after its timeout, which the library drops",
 }
 """Seeds that found a defect, of the library or of the judge, with what it was."""
