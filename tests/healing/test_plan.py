@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pybk.flags import StorageHint
 from pybk.healing.plan import Plan, Task, plan
-from pybk.healing.situation import SECOND_NS, BookieState, HoldReason, MarkKey, Situation, Space
+from pybk.healing.situation import SECOND_NS, HoldReason, MarkKey, Situation, Space
 from pybk.ledger import LedgerMetadata
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from tests.healing.clusters import GIB, GRACE_NS, NOW, bookie, facts, ledger, mapped, situation

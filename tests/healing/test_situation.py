@@ -8,7 +8,6 @@ from pybk.flags import StorageHint
 from pybk.healing.situation import (
     HOLD_TEXTS,
     SECOND_NS,
-    BookieState,
     HoldReason,
     Space,
     Standing,
@@ -17,6 +16,7 @@ from pybk.healing.situation import (
     standing_of,
     targets_of,
 )
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import RepairSettings
 from pybk.metadata.underreplication import RepairReason
 from tests.healing.clusters import GIB, GRACE_NS, NOW, bookie, facts, ledger, mapped, situation

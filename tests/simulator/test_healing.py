@@ -1,4 +1,4 @@
-"""A cluster that repairs itself, in virtual time: scenarios and a short campaign."""
+"""A cluster that repairs itself, in virtual time: scenarios, a short campaign, and mutants that it has to notice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pybk.healing.auditor import Check
-from pybk.healing.situation import SECOND_NS, BookieState, HoldReason
+from pybk.healing.situation import SECOND_NS, HoldReason
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import RepairSettings
 from pybk.metadata.underreplication import RepairState
 from tests.simulator.healing import BEGIN_NS, GRACE_NS, LEASE_NS, World, run
+from tests.simulator.healing_mutants import HEALING_MUTANTS, KILLED_AT, notices
+from tests.simulator.mutating import Mutant
 
 SEEDS = 4
 NAMES = ["b0", "b1", "b2", "b3", "b4"]
@@ -285,6 +288,11 @@ def test_no_rule_is_broken() -> None:
     # A campaign in which nothing happens proves nothing.
     assert min(done[what] for what in ("repaired", "withdraw", "unmark", "ensemble change")) > 100
     assert min(done[what] for what in ("kill", "elected", "store lost", "suspend auditor", "kill auditor")) > 10
+
+
+@pytest.mark.parametrize("mutant", HEALING_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
+    assert notices(mutant, KILLED_AT[mutant.name]), mutant.rule
 
 
 def test_the_same_seed_is_the_same_run() -> None:

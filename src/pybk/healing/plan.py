@@ -237,12 +237,13 @@ class _Judge:
         last = fragment.last_entry_id
         empty = last is not None and last < fragment.first_entry_id
         masks = self._ledger.shape.masks
+        fewest = min([(bits.sound & mask).bit_count() for mask in masks])
         if not empty:
-            self._copies = min(self._copies, min((bits.sound & mask).bit_count() for mask in masks))
+            self._copies = min(self._copies, fewest)
         if last is None:
             self._last_fragment(fragment, bits)
             return
-        urgent = 0 if empty else self._urgent(fragment, bits)
+        urgent = 0 if empty or fewest > 1 else self._urgent(fragment, bits)
         for place in places_of(bits.candidates | urgent):
             draft = self._draft(fragment, fragment.places[place])
             sets = [mask for mask in masks if mask >> place & 1]

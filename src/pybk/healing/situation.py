@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
 from pybk.ledger import Bookie
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 
@@ -37,16 +38,6 @@ FLAPPING_ABSENCES: Final = 3
 
 FLAPPING_PAUSE_NS: Final = 1800 * SECOND_NS
 """How long a flapping bookie gets no copies after it was absent."""
-
-
-class BookieState(StrEnum):
-    """The state of a bookie that its cookie keeps."""
-
-    ACTIVE = "active"
-    MAINTENANCE = "maintenance"
-    DRAINING = "draining"
-    DRAINED = "drained"
-    REMOVED = "removed"
 
 
 class Space(NamedTuple):
