@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pybk import BlobStore, Log, LogReader, LogWriter, Namespace, WriteAheadLog
+from pybk import BlobStore, ClusterAdmin, Log, LogReader, LogWriter, Namespace, WriteAheadLog
 from pybk.config import StoreConfig
 from pybk.errors import ClosedError, LedgerClosedError, NoSuchLedgerError, ReadRangeError, UnauthorizedError
 from pybk.flags import ReadFlag, StorageHint, WriteFlag
@@ -28,7 +28,18 @@ CONFIG = StoreConfig(**QUICK)
 
 @pytest.mark.parametrize(
     "owner",
-    [LedgerManager, LedgerWriter, LedgerReader, BlobStore, Log, LogReader, LogWriter, Namespace, WriteAheadLog],
+    [
+        LedgerManager,
+        LedgerWriter,
+        LedgerReader,
+        BlobStore,
+        ClusterAdmin,
+        Log,
+        LogReader,
+        LogWriter,
+        Namespace,
+        WriteAheadLog,
+    ],
 )
 def test_every_call_has_its_asyncio_form(owner: type) -> None:
     calls = {name for name, value in inspect.getmembers(owner) if not name.startswith("_") and inspect.isroutine(value)}

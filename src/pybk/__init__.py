@@ -3,6 +3,8 @@
 from pybk.arguments import ClusterOptions, LedgerOptions, Tiers
 from pybk.atomic_group import AtomicGroup
 from pybk.backend import Replicated
+from pybk.cluster_admin import ClusterAdmin
+from pybk.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, DrainProgress, RemovalProof, StopCheck
 from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import Passwords, Secret
 from pybk.digest import DigestType
@@ -51,6 +53,7 @@ from pybk.errors import (
     PybkError,
     ReadRangeError,
     RewoundError,
+    SafetyCheckError,
     SealMismatchError,
     StorageError,
     StorageFailedError,
@@ -71,9 +74,11 @@ from pybk.futures import AppendFuture
 from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
-from pybk.metadata.registration import BookieRegistration
+from pybk.metadata.registration import BookieRegistration, BookieState
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataProblem, MetadataRestoreReport
+from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings, ScrubSettings
 from pybk.metadata.store import Watch
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.metadata_repair import (
     check_metadata,
     check_metadata_async,
@@ -132,15 +137,22 @@ __all__ = [
     "BlobUpload",
     "Bookie",
     "BookieRegistration",
+    "BookieState",
+    "BookieStatus",
     "CheckpointWriter",
     "ClosedError",
+    "ClusterAdmin",
     "ClusterOptions",
+    "ClusterSettings",
+    "ClusterStatus",
+    "ClusterVerdict",
     "ConsumerServer",
     "CookieError",
     "CorruptError",
     "DeadLetters",
     "DigestMismatchError",
     "DigestType",
+    "DrainProgress",
     "DuplicateEntryError",
     "Entry",
     "EntryBatch",
@@ -206,6 +218,7 @@ __all__ = [
     "OwnerNeededError",
     "Passwords",
     "Payload",
+    "PlacementSettings",
     "Position",
     "PybkError",
     "ReadFlag",
@@ -216,9 +229,15 @@ __all__ = [
     "Records",
     "RecoveryInfo",
     "RemoteConsumer",
+    "RemovalProof",
+    "RepairReason",
+    "RepairSettings",
+    "RepairState",
     "Replicated",
     "Retention",
     "RewoundError",
+    "SafetyCheckError",
+    "ScrubSettings",
     "SealMismatchError",
     "Secret",
     "SkippedSnapshot",
@@ -227,6 +246,7 @@ __all__ = [
     "SnapshotReport",
     "SnapshotStore",
     "Start",
+    "StopCheck",
     "StorageError",
     "StorageFailedError",
     "StorageFullError",
@@ -246,6 +266,7 @@ __all__ = [
     "TruncatedError",
     "TxId",
     "UnauthorizedError",
+    "UnderReplicatedLedger",
     "UnsupportedFormatError",
     "UsageError",
     "VerifyProblem",

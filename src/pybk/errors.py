@@ -49,6 +49,22 @@ class IllegalOperationError(PybkError):
     code = -100
 
 
+class SafetyCheckError(IllegalOperationError):
+    """A change of the cluster was refused, because it could endanger entries; nothing was changed.
+
+    Args:
+        message: What was refused, with all failures and the remedy.
+        failures: The checks that failed, a sentence each.
+        outcome_unknown: As in PybkError.
+    """
+
+    def __init__(
+        self, message: str = "", *, failures: tuple[str, ...] = (), outcome_unknown: bool | None = None
+    ) -> None:
+        super().__init__(message, outcome_unknown=outcome_unknown)
+        self.failures = failures
+
+
 class ForkedProcessError(IllegalOperationError):
     """This process was forked from the one that opened the manager; open another manager here."""
 

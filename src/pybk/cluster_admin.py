@@ -1,0 +1,644 @@
+"""``ClusterAdmin``: how people look at a cluster, drain and remove bookies, pause repairs, and change settings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.cluster_checks import (
+    BookieStatus,
+    ClusterStatus,
+    Copies,
+    DrainProgress,
+    RemovalProof,
+    StopCheck,
+    by_urgency,
+    bytes_on,
+    drain_failures,
+    ledgers_on,
+    listed,
+    status_with_report,
+    status_without_report,
+    statuses_of,
+    stop_check,
+)
+from pybk.errors import IllegalOperationError, PybkError, SafetyCheckError, UsageError
+from pybk.healing.cluster_map import ClusterMap
+from pybk.ledger import Bookie
+from pybk.manager import LedgerManager, backend_of
+from pybk.metadata.registration import BookieCookie, BookieState
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairState, UnderReplicatedLedger
+
+if TYPE_CHECKING:
+    from pybk.metadata.cluster import ClusterMetadata
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS_MAX: Final = 86_400.0
+"""The longest pause of repairs."""
+
+MAINTENANCE_SECONDS_MAX: Final = 30 * 86_400.0
+"""The longest maintenance of a bookie."""
+
+REQUESTS_SECONDS: Final = 10.0
+"""How long a request that was sent before a bookie began to drain may still change the metadata of a ledger."""
+
+_PAGE: Final = 500
+"""Ledgers or marks that are read at a time."""
+
+_EMPTYING: Final = frozenset({BookieState.DRAINING, BookieState.DRAINED})
+
+
+class ClusterAdmin:
+    """The administration of a cluster.
+
+    Everything is read from the metadata store, and written to it; no bookie is asked. Every call may raise
+    MetadataUnreachableError, and ClosedError after the manager was closed. Changes are durable on return.
+
+    Args:
+        manager: A manager of the cluster, by ``LedgerManager.connect`` or of a bookie; it is not closed.
+
+    Raises:
+        UsageError: The manager is that of a store, which has no bookies.
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager) -> None:
+        if not backend_of(manager).is_cluster:
+            raise UsageError(
+                f"{manager.location} is a store, which has no bookies; ClusterAdmin takes a manager of a cluster, such "
+                "as of LedgerManager.connect(url)"
+            )
+        self._manager = manager
+
+    @property
+    def _metadata(self) -> ClusterMetadata:
+        from pybk.client.backend import ClusterBackend  # imported only here, because it imports ZeroMQ
+
+        backend = backend_of(self._manager)
+        assert isinstance(backend, ClusterBackend)
+        return backend.membership.metadata
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def status(self) -> ClusterStatus:
+        """Return how the cluster is, with the reasons for the verdict.
+
+        The auditor counts the ledgers. Without its report the status says so, and counts those that are marked.
+
+        Cost: Some round trips; without an auditor the metadata of all marked ledgers are read.
+        """
+        metadata = self._metadata
+        bookies, settings = self.bookies(), metadata.read_settings()
+        report = _report_of(metadata)
+        if report is not None:
+            return status_with_report(report, bookies, settings, time.time_ns())
+        marks = _marks(metadata)
+        copies = _copies_of(metadata, bookies, marks)
+        return status_without_report(copies, marks, bookies, settings, time.time_ns())
+
+    async def status_async(self) -> ClusterStatus:
+        """Look as ``status`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.status)
+
+    def bookies(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
+        """Return the bookies that belong to the cluster, running or not, by name.
+
+        Args:
+            removed: Include those that were removed.
+
+        Cost: Some round trips, for all bookies together.
+        """
+        metadata = self._metadata
+        return tuple(statuses_of(metadata.list_cookies(removed=removed), metadata.list_bookies()))
+
+    async def bookies_async(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
+        """List as ``bookies`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.bookies, removed=removed)
+
+    # ---- draining ------------------------------------------------------------------------------------------------
+
+    def drain(self, name: str) -> DrainProgress:
+        """Begin to empty a bookie: it becomes read-only, and its entries are copied to others.
+
+        A bookie that is drained already stays as it is. One that does not run is drained, too, from its peers.
+
+        Args:
+            name: The bookie.
+
+        Returns:
+            What it has at the beginning.
+
+        Raises:
+            SafetyCheckError: The other bookies could not take what it has: too few are writable, their free space or
+                zones do not suffice, or repairs are on hold. Its ``failures`` name each check; nothing was changed.
+            IllegalOperationError: Its state allows no drain, or the cluster's feature level is below HEALING.
+            UsageError: No bookie has this name.
+
+        Durability: The state is in the bookie's cookie on return, and outlives restarts.
+        Cost: Reads the metadata of all ledgers, as ``drain_progress``.
+        """
+        metadata = self._metadata
+        cookie = self._cookie(name)
+        cluster = _scan(metadata)[0]
+        if cookie.state not in _EMPTYING:
+            self._check_drain(cluster, cookie.bookie)
+            cookie = self._change(name, _to(BookieState.DRAINING, cookie))
+            try:
+                # Another drain may have begun since the check, and counted on this bookie.
+                self._check_drain(cluster, cookie.bookie)
+            except SafetyCheckError:
+                self._change(name, _to(BookieState.ACTIVE, cookie))
+                raise
+        return self._progress(cluster, cookie)
+
+    async def drain_async(self, name: str) -> DrainProgress:
+        """Begin as ``drain`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.drain, name)
+
+    def _check_drain(self, cluster: ClusterMap, bookie: Bookie) -> None:
+        metadata = self._metadata
+        holds = [str(hold["text"]) for hold in (_report_of(metadata) or {}).get("holds", ())]
+        failures = drain_failures(cluster, self.bookies(), bookie, metadata.read_settings(), holds)
+        if failures:
+            raise SafetyCheckError(
+                f"bookie {bookie.bookie_id} cannot be drained, and stays as it is: {'; '.join(failures)}",
+                failures=failures,
+            )
+
+    def cancel_drain(self, name: str) -> BookieStatus:
+        """End the drain of a bookie: it takes entries again. What was copied stays where it is.
+
+        Args:
+            name: The bookie; one that is active stays so.
+
+        Raises:
+            IllegalOperationError: It is in maintenance, or was removed.
+            UsageError: No bookie has this name.
+        """
+        self._cookie(name)
+
+        def cancelled(found: BookieCookie) -> BookieCookie:
+            if found.state is BookieState.MAINTENANCE:
+                raise IllegalOperationError(f"bookie {name} is in maintenance, and not drained; end its maintenance")
+            return replace(found, state=BookieState.ACTIVE)
+
+        return self._status_of(self._change(name, cancelled))
+
+    async def cancel_drain_async(self, name: str) -> BookieStatus:
+        """Cancel as ``cancel_drain`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.cancel_drain, name)
+
+    def drain_progress(self, name: str) -> DrainProgress:
+        """Return what a bookie still has, and which of its ledgers cannot be copied now.
+
+        Args:
+            name: The bookie, in any state.
+
+        Raises:
+            UsageError: No bookie has this name.
+
+        Cost: Reads the metadata of all ledgers, 500 at a time, and all marks: about 20 µs and 500 bytes a ledger.
+        """
+        cookie = self._cookie(name)
+        return self._progress(_scan(self._metadata)[0], cookie)
+
+    async def drain_progress_async(self, name: str) -> DrainProgress:
+        """Look as ``drain_progress`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.drain_progress, name)
+
+    def _progress(self, cluster: ClusterMap, cookie: BookieCookie) -> DrainProgress:
+        marks = [mark for mark in _marks(self._metadata) if mark.bookie == cookie.bookie]
+        return DrainProgress(
+            bookie=cookie.bookie,
+            state=cookie.state,
+            ledgers_left=len(ledgers_on(cluster, cookie.bookie)),
+            bytes_left=sum(bytes_on(cluster, cookie.bookie).values()),
+            stuck=tuple(mark for mark in marks if mark.state is not RepairState.QUEUED),
+        )
+
+    # ---- maintenance ---------------------------------------------------------------------------------------------
+
+    def maintenance(self, name: str, seconds: float) -> BookieStatus:
+        """Announce that a bookie may be absent for some time: its copies do not count as lost until then.
+
+        Maintenance does not stop the bookie. ``ok_to_stop`` says whether it may be stopped.
+
+        Args:
+            name: The bookie, active or in maintenance, which then gets a new end.
+            seconds: For how long from now on; at most ``MAINTENANCE_SECONDS_MAX``, which is 30 days.
+
+        Raises:
+            UsageError: No bookie has this name, or the time is out of range.
+            IllegalOperationError: It is being drained or was removed, or the feature level is below HEALING.
+        """
+        until_ns = _deadline(seconds, MAINTENANCE_SECONDS_MAX, "maintenance")
+        self._cookie(name)
+        changed = self._change(name, lambda found: replace(found, state=BookieState.MAINTENANCE, until_ns=until_ns))
+        return self._status_of(changed)
+
+    async def maintenance_async(self, name: str, seconds: float) -> BookieStatus:
+        """Announce as ``maintenance`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.maintenance, name, seconds)
+
+    def end_maintenance(self, name: str) -> BookieStatus:
+        """End the maintenance of a bookie; one that is active stays so.
+
+        Args:
+            name: The bookie.
+
+        Raises:
+            IllegalOperationError: It is being drained, or was removed.
+            UsageError: No bookie has this name.
+        """
+        self._cookie(name)
+
+        def ended(found: BookieCookie) -> BookieCookie:
+            if found.state in _EMPTYING:
+                raise IllegalOperationError(f"bookie {name} is {found.state}, and not in maintenance; cancel its drain")
+            return replace(found, state=BookieState.ACTIVE, until_ns=0)
+
+        return self._status_of(self._change(name, ended))
+
+    async def end_maintenance_async(self, name: str) -> BookieStatus:
+        """End as ``end_maintenance`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.end_maintenance, name)
+
+    def ok_to_stop(self, *names: str) -> StopCheck:
+        """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
+
+        Of an open ledger, an ack quorum of each write set must keep running; of closed fragments, one sound copy must,
+        and fewer than an ack quorum cause a warning. A copy that was reported as missing or damaged is not sound.
+        Nothing is changed, so the answer holds until another bookie fails or is stopped.
+
+        Args:
+            names: The bookies.
+
+        Raises:
+            UsageError: No name, or a name that no bookie has.
+
+        Cost: As ``drain_progress``.
+        """
+        if not names:
+            raise UsageError("ok_to_stop takes the names of one or more bookies")
+        stopped = {self._cookie(name).bookie for name in names}
+        metadata = self._metadata
+        return stop_check(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata))
+
+    async def ok_to_stop_async(self, *names: str) -> StopCheck:
+        """Check as ``ok_to_stop`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.ok_to_stop, *names)
+
+    # ---- removing ------------------------------------------------------------------------------------------------
+
+    def ok_to_remove(self, name: str) -> RemovalProof:
+        """Prove that no ledger needs a bookie, so that it can be removed; nothing is changed.
+
+        The bookie must be draining or drained for ``REQUESTS_SECONDS``, because requests that were sent before may
+        still name it. Then two searches in turn must find no ledger and no mark that names it.
+
+        Args:
+            name: The bookie, which may run or not.
+
+        Returns:
+            The proof, which ``remove`` takes; it holds while the bookie keeps its state.
+
+        Raises:
+            SafetyCheckError: Its state is another one, or began just now; or ledgers name it, of which up to 20 are
+                named, or have metadata that cannot be read.
+            UsageError: No bookie has this name.
+
+        Cost: Twice that of ``drain_progress``.
+        """
+        cookie = self._cookie(name)
+        began_ns = time.time_ns()
+        self._check_emptying(cookie, began_ns)
+        count = 0
+        for _ in range(2):
+            count = self._check_unnamed(cookie.bookie, frozenset())
+        if self._cookie(name) != cookie:
+            raise _refused(name, "its cookie has changed during the search: ask again")
+        return RemovalProof(
+            bookie=cookie.bookie,
+            state=cookie.state,
+            state_since_ns=cookie.state_since_ns,
+            scanned_ns=began_ns,
+            ledgers=count,
+        )
+
+    async def ok_to_remove_async(self, name: str) -> RemovalProof:
+        """Prove as ``ok_to_remove`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.ok_to_remove, name)
+
+    def _check_emptying(self, cookie: BookieCookie, now_ns: int) -> None:
+        """Raise SafetyCheckError unless a bookie has been draining or drained for long enough."""
+        name = cookie.bookie.bookie_id
+        if cookie.state not in _EMPTYING:
+            raise _refused(name, f"it is {cookie.state}, so that ledgers may still choose it: drain it first")
+        wait = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
+        if wait > 0:
+            raise _refused(name, f"it is {cookie.state} since just now: ask again in {wait:.1f} s")
+        if any(each.bookie == cookie.bookie and not each.read_only for each in self._metadata.list_bookies()):
+            raise _refused(name, "it runs and has not become read-only yet: ask again, or look at its log")
+
+    def _check_unnamed(self, bookie: Bookie, accepted: frozenset[int]) -> int:
+        """Search for ledgers and marks that name a bookie; return how many ledgers were searched.
+
+        Raises:
+            SafetyCheckError: One that is not accepted names it, or cannot be read.
+        """
+        metadata = self._metadata
+        cluster, unreadable = _scan(metadata)
+        naming = sorted(ledgers_on(cluster, bookie) - accepted)
+        marked = sorted({mark.ledger_id for mark in _marks(metadata) if mark.bookie == bookie} - accepted)
+        unknown = sorted(set(unreadable) - accepted)
+        failures = []
+        for ids, text in (
+            (naming, "ledgers name it"),
+            (marked, "ledgers are marked because of it"),
+            (unknown, "ledgers have metadata that cannot be read"),
+        ):
+            if ids:
+                failures.append(f"{len(ids)} {text}: {listed(ids)}")
+        if failures:
+            raise _refused(
+                bookie.bookie_id,
+                *failures,
+                remedy="wait for the end of the drain, or name the ledgers whose loss is accepted",
+            )
+        return len(cluster)
+
+    def remove(
+        self, name: str, proof: RemovalProof | None = None, *, accept_loss: Iterable[int] | None = None
+    ) -> BookieStatus:
+        """Remove a bookie from the cluster for good: its directories are refused from now on.
+
+        Args:
+            name: The bookie.
+            proof: What ``ok_to_remove`` returned.
+            accept_loss: Instead of a proof, all ledgers that still name it, whose copies on it are given up. A bookie
+                that does not run may then have any state.
+
+        Returns:
+            The bookie, which is removed.
+
+        Raises:
+            SafetyCheckError: There is no proof, or it is of another instance or of an earlier state; or ledgers that
+                ``accept_loss`` does not list name the bookie. Nothing was changed.
+            UsageError: No bookie has this name, or both arguments are given.
+
+        Durability: The state is in the bookie's cookie on return.
+        Cost: Some round trips with a proof; with ``accept_loss`` as ``drain_progress``.
+        """
+        if proof is not None and accept_loss is not None:
+            raise UsageError("remove takes a proof or accept_loss, not both")
+        cookie = self._cookie(name)
+        if proof is not None:
+            if (proof.bookie, proof.state, proof.state_since_ns) != (
+                cookie.bookie,
+                cookie.state,
+                cookie.state_since_ns,
+            ):
+                raise _refused(name, f"it is {cookie.state} by now, and the proof was of another state: ask again")
+        elif accept_loss is None:
+            raise _refused(name, "there is no proof that no ledger needs it: pass what ok_to_remove returned")
+        else:
+            cookie = self._give_up(cookie, _ledger_ids(accept_loss))
+        if cookie.state is BookieState.DRAINING:
+            cookie = self._change(name, _to(BookieState.DRAINED, cookie))
+        cookie = self._change(name, _to(BookieState.REMOVED, cookie))
+        logger.warning("bookie %s was removed from the cluster", cookie.bookie)
+        return self._status_of(cookie)
+
+    async def remove_async(
+        self, name: str, proof: RemovalProof | None = None, *, accept_loss: Iterable[int] | None = None
+    ) -> BookieStatus:
+        """Remove as ``remove`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.remove, name, proof, accept_loss=accept_loss)
+
+    def _give_up(self, cookie: BookieCookie, accepted: frozenset[int]) -> BookieCookie:
+        """Return the cookie of a bookie, draining or drained, that only accepted ledgers name."""
+        name = cookie.bookie.bookie_id
+        runs = any(each.bookie == cookie.bookie for each in self._metadata.list_bookies())
+        if cookie.state not in _EMPTYING and runs:
+            raise _refused(name, f"it runs and is {cookie.state}: drain it first, or stop it")
+        if cookie.state in _EMPTYING:
+            self._check_emptying(cookie, time.time_ns())
+        self._check_unnamed(cookie.bookie, accepted)
+        if cookie.state is BookieState.MAINTENANCE:
+            cookie = self._change(name, _to(BookieState.ACTIVE, cookie))
+        if cookie.state is BookieState.ACTIVE:
+            cookie = self._change(name, _to(BookieState.DRAINING, cookie))
+        logger.warning("bookie %s is given up with its copies of ledgers %s", cookie.bookie, listed(sorted(accepted)))
+        return cookie
+
+    # ---- repairs -------------------------------------------------------------------------------------------------
+
+    def repairs(self) -> tuple[UnderReplicatedLedger, ...]:
+        """Return the marks of ledgers that are to be repaired, the most urgent first.
+
+        They are ordered by the copies that are left, then by reason and age. Damaged marks are left out, and logged.
+
+        Cost: Reads all marks, and the metadata of their ledgers, 500 at a time.
+        """
+        metadata = self._metadata
+        marks = _marks(metadata)
+        return tuple(by_urgency(marks, _copies_of(metadata, self.bookies(), marks)))
+
+    async def repairs_async(self) -> tuple[UnderReplicatedLedger, ...]:
+        """List as ``repairs`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.repairs)
+
+    def pause_repair(self, seconds: float, by: str) -> ClusterSettings:
+        """Pause the repairs of the cluster for some time; they resume by themselves.
+
+        Args:
+            seconds: For how long from now on; at most ``PAUSE_SECONDS_MAX``, which is a day.
+            by: The person who pauses them, for others.
+
+        Raises:
+            UsageError: The time or the name is out of range.
+        """
+        if not by:
+            raise UsageError("pause_repair takes the name of the person who pauses repairs, for others")
+        until_ns = _deadline(seconds, PAUSE_SECONDS_MAX, "a pause of repairs")
+        return self.change_settings(
+            lambda found: replace(found, repair=replace(found.repair, paused_until_ns=until_ns, paused_by=by)), by
+        )
+
+    async def pause_repair_async(self, seconds: float, by: str) -> ClusterSettings:
+        """Pause as ``pause_repair`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.pause_repair, seconds, by)
+
+    def resume_repair(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
+        """End a pause of the repairs, and accept the loss of bookies, so that repairs are not on hold because of them.
+
+        Args:
+            accept_loss_of: Names of bookies; added to ``repair.accepted_losses``, where they stay until the settings
+                are changed.
+            by: The person who resumes them, for others.
+
+        Raises:
+            UsageError: No bookie has one of the names.
+        """
+        names = (accept_loss_of,) if isinstance(accept_loss_of, str) else tuple(accept_loss_of)
+        for name in names:
+            self._cookie(name)
+
+        def resumed(found: ClusterSettings) -> ClusterSettings:
+            accepted = tuple(dict.fromkeys((*found.repair.accepted_losses, *names)))
+            repair = replace(found.repair, paused_until_ns=0, paused_by="", accepted_losses=accepted)
+            return replace(found, repair=repair)
+
+        return self.change_settings(resumed, by)
+
+    async def resume_repair_async(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
+        """Resume as ``resume_repair`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.resume_repair, accept_loss_of, by)
+
+    # ---- settings ------------------------------------------------------------------------------------------------
+
+    def settings(self) -> ClusterSettings:
+        """Return the settings of the cluster.
+
+        Raises:
+            MetadataForgedError, CorruptError: They were not written with the cluster's secret, or are damaged.
+        """
+        return self._metadata.read_settings()
+
+    async def settings_async(self) -> ClusterSettings:
+        """Read as ``settings`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.settings)
+
+    def change_settings(self, change: Callable[[ClusterSettings], ClusterSettings], by: str = "") -> ClusterSettings:
+        """Change the settings of the cluster; all members follow. A change of nothing writes nothing.
+
+        Args:
+            change: Returns the new settings for the present ones. It may be called more than once, because others may
+                change them meanwhile.
+            by: The person who changes them, for others.
+
+        Returns:
+            The settings now.
+
+        Raises:
+            UsageError: A value is out of range.
+            MetadataForgedError, CorruptError: As ``settings``; nothing was written.
+        """
+        return self._metadata.change_settings(change, by=by)
+
+    async def change_settings_async(
+        self, change: Callable[[ClusterSettings], ClusterSettings], by: str = ""
+    ) -> ClusterSettings:
+        """Change as ``change_settings`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.change_settings, change, by)
+
+    # ---- cookies -------------------------------------------------------------------------------------------------
+
+    def _cookie(self, name: str) -> BookieCookie:
+        """Return the cookie of a bookie; raises UsageError, which names the bookies, if there is none."""
+        found = self._metadata.read_cookie(name)
+        if found is None:
+            names = listed([cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()]) or "none"
+            raise UsageError(f"no bookie of {self._manager.location} is called {name!r:.100}; there are {names}")
+        return found
+
+    def _change(self, name: str, change: Callable[[BookieCookie], BookieCookie]) -> BookieCookie:
+        return self._metadata.change_cookie(name, change)
+
+    def _status_of(self, cookie: BookieCookie) -> BookieStatus:
+        return statuses_of([cookie], self._metadata.list_bookies())[0]
+
+
+def _to(state: BookieState, expected: BookieCookie) -> Callable[[BookieCookie], BookieCookie]:
+    """Return a change to another state, of a cookie whose state is still the expected one."""
+
+    def changed(found: BookieCookie) -> BookieCookie:
+        if (found.bookie, found.state, found.state_since_ns) != (
+            expected.bookie,
+            expected.state,
+            expected.state_since_ns,
+        ):
+            raise _refused(found.bookie.bookie_id, f"it has become {found.state} meanwhile: look at it again")
+        return replace(found, state=state, until_ns=0)
+
+    return changed
+
+
+def _refused(name: str, *failures: str, remedy: str = "") -> SafetyCheckError:
+    text = "; ".join((*failures, *([remedy] if remedy else [])))
+    return SafetyCheckError(f"bookie {name} stays as it is: {text}", failures=failures)
+
+
+def _deadline(seconds: Any, most: float, what: str) -> int:
+    """Return when a time that begins now ends, in nanoseconds since 1970."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= most:
+        raise UsageError(f"{what} lasts {seconds!r:.50} s; it takes a number above 0, at most {most:.0f}")
+    return time.time_ns() + int(seconds * 1e9)
+
+
+def _ledger_ids(ids: Iterable[Any]) -> frozenset[int]:
+    found = frozenset(ids)
+    for each in found:
+        if type(each) is not int or each < 0:
+            raise UsageError(f"accept_loss names {each!r:.50}; it takes ids of ledgers")
+    return found
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def _report_of(metadata: ClusterMetadata) -> dict[str, Any] | None:
+    """Return what the auditor reports; None without an auditor."""
+    return None
+
+
+def _scan(metadata: ClusterMetadata) -> tuple[ClusterMap, list[int]]:
+    """Read the metadata of all ledgers; return them, and the ledgers whose metadata cannot be read."""
+    cluster = ClusterMap()
+    unreadable: list[int] = []
+    after = -1
+    while ids := metadata.list_ledgers(after=after, count=_PAGE):
+        unreadable += _read_into(cluster, metadata, ids)
+        after = ids[-1]
+    return cluster, unreadable
+
+
+def _read_into(cluster: ClusterMap, metadata: ClusterMetadata, ids: list[int]) -> list[int]:
+    """Read the metadata of some ledgers into a map; return those that cannot be read."""
+    unreadable: list[int] = []
+
+    def damaged(ledger_id: int, error: PybkError) -> None:
+        logger.warning("ledger %d cannot be examined: %s", ledger_id, error)
+        unreadable.append(ledger_id)
+
+    for ledger_id, stored in zip(ids, metadata.read_ledgers(ids, damaged=damaged), strict=True):
+        if stored is not None:
+            cluster.apply(ledger_id, stored.metadata, stored.version)
+    return unreadable
+
+
+def _marks(metadata: ClusterMetadata) -> list[UnderReplicatedLedger]:
+    found: list[UnderReplicatedLedger] = []
+    after = -1
+    while page := metadata.list_under_replicated(after=after, count=_PAGE):
+        found += page
+        after = page[-1].ledger_id
+    return found
+
+
+def _copies_of(
+    metadata: ClusterMetadata, bookies: Iterable[BookieStatus], marks: list[UnderReplicatedLedger]
+) -> Copies:
+    """Return the copies of the ledgers that are marked."""
+    cluster = ClusterMap()
+    ids = sorted({mark.ledger_id for mark in marks})
+    for begin in range(0, len(ids), _PAGE):
+        _read_into(cluster, metadata, ids[begin : begin + _PAGE])
+    return Copies(cluster, {each.bookie for each in bookies if each.registered}, marks)

@@ -1,0 +1,560 @@
+"""What people see of a cluster, and the checks before a bookie is drained, stopped or removed. All of it is pure.
+
+``ClusterAdmin`` reads the cookies, the registrations, the marks and the metadata of the ledgers, and calls this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from pybk.flags import StorageHint
+from pybk.frozen_dict import FrozenDict
+from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
+from pybk.ledger import Bookie
+from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairState, UnderReplicatedLedger
+from pybk.replication.locations import Location
+from pybk.replication.placement import tier_of
+
+LISTED_MAX: Final = 20
+"""The most ledgers that one message names."""
+
+SPACE_FACTOR: Final = 1.2
+"""The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""
+
+
+class ClusterVerdict(StrEnum):
+    """How a cluster is.
+
+    ``OK``: nothing needs attention. ``WARN``: something does, and no entry is in danger. ``BAD``: entries are lost, or
+    repairs do not proceed by themselves.
+    """
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieStatus:
+    """A bookie that belongs to a cluster.
+
+    Attributes:
+        bookie: The instance that belongs to the cluster.
+        state: What it is wanted for.
+        since_ns: When that state began, nanoseconds since 1970; 0 for a state that never changed.
+        until_ns: When its maintenance ends; 0 in other states.
+        registered: Whether that instance runs, as far as the metadata store knows.
+        read_only: Whether it takes no new entries.
+        location: Where it stands, ``zone/rack/host`` or less; empty if unknown.
+        version: The version of pybk that it runs, or ran last; empty if unknown.
+        addresses: Where it listens; empty if it does not run.
+        free_bytes: The free bytes of each tier; empty if it does not run.
+    """
+
+    bookie: Bookie
+    state: BookieState
+    since_ns: int = 0
+    until_ns: int = 0
+    registered: bool = False
+    read_only: bool = False
+    location: str = ""
+    version: str = ""
+    addresses: tuple[str, ...] = ()
+    free_bytes: Mapping[StorageHint, int] = field(default_factory=FrozenDict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """The bookie's name."""
+        return self.bookie.bookie_id
+
+    @property
+    def absent(self) -> bool:
+        """Whether it should run and does not; one in maintenance is absent, too."""
+        return not self.registered and self.state not in (BookieState.DRAINED, BookieState.REMOVED)
+
+    @property
+    def writable(self) -> bool:
+        """Whether it takes entries of writers and copies."""
+        return self.registered and not self.read_only and not self.state.read_only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """How a cluster is, and how its repairs proceed.
+
+    Attributes:
+        verdict: The worst of all reasons.
+        reasons: Why the verdict is not ``OK``, a sentence each.
+        auditor: The bookie whose auditor reports; empty if there is none.
+        reported_ns: When it reported, nanoseconds since 1970; 0 without an auditor.
+        bookies: How many bookies there are in each state.
+        absent: The names of the bookies that should run and do not.
+        short: The ledgers with fewer sound copies of an entry than they should have, by the copies that are left:
+            ``"0"``, ``"1"``, ``"2"`` or ``"more"``. Without an auditor, of the ledgers that are marked.
+        queued_bytes: About how many bytes have to be copied.
+        rate: Bytes per second that are copied.
+        eta_s: Seconds until all is copied; None if nothing was copied of late, or without an auditor.
+        holds: Why only urgent copies are made; empty if all are.
+        paused_until_ns: When a pause of the repairs ends, nanoseconds since 1970; 0 if they are not paused.
+        lost: Ledgers with entries that no bookie has.
+        waiting: Ledgers that wait for a recovery by their owner.
+        no_target: Ledgers whose copies no bookie can take.
+        stuck: Ledgers whose repair failed repeatedly.
+    """
+
+    verdict: ClusterVerdict
+    reasons: tuple[str, ...] = ()
+    auditor: str = ""
+    reported_ns: int = 0
+    bookies: Mapping[BookieState, int] = field(default_factory=FrozenDict, hash=False)
+    absent: tuple[str, ...] = ()
+    short: Mapping[str, int] = field(default_factory=FrozenDict, hash=False)
+    queued_bytes: int = 0
+    rate: float = 0.0
+    eta_s: float | None = None
+    holds: tuple[str, ...] = ()
+    paused_until_ns: int = 0
+    lost: tuple[int, ...] = ()
+    waiting: tuple[int, ...] = ()
+    no_target: tuple[int, ...] = ()
+    stuck: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    """What a bookie that is drained still has.
+
+    Attributes:
+        bookie: The bookie.
+        state: Its state.
+        ledgers_left: How many ledgers name it.
+        bytes_left: About how many bytes of closed fragments it has of them.
+        stuck: Marks of this bookie that are not queued, with the reasons in ``state`` and ``error``.
+    """
+
+    bookie: Bookie
+    state: BookieState
+    ledgers_left: int
+    bytes_left: int
+    stuck: tuple[UnderReplicatedLedger, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopCheck:
+    """Whether bookies may be stopped at once.
+
+    Attributes:
+        ok: Whether no ledger refuses it.
+        refusals: Why not, a sentence for each of up to 20 ledgers.
+        warnings: What would be impaired.
+    """
+
+    ok: bool
+    refusals: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovalProof:
+    """That no ledger needs a bookie; ``ClusterAdmin.remove`` takes it.
+
+    Attributes:
+        bookie: The instance that was looked for.
+        state: Its state.
+        state_since_ns: When that state began; the proof ends with the state.
+        scanned_ns: When the search began, nanoseconds since 1970.
+        ledgers: How many ledgers were searched.
+    """
+
+    bookie: Bookie
+    state: BookieState
+    state_since_ns: int
+    scanned_ns: int
+    ledgers: int
+
+
+def statuses_of(cookies: Iterable[BookieCookie], registrations: Iterable[BookieRegistration]) -> list[BookieStatus]:
+    """Return the status of each bookie that has a cookie, in the order of the cookies."""
+    running = {each.bookie: each for each in registrations}
+    found = []
+    for cookie in cookies:
+        seen = running.get(cookie.bookie)
+        found.append(
+            BookieStatus(
+                bookie=cookie.bookie,
+                state=cookie.state,
+                since_ns=cookie.state_since_ns,
+                until_ns=cookie.until_ns,
+                registered=seen is not None,
+                read_only=seen is not None and seen.read_only,
+                location=str(Location.registered(seen.rack)) if seen is not None else cookie.location,
+                version=seen.version if seen is not None else cookie.version,
+                addresses=() if seen is None else seen.addresses,
+                free_bytes=FrozenDict({} if seen is None else seen.tiers),
+            )
+        )
+    return found
+
+
+def listed(items: Sequence[object]) -> str:
+    """Return items for a message, at most ``LISTED_MAX`` of them."""
+    more = f" and {len(items) - LISTED_MAX} more" if len(items) > LISTED_MAX else ""
+    return ", ".join(map(str, items[:LISTED_MAX])) + more
+
+
+# ---- copies --------------------------------------------------------------------------------------------------------
+
+
+class Copies:
+    """Which copies of the ledgers are live, and which are sound.
+
+    Args:
+        cluster: The ledgers.
+        live: The bookies that are registered.
+        marks: Marks; those that were observed make copies unsound.
+    """
+
+    def __init__(self, cluster: ClusterMap, live: Collection[Bookie], marks: Iterable[UnderReplicatedLedger]) -> None:
+        self.cluster: Final = cluster
+        self.live: Final = {number for number, bookie in enumerate(cluster.bookies) if bookie in live}
+        self._damaged: Final[dict[int, dict[int, int]]] = {}
+        """By ledger and bookie, the first entry of which its copy is not sound."""
+        for mark in marks:
+            first = min((first for reason, first in mark.causes_by_reason().items() if reason.observed), default=None)
+            number = cluster.number_of(mark.bookie)
+            if first is not None and number is not None:
+                self._damaged.setdefault(mark.ledger_id, {})[number] = first
+
+    def live_places(self, fragment: MappedFragment) -> int:
+        """Return the places of a fragment whose bookies are registered, as bits."""
+        return sum(1 << place for place, number in enumerate(fragment.places) if number in self.live)
+
+    def sound_places(self, ledger_id: int, fragment: MappedFragment) -> int:
+        """Return the places of a fragment that have sound copies, as bits."""
+        damaged = self._damaged.get(ledger_id)
+        bits = self.live_places(fragment)
+        for place, number in enumerate(fragment.places if damaged else ()):
+            assert damaged is not None
+            first = damaged.get(number)
+            if first is not None and (fragment.last_entry_id is None or first <= fragment.last_entry_id):
+                bits &= ~(1 << place)
+        return bits
+
+    def fewest(self, ledger_id: int) -> int | None:
+        """Return how many sound copies the entry with the fewest has; None if no entry lacks one, or without entries.
+
+        The last fragment of an open ledger counts as one with entries.
+        """
+        ledger = self.cluster.get(ledger_id)
+        if ledger is None:
+            return None
+        counts = [
+            (self.sound_places(ledger_id, fragment) & mask).bit_count()
+            for fragment in self.cluster.fragments(ledger)
+            for mask in masks_with_entries(ledger, fragment)
+        ]
+        found = min(counts, default=None)
+        return None if found is None or found >= ledger.shape.quorum.write_quorum else found
+
+
+def masks_with_entries(ledger: MappedLedger, fragment: MappedFragment) -> tuple[int, ...]:
+    """Return the write sets of a fragment that hold entries, as bits; all of them for a fragment without an end."""
+    masks = ledger.shape.masks
+    last = fragment.last_entry_id
+    if last is None or last - fragment.first_entry_id + 1 >= len(masks):
+        return masks
+    return tuple(masks[entry_id % len(masks)] for entry_id in range(fragment.first_entry_id, last + 1))
+
+
+def short_by_copies(copies: Copies, ledger_ids: Iterable[int]) -> dict[str, int]:
+    """Return how many ledgers are short, by the copies that are left."""
+    fewest = (copies.fewest(ledger_id) for ledger_id in ledger_ids)
+    return dict(Counter("more" if each > 2 else str(each) for each in fewest if each is not None))
+
+
+def by_urgency(marks: Iterable[UnderReplicatedLedger], copies: Copies) -> list[UnderReplicatedLedger]:
+    """Return marks, the most urgent first: by copies that are left, then by reason, then by age."""
+    fewest = {ledger_id: copies.fewest(ledger_id) for ledger_id in {mark.ledger_id for mark in marks}}
+
+    def urgency(mark: UnderReplicatedLedger) -> tuple[Any, ...]:
+        left = fewest[mark.ledger_id]
+        return (left is None, left or 0, mark.reason.rank, mark.since_ns, mark.ledger_id, mark.bookie)
+
+    return sorted(marks, key=urgency)
+
+
+# ---- drain, stop, remove -------------------------------------------------------------------------------------------
+
+
+def bytes_on(cluster: ClusterMap, bookie: Bookie) -> dict[StorageHint, int]:
+    """Return about how many payload bytes of closed fragments a bookie has, by the tier of their ledgers."""
+    found: Counter[StorageHint] = Counter()
+    number = cluster.number_of(bookie)
+    for ledger_id in () if number is None else cluster.ledgers_of(number):
+        ledger = cluster.get(ledger_id)
+        assert ledger is not None
+        for fragment in cluster.fragments(ledger):
+            found[ledger.shape.tier] += fragment.places.count(number) * cluster.bytes_of_place(ledger, fragment)
+    return +found
+
+
+def ledgers_on(cluster: ClusterMap, bookie: Bookie) -> set[int]:
+    """Return the ledgers that name a bookie."""
+    number = cluster.number_of(bookie)
+    return set() if number is None else cluster.ledgers_of(number)
+
+
+def drain_failures(
+    cluster: ClusterMap,
+    bookies: Iterable[BookieStatus],
+    bookie: Bookie,
+    settings: ClusterSettings,
+    holds: Iterable[str],
+) -> tuple[str, ...]:
+    """Return why a bookie cannot be drained now, a sentence for each check that fails.
+
+    Args:
+        cluster: The ledgers.
+        bookies: All bookies.
+        bookie: The bookie that is to be drained.
+        settings: The cluster's settings.
+        holds: Why the auditor holds repairs.
+    """
+    others = [each for each in bookies if each.bookie != bookie and each.writable]
+    shapes = [ledger.shape for each in ledgers_on(cluster, bookie) if (ledger := cluster.get(each)) is not None]
+    return (
+        *_too_few(others, max([cluster.largest_open_ensemble, *(shape.quorum.ensemble_size for shape in shapes)])),
+        *_too_full(others, bytes_on(cluster, bookie)),
+        *_too_few_zones(others, settings, max((shape.quorum.write_quorum for shape in shapes), default=0)),
+        *(f"repairs are on hold: {each}" for each in holds),
+    )
+
+
+def _too_few(others: Sequence[BookieStatus], needed: int) -> Iterator[str]:
+    if len(others) < needed:
+        names = listed([each.name for each in others]) or "none"
+        yield (
+            f"an ensemble of {needed} needs {needed} other writable bookies; there are {len(others)} ({names}): start "
+            "more, or free space where they are read-only"
+        )
+
+
+def _too_full(others: Sequence[BookieStatus], needed: Mapping[StorageHint, int]) -> Iterator[str]:
+    for tier, size in sorted(needed.items()):
+        free = sum(
+            each.free_bytes[found]
+            for each in others
+            if (found := tier_of(frozenset({tier}), each.free_bytes)) is not None
+        )
+        wanted = int(size * SPACE_FACTOR)
+        if free < wanted:
+            yield (
+                f"{wanted} free bytes are needed for what it has of tier {tier}, {SPACE_FACTOR} times as much; the "
+                f"other writable bookies have {free}: add space or bookies"
+            )
+
+
+def _too_few_zones(others: Sequence[BookieStatus], settings: ClusterSettings, write_quorum: int) -> Iterator[str]:
+    needed = min(settings.placement.min_zones, write_quorum)
+    if not settings.placement.strict or needed <= 1:
+        return
+    zones = sorted({Location.registered(each.location).zone for each in others} - {""})
+    if len(zones) < needed:
+        yield (
+            f"the setting placement.strict asks for {needed} zones; the other writable bookies stand in "
+            f"{', '.join(zones) or 'none that is known'}: start bookies in other zones, or change the setting"
+        )
+
+
+def stop_check(
+    cluster: ClusterMap,
+    bookies: Sequence[BookieStatus],
+    stopped: Collection[Bookie],
+    marks: Sequence[UnderReplicatedLedger],
+) -> StopCheck:
+    """Return whether bookies may be stopped at once.
+
+    Args:
+        cluster: The ledgers.
+        bookies: All bookies.
+        stopped: Those that are to be stopped.
+        marks: All marks.
+    """
+    running = {each.bookie for each in bookies if each.registered}
+    after = Copies(cluster, running.difference(stopped), marks)
+    leaving = {number for each in running.intersection(stopped) if (number := cluster.number_of(each)) is not None}
+    affected = sorted({ledger_id for number in leaving for ledger_id in cluster.ledgers_of(number)})
+    refusals, warnings = [], []
+    for ledger_id in affected:
+        refusal, warning = _stop_of(after, ledger_id, leaving)
+        refusals += [refusal] if refusal else []
+        warnings += [warning] if warning else []
+    writable = sum(each.writable and each.bookie not in stopped for each in bookies)
+    general = []
+    if writable < cluster.largest_open_ensemble:
+        general.append(
+            f"{writable} writable bookies would be left, and open ledgers have ensembles of "
+            f"{cluster.largest_open_ensemble}: their writers could not replace a bookie that fails meanwhile"
+        )
+    return StopCheck(not refusals, _bounded(refusals), (*general, *_bounded(warnings)))
+
+
+def _bounded(texts: Sequence[str]) -> tuple[str, ...]:
+    more = (f"{len(texts) - LISTED_MAX} more ledgers",) if len(texts) > LISTED_MAX else ()
+    return (*texts[:LISTED_MAX], *more)
+
+
+def _stop_of(after: Copies, ledger_id: int, leaving: set[int]) -> tuple[str, str]:
+    """Return why a ledger refuses that bookies stop, and what would be impaired; empty texts for neither."""
+    ledger = after.cluster.get(ledger_id)
+    assert ledger is not None
+    quorum = ledger.shape.quorum
+    warning = ""
+    for fragment in after.cluster.fragments(ledger):
+        gone = sum(1 << place for place, number in enumerate(fragment.places) if number in leaving)
+        live, sound = after.live_places(fragment), after.sound_places(ledger_id, fragment)
+        open_end = fragment.last_entry_id is None
+        end = "the end" if open_end else fragment.last_entry_id
+        where = f"ledger {ledger_id}, entries {fragment.first_entry_id} to {end}"
+        for mask in masks_with_entries(ledger, fragment):
+            if not mask & gone:
+                continue
+            writers, copies = (live & mask).bit_count(), (sound & mask).bit_count()
+            if open_end and writers < quorum.ack_quorum:
+                return f"{where}: {writers} running bookies would be left, and its writer needs {quorum.ack_quorum}", ""
+            if not copies:
+                return f"{where}: no sound copy would be left", ""
+            if copies < quorum.ack_quorum:
+                warning = warning or f"{where}: sound copies that would be left: {copies}"
+    return "", warning
+
+
+# ---- status --------------------------------------------------------------------------------------------------------
+
+
+def status_with_report(
+    report: Mapping[str, Any], bookies: Sequence[BookieStatus], settings: ClusterSettings, now_ns: int
+) -> ClusterStatus:
+    """Return the status of a cluster that has an auditor.
+
+    Args:
+        report: What the auditor reports.
+        bookies: All bookies.
+        settings: The cluster's settings.
+        now_ns: The time.
+    """
+    holds = tuple(str(hold["text"]) for hold in report.get("holds", ()))
+    eta = report.get("eta_s")
+    found = {
+        "auditor": str(report.get("auditor", "")),
+        "reported_ns": int(report.get("reported_ns", 0)),
+        "short": FrozenDict({str(key): int(count) for key, count in report.get("short", {}).items() if count}),
+        "queued_bytes": int(report.get("queued_bytes", 0)),
+        "rate": float(report.get("rate", 0.0)),
+        "eta_s": None if eta is None else float(eta),
+        "holds": holds,
+        "lost": _ids(report, "lost"),
+        "waiting": _ids(report, "waiting"),
+        "no_target": _ids(report, "no_target"),
+        "stuck": _ids(report, "stuck"),
+    }
+    bad = [f"repairs are on hold, but for entries with one copy: {text}" for text in holds]
+    warn = []
+    if report.get("frozen"):
+        warn.append("the auditor waits until it is known which bookies are registered")
+    away = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == "lost"}
+    if away:
+        warn.append(f"bookies count as lost: {listed(sorted(away))}")
+    return _status(found, bookies, settings, now_ns, bad, warn)
+
+
+def status_without_report(
+    copies: Copies,
+    marks: Sequence[UnderReplicatedLedger],
+    bookies: Sequence[BookieStatus],
+    settings: ClusterSettings,
+    now_ns: int,
+) -> ClusterStatus:
+    """Return the status of a cluster without an auditor, as far as it is known.
+
+    Args:
+        copies: The copies of the ledgers that are marked.
+        marks: All marks.
+        bookies: All bookies.
+        settings: The cluster's settings.
+        now_ns: The time.
+    """
+    states: dict[RepairState, list[int]] = {state: [] for state in RepairState}
+    for mark in marks:
+        states[mark.state].append(mark.ledger_id)
+    found = {
+        "short": FrozenDict(short_by_copies(copies, {mark.ledger_id for mark in marks})),
+        "queued_bytes": sum(mark.size_bytes for mark in marks if mark.state is RepairState.QUEUED),
+        "lost": tuple(sorted(set(states[RepairState.LOST]))),
+        "waiting": tuple(sorted(set(states[RepairState.WAITING_FOR_OWNER]))),
+        "no_target": tuple(sorted(set(states[RepairState.NO_TARGET]))),
+        "stuck": tuple(sorted(set(states[RepairState.STUCK]))),
+    }
+    warn = ["no auditor reports, so ledgers of absent bookies are counted only if they are marked"]
+    return _status(found, bookies, settings, now_ns, [], warn)
+
+
+def _ids(report: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    return tuple(map(int, report.get(name, ())))
+
+
+def _status(
+    found: Mapping[str, Any],
+    bookies: Sequence[BookieStatus],
+    settings: ClusterSettings,
+    now_ns: int,
+    bad: list[str],
+    warn: list[str],
+) -> ClusterStatus:
+    short: Mapping[str, int] = found["short"]
+    if found["lost"]:
+        bad.append(f"entries are lost of ledgers {listed(found['lost'])}")
+    if short.get("0"):
+        bad.append(f"ledgers with entries that no running bookie has a sound copy of: {short['0']}")
+    if some := sum(count for copies, count in short.items() if copies != "0"):
+        warn.append(f"ledgers with fewer copies than they should have: {some}")
+    for name, text in _TERMINAL.items():
+        if found[name]:
+            warn.append(f"{text}: {listed(found[name])}")
+    paused = settings.repair.paused_until_ns
+    if paused > now_ns:
+        by = f" by {settings.repair.paused_by}" if settings.repair.paused_by else ""
+        warn.append(f"repairs are paused{by} for {(paused - now_ns) / 1e9:.0f} s more")
+    warn += _about_bookies(bookies, now_ns)
+    verdict = ClusterVerdict.BAD if bad else ClusterVerdict.WARN if warn else ClusterVerdict.OK
+    return ClusterStatus(
+        verdict=verdict,
+        reasons=(*bad, *warn),
+        bookies=FrozenDict(Counter(each.state for each in bookies)),
+        absent=tuple(each.name for each in bookies if each.absent),
+        paused_until_ns=paused if paused > now_ns else 0,
+        **found,
+    )
+
+
+_TERMINAL: Final = {
+    "waiting": "ledgers wait for a recovery by their owner",
+    "no_target": "no bookie can take the copies of ledgers",
+    "stuck": "the repair of ledgers failed repeatedly",
+}
+
+
+def _about_bookies(bookies: Sequence[BookieStatus], now_ns: int) -> Iterator[str]:
+    for each in bookies:
+        if each.absent and not (each.state is BookieState.MAINTENANCE and each.until_ns > now_ns):
+            yield f"bookie {each.name} does not run"
+        elif each.state is BookieState.ACTIVE and each.read_only:
+            yield f"bookie {each.name} is read-only"
+        elif each.state is BookieState.MAINTENANCE and each.until_ns <= now_ns:
+            yield f"the maintenance of bookie {each.name} should have ended"

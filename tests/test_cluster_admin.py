@@ -1,0 +1,274 @@
+"""The administration of a cluster: its status, and bookies that are drained, stopped and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk import (
+    BookieState,
+    ClusterAdmin,
+    ClusterVerdict,
+    IllegalOperationError,
+    LedgerManager,
+    RepairReason,
+    RepairState,
+    SafetyCheckError,
+    UsageError,
+)
+from pybk import cluster_admin as cluster_admin_module
+from pybk.connect import open_cluster
+from pybk.metadata.cluster import ClusterMetadata
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.storage.real_store import open_quick
+from tests.waiting import wait_until
+
+HOUR = 3_600_000_000_000
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path, count=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def admin(cluster: Inside) -> ClusterAdmin:
+    return ClusterAdmin(cluster.connect())
+
+
+@pytest.fixture
+def metadata(cluster: Inside) -> Iterator[ClusterMetadata]:
+    metadata, _ = open_cluster(cluster.url, SECRET, create=False)
+    with metadata:
+        yield metadata
+
+
+def make_ledger(manager: LedgerManager, entries: int = 5, *, size: int = 3, ack: int = 2, close: bool = True) -> int:
+    writer = manager.create_ledger(password=b"p", ensemble_size=size, write_quorum=size, ack_quorum=ack)
+    for number in range(entries):
+        writer.append(b"entry %d" % number)
+    if close:
+        writer.close()
+    return writer.ledger_id
+
+
+def bookies_of(manager: LedgerManager, ledger_id: int) -> list[str]:
+    return [bookie.bookie_id for bookie in manager.ledger_metadata(ledger_id).fragments[-1].ensemble]
+
+
+def states(admin: ClusterAdmin) -> dict[str, BookieState]:
+    return {each.name: each.state for each in admin.bookies(removed=True)}
+
+
+def test_a_store_has_no_administration(tmp_path: Path) -> None:
+    with open_quick(tmp_path) as manager, pytest.raises(UsageError, match="is a store, which has no bookies"):
+        ClusterAdmin(manager)
+
+
+def test_bookies_are_listed_with_what_is_known_of_them(cluster: Inside, admin: ClusterAdmin) -> None:
+    first, *_, last = admin.bookies()
+    assert (first.name, first.state, first.registered, first.absent) == ("bookie-0", BookieState.ACTIVE, True, False)
+    assert first.free_bytes
+    assert first.addresses
+    assert first.writable
+    cluster.bookies[3].close()
+    wait_until(lambda: not admin.bookies()[3].registered, "the bookie is not registered any more")
+    gone = admin.bookies()[3]
+    assert (gone.bookie, gone.absent, gone.free_bytes, gone.addresses) == (last.bookie, True, {}, ())
+    assert gone.version == last.version
+
+
+def test_without_an_auditor_the_status_says_what_is_known(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata
+) -> None:
+    status = admin.status()
+    assert (status.verdict, status.auditor, status.absent) == (ClusterVerdict.WARN, "", ())
+    assert "no auditor" in status.reasons[0]
+    assert status.bookies == {BookieState.ACTIVE: 4}
+    client = cluster.connect()
+    ledger_id = make_ledger(client)
+    name = bookies_of(client, ledger_id)[0]
+    bookie = next(each.bookie for each in admin.bookies() if each.name == name)
+    metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.DAMAGED, size_bytes=70)
+    (mark,) = metadata.marks_of(ledger_id)
+    status = admin.status()
+    assert (status.short, status.queued_bytes, status.stuck) == ({"2": 1}, 70, ())
+    metadata.update_mark(mark, state=RepairState.LOST)
+    status = admin.status()
+    assert (status.verdict, status.lost) == (ClusterVerdict.BAD, (ledger_id,))
+
+
+def test_a_drain_is_refused_with_each_check_that_fails(tmp_path: Path) -> None:
+    with inside(tmp_path, count=3) as cluster:
+        client = cluster.connect()
+        admin = ClusterAdmin(client)
+        make_ledger(client)
+        with pytest.raises(SafetyCheckError, match="needs 3 other writable bookies; there are 2") as refused:
+            admin.drain("bookie-1")
+        assert len(refused.value.failures) == 1
+        assert states(admin)["bookie-1"] is BookieState.ACTIVE
+        with pytest.raises(UsageError, match="there are bookie-0, bookie-1, bookie-2"):
+            admin.drain("nobody")
+
+
+def test_a_drain_is_refused_while_zones_would_be_missing(cluster: Inside, admin: ClusterAdmin) -> None:
+    make_ledger(cluster.connect(), size=2)
+    admin.change_settings(lambda found: replace(found, placement=replace(found.placement, min_zones=2, strict=True)))
+    name = bookies_of(cluster.connect(), 0)[0]
+    with pytest.raises(SafetyCheckError, match=r"placement\.strict asks for 2 zones"):
+        admin.drain(name)
+
+
+def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client)
+    name = bookies_of(client, ledger_id)[0]
+    progress = admin.drain(name)
+    assert (progress.state, progress.ledgers_left, progress.bytes_left) == (BookieState.DRAINING, 1, 35)
+    assert admin.drain(name) == progress, "a bookie that is drained already stays so"
+    assert admin.cancel_drain(name).state is BookieState.ACTIVE
+    admin.drain(name)
+    with pytest.raises(SafetyCheckError, match=r"ask again in \d"):
+        admin.ok_to_remove(name)
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name), "the bookie is read-only")
+    with pytest.raises(SafetyCheckError, match=f"1 ledgers name it: {ledger_id};"):
+        admin.ok_to_remove(name)
+    with pytest.raises(SafetyCheckError, match="there is no proof"):
+        admin.remove(name)
+    client.replicate(name)
+    assert admin.drain_progress(name).ledgers_left == 0
+    proof = admin.ok_to_remove(name)
+    assert (proof.bookie.bookie_id, proof.ledgers) == (name, 1)
+    admin.cancel_drain(name)
+    admin.drain(name)
+    with pytest.raises(SafetyCheckError, match="the proof was of another state"):
+        admin.remove(name, proof)
+    wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name), "the bookie is read-only")
+    assert admin.remove(name, admin.ok_to_remove(name)).state is BookieState.REMOVED
+    assert name not in [each.name for each in admin.bookies()]
+    assert states(admin)[name] is BookieState.REMOVED
+
+
+def test_a_mark_keeps_a_bookie_from_removal(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    bookie = admin.bookies()[0].bookie
+    metadata.mark_under_replicated(7, bookie, 0)
+    admin.drain("bookie-0")
+    wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
+    with pytest.raises(SafetyCheckError, match="1 ledgers are marked because of it: 7"):
+        admin.ok_to_remove("bookie-0")
+
+
+def test_an_active_bookie_is_not_removed(cluster: Inside, admin: ClusterAdmin) -> None:
+    with pytest.raises(SafetyCheckError, match="it is active, so that ledgers may still choose it"):
+        admin.ok_to_remove("bookie-0")
+    with pytest.raises(SafetyCheckError, match="it runs and is active"):
+        admin.remove("bookie-0", accept_loss=())
+    with pytest.raises(UsageError, match="takes ids of ledgers"):
+        admin.remove("bookie-0", accept_loss=["x"])  # type: ignore[list-item]
+
+
+def test_a_dead_bookie_is_removed_with_the_ledgers_that_are_given_up(cluster: Inside, admin: ClusterAdmin) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client, size=1, ack=1)
+    (name,) = bookies_of(client, ledger_id)
+    cluster.bookies[int(name[-1])].close()
+    wait_until(lambda: any(each.absent for each in admin.bookies()), "the bookie is absent")
+    with pytest.raises(SafetyCheckError, match=f"1 ledgers name it: {ledger_id}"):
+        admin.remove(name, accept_loss=[ledger_id + 1])
+    assert states(admin)[name] is BookieState.ACTIVE
+    assert admin.remove(name, accept_loss=[ledger_id]).state is BookieState.REMOVED
+
+
+def test_maintenance_has_an_end(admin: ClusterAdmin) -> None:
+    begun = admin.maintenance("bookie-1", 3_600)
+    assert begun.state is BookieState.MAINTENANCE
+    assert 0 < begun.until_ns - time.time_ns() <= HOUR
+    assert admin.maintenance("bookie-1", 7_200).until_ns > begun.until_ns
+    with pytest.raises(IllegalOperationError, match="in maintenance"):
+        admin.cancel_drain("bookie-1")
+    assert admin.end_maintenance("bookie-1").state is BookieState.ACTIVE
+    for seconds in (0, -1, 31 * 86_400, float("nan"), "1"):
+        with pytest.raises(UsageError, match="it takes a number above 0"):
+            admin.maintenance("bookie-1", seconds)  # type: ignore[arg-type]
+    admin.drain("bookie-1")
+    with pytest.raises(IllegalOperationError, match="cancel its drain"):
+        admin.end_maintenance("bookie-1")
+
+
+def test_bookies_may_stop_while_enough_copies_stay(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata
+) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client)
+    first, second, third = bookies_of(client, ledger_id)
+    assert admin.ok_to_stop(first).ok
+    assert admin.ok_to_stop(first).warnings == ()
+    both = admin.ok_to_stop(first, second)
+    assert both.ok
+    assert both.warnings == (f"ledger {ledger_id}, entries 0 to 4: sound copies that would be left: 1",)
+    refused = admin.ok_to_stop(first, second, third)
+    assert (refused.ok, refused.refusals) == (
+        False,
+        (f"ledger {ledger_id}, entries 0 to 4: no sound copy would be left",),
+    )
+    damaged = next(each.bookie for each in admin.bookies() if each.name == third)
+    metadata.mark_under_replicated(ledger_id, damaged, 2, reason=RepairReason.DAMAGED)
+    assert not admin.ok_to_stop(first, second).ok, "the copy that would be left is damaged"
+    with pytest.raises(UsageError, match="one or more"):
+        admin.ok_to_stop()
+
+
+def test_open_ledgers_keep_an_ack_quorum(cluster: Inside, admin: ClusterAdmin) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client, close=False)
+    first, second, _ = bookies_of(client, ledger_id)
+    assert admin.ok_to_stop(first).ok
+    (refusal,) = admin.ok_to_stop(first, second).refusals
+    assert "entries 0 to the end: 1 running bookies would be left, and its writer needs 2" in refusal
+
+
+def test_repairs_are_listed_by_urgency(cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata) -> None:
+    client = cluster.connect()
+    safe, urgent = make_ledger(client), make_ledger(client, size=2, ack=1)
+    bookies = {each.name: each.bookie for each in admin.bookies()}
+    metadata.mark_under_replicated(safe, bookies[bookies_of(client, safe)[0]], 0, reason=RepairReason.DAMAGED)
+    metadata.mark_under_replicated(urgent, bookies[bookies_of(client, urgent)[0]], 0, reason=RepairReason.MISSING)
+    assert [mark.ledger_id for mark in admin.repairs()] == [urgent, safe]
+
+
+def test_a_pause_of_repairs_ends(admin: ClusterAdmin) -> None:
+    paused = admin.pause_repair(3_600, "ann").repair
+    assert paused.paused_by == "ann"
+    assert 0 < paused.paused_until_ns - time.time_ns() <= HOUR
+    assert any("paused by ann" in reason for reason in admin.status().reasons)
+    with pytest.raises(UsageError, match="at most 86400"):
+        admin.pause_repair(86_401, "ann")
+    with pytest.raises(UsageError, match="name of the person"):
+        admin.pause_repair(1, "the bookie is read-only")
+    with pytest.raises(UsageError, match="is called 'nobody'"):
+        admin.resume_repair(["nobody"])
+    resumed = admin.resume_repair(["bookie-2"], by="bob").repair
+    assert (resumed.paused_until_ns, resumed.paused_by, resumed.accepted_losses) == (0, "", ("bookie-2",))
+    assert admin.settings().changed_by == "bob"
+
+
+def test_in_asyncio(admin: ClusterAdmin) -> None:
+    async def run() -> None:
+        assert (await admin.status_async()).verdict is ClusterVerdict.WARN
+        assert len(await admin.bookies_async()) == 4
+        await admin.drain_async("bookie-0")
+        assert (await admin.drain_progress_async("bookie-0")).ledgers_left == 0
+        await admin.cancel_drain_async("bookie-0")
+        assert (await admin.ok_to_stop_async("bookie-0")).ok
+
+    asyncio.run(run())
