@@ -3,7 +3,7 @@
 Passwords and cluster secrets come from a file or from the environment: PYBK_PASSWORD, PYBK_CLUSTER_SECRET.
 
 Exit status: 0 if all is sound, 1 if damage was found, 2 for wrong usage, or a store or cluster that cannot be opened,
-130 if Ctrl-C ended it.
+3 if a safety check refused it, 130 if Ctrl-C ended it.
 """
 
 # Each module of this package holds the commands of one noun, such as ``store`` or ``ledger``. To add a command, write
@@ -14,13 +14,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from pybk.admin.cli import bookie, feature_level, ledger, log, metadata, permissions, spark, store, wal
+from pybk.admin.cli import bookie, cluster, feature_level, ledger, log, metadata, permissions, repair, spark, store, wal
 from pybk.admin.cli.arguments import check_path
-from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, SOUND
-from pybk.errors import CorruptError, DigestMismatchError, PybkError
+from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, REFUSED, SOUND
+from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 from pybk.version import __version__
 
 _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
@@ -35,10 +35,13 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     wal.add_wal,
     log.add_log,
     bookie.add_bookie,
+    bookie.add_verbs,
+    cluster.add_cluster,
+    repair.add_repair,
     metadata.add_metadata,
     spark.add_spark,
 )
-"""Adds one command each to the subparsers of ``pybk``, in the order in which ``pybk --help`` lists them."""
+"""Adds commands to the subparsers of ``pybk``, in the order in which ``pybk --help`` lists them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: The arguments are wrong, or ask for help or for the version.
     """
     _open_standard_streams()
-    parsed = _parser().parse_args(arguments)
+    parsed = _parsed(sys.argv[1:] if arguments is None else list(arguments))
     try:
         check_path(parsed)
         status: int = parsed.run(parsed)
@@ -69,6 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = "" if parsed.path in text else f"{parsed.path}: "  # an error of the index does not name its store
         print(f"pybk: {where}{text}", file=sys.stderr)
         return DAMAGED
+    except SafetyCheckError as error:
+        print(f"pybk: {_one_line(error)}", file=sys.stderr)
+        return REFUSED
     except (PybkError, OSError) as error:
         print(f"pybk: {_one_line(error)}", file=sys.stderr)
         return FAILED
@@ -85,10 +91,18 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Parse a command line; two words that are one command, such as ``bookie list``, are joined."""
+    parser, names = _parser()
+    joined = " ".join(arguments[:2])
+    return parser.parse_args([joined, *arguments[2:]] if joined in names else arguments)
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
+    """Return the parser, and the names of its commands."""
     parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--version", action="version", version=f"pybk {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
-    return parser
+    return parser, commands.choices

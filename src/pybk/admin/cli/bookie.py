@@ -1,23 +1,42 @@
-"""The command ``pybk bookie``: serve as a bookie until SIGTERM or SIGINT."""
+"""The command ``pybk bookie``: serve as a bookie until SIGTERM or SIGINT; or list, drain, stop and remove bookies.
+
+The word after ``bookie`` is a verb or the directory of the bookie that serves; ``./list`` is a directory.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import sys
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, Final
 
 from pybk.admin.cli.arguments import add_command, directory_of, secret_needed
+from pybk.admin.cli.cluster import add_verb, admin_of, seconds_of, shown_bytes, shown_time
 from pybk.admin.cli.credentials import secret_of, takes_secret
-from pybk.admin.cli.output import SOUND, print_json
+from pybk.admin.cli.output import DAMAGED, REFUSED, SOUND, counted, print_json, print_table, progress_bar
+from pybk.admin.cli.repair import mark_as_json
 from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
+from pybk.cluster_admin import ClusterAdmin
+from pybk.cluster_checks import BookieStatus, DrainProgress
+from pybk.ledger import Bookie
+from pybk.metadata.registration import BookieState
+
+_POLL_SECONDS: Final = 1.0
+"""The shortest time between two looks at a drain."""
+
+_POLL_SHARE: Final = 10
+"""A look at a drain reads the metadata of all ledgers; the wait before the next one is this many times as long."""
 
 
 def add_bookie(commands: Any) -> None:
     """Add ``pybk bookie``."""
     text = "serve as a bookie until SIGTERM or SIGINT"
-    bookie = add_command(commands, "bookie", _bookie, text, "the bookie's directory")
+    bookie = add_command(
+        commands, "bookie", _bookie, text, "the bookie's directory; ./list for one that is called like a verb"
+    )
     bookie.add_argument(
         "--listen",
         action="append",
@@ -75,4 +94,199 @@ def _bookie(parsed: argparse.Namespace) -> int:
             replace=parsed.replace,
             ready=ready,
         )
+    return SOUND
+
+
+# ---- verbs ---------------------------------------------------------------------------------------------------------
+
+
+def add_verbs(commands: Any) -> None:
+    """Add the verbs of ``pybk bookie``, each as a command of two words."""
+    _add(commands, "list", _list, "list the bookies that belong to a cluster", names="").add_argument(
+        "--removed", action="store_true", help="also those that were removed"
+    )
+    drain = _add(commands, "drain", _drain, "copy all that a bookie has to others; exit 3 if they could not take it")
+    drain.add_argument("--wait", action="store_true", help="until it is done; Ctrl-C leaves it going")
+    _add(commands, "cancel-drain", _cancel_drain, "end the drain of a bookie")
+    maintenance = _add(commands, "maintenance", _maintenance, "announce that a bookie may be absent for some time")
+    end = maintenance.add_mutually_exclusive_group(required=True)
+    end.add_argument("--for", dest="seconds", type=seconds_of, metavar="TIME", help="such as 30m or 2h")
+    end.add_argument("--end", action="store_true", help="it is back")
+    _add(commands, "ok-to-stop", _ok_to_stop, "check whether bookies may be stopped; exit 3 if not", names="+")
+    _add(commands, "ok-to-remove", _ok_to_remove, "check that no ledger needs a bookie; exit 3 if one does")
+    remove = _add(commands, "remove", _remove, "remove a bookie for good, if no ledger needs it; exit 3 if one does")
+    remove.add_argument(
+        "--accept-loss",
+        nargs="+",
+        type=int,
+        metavar="LEDGER",
+        help="give up the copies of these ledgers on it; all that name it are needed",
+    )
+
+
+def _add(
+    commands: Any, verb: str, run: Callable[[argparse.Namespace], int], text: str, *, names: str | None = None
+) -> argparse.ArgumentParser:
+    command = add_verb(commands, f"bookie {verb}", run, text)
+    if names is None:
+        command.add_argument("name", metavar="NAME", help="the bookie's name")
+    elif names:
+        command.add_argument("names", metavar="NAME", nargs=names, help="a bookie's name")
+    return command
+
+
+def _list(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        bookies = admin.bookies(removed=parsed.removed)
+    if parsed.json:
+        print_json([_as_json(each) for each in bookies])
+        return SOUND
+    rows = [
+        (
+            each.name,
+            each.state,
+            shown_time(each.until_ns or each.since_ns),
+            "read-only" if each.registered and each.read_only else "yes" if each.registered else "no",
+            each.location,
+            each.version,
+            " ".join(each.addresses),
+            ", ".join(f"{tier} {shown_bytes(free)}" for tier, free in each.free_bytes.items()),
+        )
+        for each in bookies
+    ]
+    print_table(rows, ("bookie", "state", "until or since (UTC)", "runs", "location", "pybk", "addresses", "free"))
+    return SOUND
+
+
+def _as_json(each: BookieStatus) -> dict[str, Any]:
+    return {
+        **_bookie_as_json(each.bookie),
+        "state": each.state,
+        "since_ns": each.since_ns,
+        "until_ns": each.until_ns,
+        "registered": each.registered,
+        "absent": each.absent,
+        "read_only": each.read_only,
+        "location": each.location,
+        "version": each.version,
+        "addresses": list(each.addresses),
+        "free_bytes": {str(tier): free for tier, free in each.free_bytes.items()},
+    }
+
+
+def _bookie_as_json(bookie: Bookie) -> dict[str, Any]:
+    return {"bookie": bookie.bookie_id, "instance": bookie.instance.hex()}
+
+
+def _drain(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        progress = admin.drain(parsed.name)
+        _print_progress(parsed, progress)
+        if not parsed.wait:
+            return SOUND
+        try:
+            return _wait(parsed, admin, progress)
+        except KeyboardInterrupt:
+            print(
+                f"the drain continues; `pybk bookie cancel-drain {parsed.path} {parsed.name}` ends it", file=sys.stderr
+            )
+            raise
+
+
+def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgress) -> int:
+    """Wait for the end of a drain; returns 1 if it was cancelled, or if none of the ledgers that are left proceeds."""
+    total = progress.bytes_left
+    with progress_bar(f"drain of {parsed.name}") as show:
+        while progress.ledgers_left and progress.state in (BookieState.DRAINING, BookieState.DRAINED):
+            if len({mark.ledger_id for mark in progress.stuck}) >= progress.ledgers_left:
+                break
+            began = time.monotonic()
+            new = admin.drain_progress(parsed.name)
+            if new != progress:
+                _print_progress(parsed, new)
+            progress, total = new, max(total, new.bytes_left)
+            show(total - progress.bytes_left, total)
+            if progress.ledgers_left:
+                time.sleep(max(_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - began)))
+    if progress.ledgers_left:
+        for mark in progress.stuck:
+            print(f"ledger {mark.ledger_id} is {mark.state}: {mark.error or mark.reason}", file=sys.stderr)
+        print(f"bookie {parsed.name} is {progress.state}, and its drain does not proceed", file=sys.stderr)
+        return DAMAGED
+    return SOUND
+
+
+def _print_progress(parsed: argparse.Namespace, progress: DrainProgress) -> None:
+    if parsed.json:
+        values = {
+            **_bookie_as_json(progress.bookie),
+            "state": progress.state,
+            "ledgers_left": progress.ledgers_left,
+            "bytes_left": progress.bytes_left,
+            "stuck": [mark_as_json(mark) for mark in progress.stuck],
+        }
+        print_json(values, indent=None)
+    else:
+        print(
+            f"bookie {progress.bookie.bookie_id} is {progress.state}: {counted(progress.ledgers_left, 'ledger')} left, "
+            f"{shown_bytes(progress.bytes_left)}, {len(progress.stuck)} stuck"
+        )
+    sys.stdout.flush()
+
+
+def _cancel_drain(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        _print_state(parsed, admin.cancel_drain(parsed.name))
+    return SOUND
+
+
+def _maintenance(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        if parsed.end:
+            _print_state(parsed, admin.end_maintenance(parsed.name))
+        else:
+            _print_state(parsed, admin.maintenance(parsed.name, parsed.seconds))
+    return SOUND
+
+
+def _print_state(parsed: argparse.Namespace, status: BookieStatus) -> None:
+    if parsed.json:
+        print_json(_as_json(status))
+    else:
+        until = f" until {shown_time(status.until_ns)} UTC" if status.until_ns else ""
+        print(f"bookie {status.name} is {status.state}{until}")
+
+
+def _ok_to_stop(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        check = admin.ok_to_stop(*parsed.names)
+    if parsed.json:
+        print_json({"ok": check.ok, "refusals": check.refusals, "warnings": check.warnings})
+    else:
+        for text in check.refusals:
+            print(f"refused: {text}")
+        for text in check.warnings:
+            print(f"warning: {text}")
+        print(f"{', '.join(parsed.names)}: {'ok to stop' if check.ok else 'not ok to stop'}")
+    return SOUND if check.ok else REFUSED
+
+
+def _ok_to_remove(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        proof = admin.ok_to_remove(parsed.name)
+    if parsed.json:
+        values = {"state": proof.state, "state_since_ns": proof.state_since_ns, "scanned_ns": proof.scanned_ns}
+        print_json({"ok": True, **_bookie_as_json(proof.bookie), **values, "ledgers": proof.ledgers})
+    else:
+        print(f"{parsed.name}: ok to remove; none of {counted(proof.ledgers, 'ledger')} needs it")
+    return SOUND
+
+
+def _remove(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        if parsed.accept_loss is not None:
+            removed = admin.remove(parsed.name, accept_loss=parsed.accept_loss)
+        else:
+            removed = admin.remove(parsed.name, admin.ok_to_remove(parsed.name))
+    _print_state(parsed, removed)
     return SOUND

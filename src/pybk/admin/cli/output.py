@@ -19,6 +19,9 @@ DAMAGED: Final = 1
 FAILED: Final = 2
 """Wrong usage, or a store or cluster that cannot be opened."""
 
+REFUSED: Final = 3
+"""A safety check refused a change of a cluster; nothing was changed."""
+
 INTERRUPTED: Final = 130
 """Ended by Ctrl-C, as shells report it."""
 

@@ -1,0 +1,147 @@
+"""The commands over clusters: their status, bookies that are drained and removed, and repairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk import BookieState, ClusterAdmin, LedgerManager
+from pybk import cluster_admin as cluster_admin_module
+from pybk.admin.cli import main
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    with inside(tmp_path, count=4) as cluster:
+        yield cluster
+
+
+def make_ledger(manager: LedgerManager) -> tuple[int, str]:
+    """Make a closed ledger; return its id and one of its bookies."""
+    with manager.create_ledger(password=b"p") as writer:
+        writer.append_many([b"entry"] * 5)
+    return writer.ledger_id, writer.metadata.fragments[0].ensemble[0].bookie_id
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    status = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, Any]:
+    status, out, _ = run(capsys, *arguments, "--json")
+    return status, json.loads(out)
+
+
+def state_of(admin: ClusterAdmin, name: str) -> BookieState:
+    return next(each.state for each in admin.bookies(removed=True) if each.name == name)
+
+
+def test_the_status_of_a_cluster(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "cluster", "status", cluster.url)
+    assert status == 1
+    assert "the cluster is warn\n  no auditor reports" in out
+    assert "4 active" in out
+    status, found = run_json(capsys, "cluster", "status", cluster.url)
+    assert (status, found["verdict"], found["bookies"], found["schema"]) == (1, "warn", {"active": 4}, 1)
+
+
+def test_what_is_no_cluster_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "cluster", "status", tmp_path)
+    assert (status, "is no metadata URL" in err) == (2, True)
+
+
+def test_a_word_that_is_no_verb_is_the_directory_of_a_bookie(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bookie", str(tmp_path / "list")])
+    assert "--listen, --metadata" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["bookie", "list"])
+    assert "pybk bookie list" in capsys.readouterr().err
+
+
+def test_bookies_are_listed(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = run_json(capsys, "bookie", "list", cluster.url)
+    assert (status, [each["bookie"] for each in found]) == (0, [f"bookie-{place}" for place in range(4)])
+    assert found[0]["registered"]
+    status, out, _ = run(capsys, "bookie", "list", cluster.url)
+    assert (status, "bookie-3" in out, "active" in out) == (0, True, True)
+
+
+def test_a_bookie_is_drained_and_removed(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    client = cluster.connect()
+    admin = ClusterAdmin(client)
+    ledger_id, name = make_ledger(client)
+    status, out, _ = run(capsys, "bookie", "drain", cluster.url, name)
+    assert (status, out) == (0, f"bookie {name} is draining: 1 ledger left, 25 B, 0 stuck\n")
+    wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name))
+    status, _, err = run(capsys, "bookie", "ok-to-remove", cluster.url, name)
+    assert (status, f"1 ledgers name it: {ledger_id}" in err) == (3, True)
+    assert run(capsys, "bookie", "remove", cluster.url, name)[0] == 3
+    status, done = run_json(capsys, "repair", "run", cluster.url, "--bookie", name)
+    assert (status, done["fragments"], done["left"]) == (0, 1, [])
+    status, out, _ = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
+    assert (status, "0 ledgers left" in out) == (0, True)
+    assert run_json(capsys, "bookie", "ok-to-remove", cluster.url, name)[1]["ok"]
+    status, out, _ = run(capsys, "bookie", "remove", cluster.url, name)
+    assert (status, out) == (0, f"bookie {name} is removed\n")
+    assert state_of(admin, name) is BookieState.REMOVED
+    assert name in run(capsys, "bookie", "list", cluster.url, "--removed")[1]
+
+
+def test_a_drain_that_others_cannot_take_exits_with_3(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    client = cluster.connect()
+    make_ledger(client)
+    assert run(capsys, "bookie", "drain", cluster.url, "bookie-0")[0] == 0
+    status, _, err = run(capsys, "bookie", "drain", cluster.url, "bookie-1")
+    assert (status, "3 other writable bookies" in err) == (3, True)
+    assert state_of(ClusterAdmin(client), "bookie-1") is BookieState.ACTIVE
+    assert run(capsys, "bookie", "cancel-drain", cluster.url, "bookie-0")[1] == "bookie bookie-0 is active\n"
+    status, _, err = run(capsys, "bookie", "drain", cluster.url, "nobody")
+    assert (status, "there are bookie-0" in err) == (2, True)
+
+
+def test_a_drain_continues_after_ctrl_c(
+    cluster: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(admin: ClusterAdmin, name: str) -> None:
+        raise KeyboardInterrupt
+
+    client = cluster.connect()
+    _, name = make_ledger(client)
+    monkeypatch.setattr(ClusterAdmin, "drain_progress", interrupted)
+    status, _, err = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
+    assert (status, "the drain continues; `pybk bookie cancel-drain" in err) == (130, True)
+    assert state_of(ClusterAdmin(client), name) is BookieState.DRAINING
+
+
+def test_bookies_are_stopped_only_if_copies_stay(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    make_ledger(cluster.connect())
+    names = [f"bookie-{place}" for place in range(4)]
+    assert run(capsys, "bookie", "ok-to-stop", cluster.url, names[0])[0] == 0
+    status, found = run_json(capsys, "bookie", "ok-to-stop", cluster.url, *names)
+    assert (status, found["ok"], len(found["refusals"])) == (3, False, 1)
+    status, out, _ = run(capsys, "bookie", "maintenance", cluster.url, names[0], "--for", "2h")
+    assert (status, "bookie bookie-0 is maintenance until" in out) == (0, True)
+    assert run(capsys, "bookie", "maintenance", cluster.url, names[0], "--end")[1] == "bookie bookie-0 is active\n"
+
+
+def test_repairs_are_listed_paused_and_resumed(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "repair", "list", cluster.url) == (0, [])
+    assert run_json(capsys, "repair", "pause", cluster.url, "--for", "30m", "--by", "ann")[1]["paused_by"] == "ann"
+    assert "paused by ann" in run(capsys, "cluster", "status", cluster.url)[1]
+    status, _, err = run(capsys, "repair", "pause", cluster.url, "--for", "2d")
+    assert (status, "at most 86400" in err) == (2, True)
+    status, found = run_json(capsys, "repair", "resume", cluster.url, "--accept-loss-of", "bookie-1")
+    assert (status, found["paused_until_ns"], found["accepted_losses"]) == (0, 0, ["bookie-1"])
