@@ -74,15 +74,15 @@ def test_a_bookie_that_returns_within_its_grace_costs_nothing() -> None:
 
 def test_the_marks_of_a_bookie_that_returns_late_are_dropped() -> None:
     made = world()
-    add(made, 400, NAMES[:3])
+    add(made, 100, NAMES[:3])
     made.pass_time(60)
     made.kill("b0")
-    made.run(made.now + 600 * SECOND_NS, lambda: made.done["repaired"] >= 200)
-    assert 200 < len(made.marks) + made.done["repaired"] <= 401
+    made.run(made.now + 600 * SECOND_NS, lambda: made.done["repaired"] >= 50)
+    assert len(made.marks) > 30
     made.start("b0")
     made.pass_time(30)
     assert made.marks == {}
-    assert made.done["repaired"] < 230
+    assert made.done["repaired"] < 70
 
 
 def test_many_failures_hold_all_but_urgent_repairs_until_enough_return() -> None:
@@ -148,7 +148,7 @@ def test_an_absence_is_counted_across_auditors() -> None:
     made.kill("b0")
     made.pass_time(LEASE_NS / SECOND_NS + 40)
     made.kill_auditor()
-    made.pass_time(40)
+    made.pass_time(55)  # a new count would take the whole grace of 60 s
     assert made.done["publish"] > 0
 
 

@@ -67,8 +67,8 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 REREAD_NS: Final = 3600 * SECOND_NS
 """How often everything is read again, against changes that the feed may have missed."""
 
-SAVE_NS: Final = 60 * SECOND_NS
-"""How often durations are saved; changes of who is absent are saved at once."""
+SAVE_NS: Final = 10 * SECOND_NS
+"""How often durations are saved while bookies are absent; changes of who is absent are saved at once."""
 
 ASK_AGAIN_NS: Final = 60 * SECOND_NS
 """How long an effect may take before it is asked for again."""
@@ -573,7 +573,8 @@ class AuditorMachine:
             return [each for each in effects if isinstance(each, ReadEverything | ReadLedgers)]
         if self._phase is _Phase.LEADING and not self.frozen:
             effects += self._synchronize(now_ns)
-        if self._phase is _Phase.LEADING and (self._save_now or now_ns - self._saved_at_ns >= SAVE_NS):
+        due = bool(self.situation.absent_since_ns) and now_ns - self._saved_at_ns >= SAVE_NS
+        if self._phase is _Phase.LEADING and (self._save_now or due):
             effects.append(self._save(now_ns))
         if isinstance(event, Tick):
             effects.append(self._report(now_ns))
