@@ -60,6 +60,8 @@ class ValueKind(IntEnum):
     DELETION_POSITION = 15
     EPOCH = 16
     OUTDATED = 17
+    AUDITOR = 18
+    AUDITOR_REPORT = 19
 
 
 def new_token() -> bytes:

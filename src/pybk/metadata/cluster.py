@@ -22,6 +22,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.keys import SALT_BYTES_MIN, SCRYPT_COST_MAX
+from pybk.metadata.auditor_records import AuditorRecords
 from pybk.metadata.authenticated_values import (
     KEY_EPOCH,
     MAC_BYTES,
@@ -97,7 +98,9 @@ class Upgrade(NamedTuple):
     absent: tuple[str, ...]
 
 
-class ClusterMetadata(Deletions, Locks, UnderReplication, Pointers, DurablePositions, Settings, MetadataEpochs):
+class ClusterMetadata(
+    Deletions, Locks, UnderReplication, Pointers, DurablePositions, Settings, MetadataEpochs, AuditorRecords
+):
     """A cluster's metadata. Threads: any.
 
     The constructor reads the key ``cluster``, or creates it; of several processes that create it at once, one succeeds,

@@ -75,6 +75,20 @@ def ledger_path(ledger_id: int) -> str:
     return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
 
 
+def ledger_in_key(key: str) -> int | None:
+    """Return the ledger whose path a key has below its first component; None if it has none.
+
+    What follows the digits in the last component is ignored.
+    """
+    parts = key.split("/")[1:]
+    if len(parts) != len(_LEVELS):
+        return None
+    digits = [part[:size] for part, size in zip(parts, _LEVELS, strict=True)]
+    if any(len(part) != size for part, size in zip(digits, _LEVELS, strict=True)):
+        return None
+    return int("".join(digits)) if _DIGITS.issuperset("".join(digits)) else None
+
+
 def leaves_after(store: MetadataStore, root: str, after: int, count: int) -> list[tuple[int, str]]:
     """Return the leaf keys below ``root`` of the next ledgers whose ids are above ``after``.
 
