@@ -56,6 +56,8 @@ class ClusterOptions(TypedDict, total=False):
         rack: The label of where the bookie stands, for placement, such as ``zone/rack/host``.
         replace: The bookie takes the name of a bookie whose directory is lost for good; its entries count as lost.
         moved: The bookie's directory was moved since its last start, not copied, so that no other copy exists.
+        autorecovery: This process takes part in repairing the cluster: it may be elected auditor, and it copies to its
+            bookie what lost bookies had. True by default.
     """
 
     metadata: str
@@ -66,6 +68,7 @@ class ClusterOptions(TypedDict, total=False):
     rack: str
     moved: bool
     replace: bool
+    autorecovery: bool
 
 
 def join_cluster(
@@ -97,6 +100,7 @@ def join_cluster(
         moved=flag_of(options.get("moved", False), "moved"),
         replace_lost=flag_of(options.get("replace", False), "replace"),
         advertise=_addresses(options.get("advertise", ()), "advertise"),
+        autorecovery=flag_of(options.get("autorecovery", True), "autorecovery"),
     )
 
 

@@ -14,6 +14,7 @@ from pybk.client.membership import Membership
 from pybk.config import StoreConfig
 from pybk.errors import MetadataError, PybkError, UsageError
 from pybk.flags import StorageHint
+from pybk.healing.service import Autorecovery
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.epochs import outdated
 from pybk.metadata.url import open_metadata
@@ -127,8 +128,11 @@ def join(
     moved: bool = False,
     replace_lost: bool = False,
     advertise: Sequence[str] = (),
+    autorecovery: bool = True,
 ) -> ClusterBackend:
     """Return the backend of a process that is also a bookie, which serves when this returns.
+
+    With ``autorecovery`` it also repairs the cluster in the background, until it is closed.
 
     Raises:
         PybkError: As ``open_cluster`` and ``BookieServer.open``.
@@ -157,5 +161,9 @@ def join(
         backend = ClusterBackend(
             url, Membership(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie
         )
+        undo.pop_all()
+        undo.callback(backend.close)
+        if autorecovery:
+            backend.companion = Autorecovery(backend, bookie)
         undo.pop_all()
     return backend

@@ -42,6 +42,7 @@ class Inside:
         url: The metadata store's.
         secret: The cluster's; None for none.
         bookies: The managers of the bookies, by place.
+        autorecovery: Whether the bookies repair the cluster; most tests want to see what happens without that.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Inside:
         scheme: str = "tcp",
         level: FeatureLevel = NEWEST_LEVEL,
         url: str = "",
+        autorecovery: bool = False,
     ) -> None:
         self.directory = directory
+        self.autorecovery = autorecovery
         self.secret = secret
         self.scheme = scheme
         self.url = make_cluster(directory, secret, level, url)

@@ -1,16 +1,16 @@
-"""A process that is a bookie and nothing else: it serves until SIGTERM or SIGINT."""
+"""A process that is a bookie, and repairs its cluster, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Final
 
 from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
-from pybk.connect import open_cluster_for
+from pybk.connect import join
 from pybk.errors import PybkError
 
 _CHECK_SECONDS: Final = 1.0
@@ -60,22 +60,21 @@ def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    with ExitStack() as stack:
-        metadata, keys = open_cluster_for(root, url, secret)
-        stack.callback(metadata.close)
-        bookie = BookieServer.open(
-            root,
-            listen,
-            metadata=metadata,
-            keys=keys,
-            config=StoreConfig(),
-            bookie_id=bookie_id,
-            rack=rack,
-            advertise=advertise,
-            moved=moved,
-            replace_lost=replace,
-        )
-        stack.enter_context(closing(bookie))
+    backend = join(
+        root,
+        listen,
+        url,
+        secret,
+        StoreConfig(),
+        bookie_id=bookie_id,
+        rack=rack,
+        advertise=advertise,
+        moved=moved,
+        replace_lost=replace,
+    )
+    with closing(backend):
+        bookie = backend.bookie
+        assert isinstance(bookie, BookieServer), "joining opens one"
         ready(bookie)
         while not stop.acquire(timeout=_CHECK_SECONDS):
             if not bookie.serving:

@@ -130,6 +130,16 @@ class InProcessBookie(LimboBookie, Protocol):
         """Stop serving."""
 
 
+class Companion(Protocol):
+    """What works for the cluster in the background of a bookie's process, and uses its client."""
+
+    def begin_stop(self) -> None:
+        """Begin nothing more; returns at once."""
+
+    def stop(self) -> None:
+        """Stop; returns when all threads have ended. The driver is closed by then, so nothing is under way."""
+
+
 class LocalEntries(Protocol):
     """A bookie of this host whose files this process may read."""
 
@@ -191,6 +201,8 @@ class ClusterBackend:
         self._writings: WeakValueDictionary[int, Writing] = WeakValueDictionary()
         """The writers of this client, by ledger id; a handle and its futures keep theirs alive by its append queue."""
         self._limbo_repair = None if bookie is None else LimboRepair(self.driver, membership, bookie)
+        self.companion: Companion | None = None
+        """What works in the background; stopped by ``close``."""
         membership.on_change = self._bookies_changed
         _BACKENDS.add(self)
 
@@ -256,6 +268,9 @@ class ClusterBackend:
                 closing.callback(self.bookie.close)
             closing.callback(self.wire.close)
             closing.callback(self.membership.close)
+            if self.companion is not None:
+                closing.callback(self.companion.stop)
+                self.companion.begin_stop()
             if self._limbo_repair is not None:
                 self._limbo_repair.stop()
             self._followers.end()

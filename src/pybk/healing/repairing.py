@@ -6,7 +6,8 @@ Theory of operation
 The marks of under-replicated ledgers are the queue, and every bookie's worker looks at all of them. ``ledger_work``
 says what this bookie can do for a ledger; a worker copies to its own bookie alone. A pass goes as follows.
 
-1. List the marks. Leave out those that no worker can mend, and ledgers that failed a moment ago.
+1. List the marks. Leave out those that no worker can mend, and ledgers that failed a moment ago. A ledger that waits
+   for its owner, because its writer is gone, is recovered without its password if the cluster's settings allow that.
 2. Read the metadata of the marked ledgers, and order the ledgers by urgency: the fewest live sound copies first, then
    the reason, then the oldest. Urgency is computed here because it changes when other bookies fail.
 3. Take the lease of a *bucket*, which is a part of all ledgers by their ids, and repair those ledgers of the bucket
@@ -80,6 +81,9 @@ PAUSE_MAX_S: Final = 600.0
 TRIES: Final = 5
 
 _PAGE: Final = 1000
+_COOKIES_S: Final = 5.0
+"""Seconds for which the states of bookies are remembered."""
+
 _NO_COPIES_WANTED: Final = 1 << 30
 """Live copies of a ledger that was deleted: its marks are less urgent than all others."""
 
@@ -161,6 +165,8 @@ class Repairer:
         self._sampled_ns = now_ns
         self._stopping = threading.Event()
         self._news = threading.Event()
+        self._known_leaving: frozenset[Bookie] = frozenset()
+        self._cookies_at = float("-inf")
         self._workers = Workers(COPIES, "pybk-repair-copy")
         self._watch = self._metadata.watch_under_replicated(self._news.set)
         self._thread = threading.Thread(target=self._run, name="pybk-repair", daemon=True)
@@ -211,11 +217,11 @@ class Repairer:
             for mark in page:
                 marks.setdefault(mark.ledger_id, []).append(mark)
             after = page[-1].ledger_id
-        return {
-            ledger_id: found
-            for ledger_id, found in marks.items()
-            if any(mark.state is RepairState.QUEUED for mark in found)
-        }
+        return {ledger_id: found for ledger_id, found in marks.items() if any(map(self._is_due, found))}
+
+    def _is_due(self, mark: UnderReplicatedLedger) -> bool:
+        """Return whether a worker may mend what a mark is about."""
+        return mark.state is RepairState.QUEUED or (mark.state is RepairState.WAITING_FOR_OWNER and self._may_recover)
 
     def _candidates(self, ledger_ids: list[int], marks: dict[int, list[UnderReplicatedLedger]]) -> list[Candidate]:
         """Return the ledgers for which this bookie can do something."""
@@ -267,6 +273,8 @@ class Repairer:
                 self._repair(ledger_id)
             self.failures.pop(ledger_id, None)
         except Exception as error:  # whatever failed, the other ledgers have to be repaired
+            if self._stopping.is_set():
+                return  # the copy was cut off by the close of the client
             pause, _ = self.failures.get(ledger_id, (PAUSE_S, 0.0))
             until = time.monotonic() + pause * random.uniform(0.75, 1.25)
             self.failures[ledger_id] = min(2 * pause, PAUSE_MAX_S), until
@@ -279,9 +287,10 @@ class Repairer:
         """Record a failure in the marks of a ledger; after ``TRIES`` they are stuck."""
         try:
             for mark in self._metadata.marks_of(ledger_id):
-                if mark.state is RepairState.QUEUED:
+                if self._is_due(mark):
                     tries = mark.tries + 1
-                    state = RepairState.STUCK if tries >= TRIES else mark.state
+                    stuck = tries >= TRIES and mark.state is RepairState.QUEUED
+                    state = RepairState.STUCK if stuck else mark.state
                     self._metadata.update_mark(mark, state=state, tries=tries, error=text)
         except PybkError as error:
             logger.warning("ledger %d: its failed repair is not recorded: %s", ledger_id, error)
@@ -295,7 +304,7 @@ class Repairer:
             except LedgerDeletedError:
                 self._unmark(marks)
                 return
-            if not any(mark.state is RepairState.QUEUED for mark in marks):
+            if not any(map(self._is_due, marks)):
                 return
             work = self._work(metadata, marks)
             self._unmark(work.over)
@@ -340,7 +349,18 @@ class Repairer:
 
     def _presence(self, bookie: Bookie) -> Presence:
         """Return whether a bookie can keep its places."""
-        return Presence.ABSENT if self._membership.find(bookie) is None else Presence.HERE
+        if self._membership.find(bookie) is None:
+            return Presence.ABSENT
+        return Presence.LEAVING if bookie in self._leaving() else Presence.HERE
+
+    def _leaving(self) -> frozenset[Bookie]:
+        """Return the bookies that are being drained, from cookies that were read a moment ago."""
+        now = time.monotonic()
+        if now - self._cookies_at > _COOKIES_S:
+            cookies = self._metadata.list_cookies()
+            self._known_leaving = frozenset(cookie.bookie for cookie in cookies if cookie.state.read_only)
+            self._cookies_at = now
+        return self._known_leaving
 
     # ---- rates ---------------------------------------------------------------------------------------------------
 
@@ -363,11 +383,15 @@ class Repairer:
                 self._bookie.append_latency.take_p99()
             )
 
-    def stop(self) -> None:
-        """Stop; returns when the copies under way have ended."""
-        self._watch.cancel()
+    def begin_stop(self) -> None:
+        """Begin no further copy; returns at once."""
         self._stopping.set()
         self._news.set()
+
+    def stop(self) -> None:
+        """Stop; returns when the copies under way have ended."""
+        self.begin_stop()
+        self._watch.cancel()
         self._workers.close(wait=True)
         if self._thread.is_alive():
             self._thread.join()

@@ -1,0 +1,445 @@
+"""The auditor of a process: takes part in the election, and runs ``AuditorMachine`` against the metadata store.
+
+Theory of operation
+-------------------
+
+Every process with a bookie has an ``Auditing``; the one that is elected leads. One thread does all of its work, so the
+machine needs no lock. Other threads, those of the metadata store, only put calls into its inbox: each call reads what
+has changed, and yields events for the machine. Between the calls the thread reads the next page of all ledgers, if that
+is under way, and every ``TICK_S`` it reads the bookies again, because a registration that changes need not be reported.
+
+    feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
+
+Losing the election, or the metadata store, ends what is under way and nothing else: the machine starts from nothing
+when it is elected again. While the store cannot be reached, the thread tries once per tick, and the machine is notified
+of that, because what cannot be seen is not absent.
+
+What the effects wrote is read again at once and reported to the machine, which corrects itself if one was refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
+
+from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, PybkError, UnsupportedFormatError
+from pybk.healing.auditor import (
+    AuditorMachine,
+    BookiesRead,
+    ChangeMark,
+    ChangesMissed,
+    DropMark,
+    Effect,
+    Elected,
+    Event,
+    LeaseExtended,
+    LedgersChanged,
+    LedgersRead,
+    LostElection,
+    MarksChanged,
+    MarksRead,
+    PublishMark,
+    ReadEverything,
+    ReadLedgers,
+    Report,
+    SavedState,
+    SaveState,
+    SettingsRead,
+    StoreBack,
+    StoreLost,
+    Tick,
+    WithdrawMark,
+)
+from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
+from pybk.healing.situation import BookieFacts, MarkKey, Space
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.deletions import PAGE_LEDGERS_MAX
+from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
+from pybk.metadata.locks import Election
+from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieState
+from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger
+from pybk.storage.io.failures import start_thread
+
+if TYPE_CHECKING:
+    from pybk.metadata.cluster import ClusterMetadata
+
+logger = logging.getLogger(__name__)
+
+ELECTION: Final = "auditor"
+TICK_S: Final = 10.0
+"""Seconds between two looks at the bookies."""
+
+ANNOUNCE_S: Final = 60.0
+"""Seconds between two pages of deleted ledgers."""
+
+TRUST_NS: Final = 10**9
+"""How long after a look at the lease its effects may still be performed."""
+
+_PAGE: Final = 500
+_MARKS_PAGE: Final = 1000
+
+Call = Callable[[], Iterable[Event]]
+"""What another thread wants done: it reads something, and returns the events that follow."""
+
+
+class Auditing:
+    """One candidate for the auditor of a cluster, from its creation until ``stop``.
+
+    Args:
+        metadata: The cluster's metadata.
+        name: The name of the bookie of this process, for people.
+
+    Attributes:
+        report: The machine's last report; None while this process does not lead.
+
+    Raises:
+        StorageRefusedError: The operating system gives no thread.
+
+    Threads: its own; ``stop`` any.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, name: str) -> None:
+        self._metadata = metadata
+        self._name = name
+        self._machine = AuditorMachine()
+        self.report: Report | None = None
+        self._inbox: SimpleQueue[Call] = SimpleQueue()
+        self._reading: Iterator[Event] | None = None
+        """What is still to be read of everything; None if nothing is."""
+        self._clock_ns = time.time_ns() - time.monotonic_ns()
+        self._session_ns = self._now_ns()
+        self._lost_store = False
+        self._stopping = threading.Event()
+        self._deleted: set[int] = set()
+        """Ledgers whose metadata are gone, and that were not announced to bookies yet."""
+        self._swept = False
+        """Whether everything that had been deleted before the election was announced to bookies."""
+        self._announce_at = 0.0
+        self._wanted: set[MarkKey] = set()
+        """Marks whose present values are reported to the machine after this step's effects."""
+        self._thread = threading.Thread(target=self._run, name="pybk-auditor", daemon=True)
+        with ExitStack() as undo:
+            watches = (
+                metadata.watch_below(LEDGERS_KEY, partial(self._feed, self._ledgers_changed)),
+                metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._marks_changed)),
+                metadata.watch_below(BOOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
+                metadata.watch_below(COOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
+                metadata.watch_settings(lambda _: self._inbox.put(self._settings)),
+                metadata.on_session_end(lambda: self._inbox.put(self._session_ended)),
+            )
+            for watch in watches:
+                undo.callback(watch.cancel)
+            self._election = Election(metadata, ELECTION, name, self._elected)
+            undo.callback(self._election.close)
+            start_thread(self._thread)
+            self._watches = undo.pop_all()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the auditor, as far as it knows."""
+        return self._election.leads
+
+    def stop(self) -> None:
+        """Leave the election and stop; returns when the thread has ended."""
+        self._stopping.set()
+        self._inbox.put(lambda: ())
+        self._thread.join()
+        self._watches.close()
+
+    # ---- the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        tick_at = time.monotonic() + TICK_S
+        while not self._stopping.is_set():
+            now = time.monotonic()
+            call: Call | None = self._tick if now >= tick_at else self._next(tick_at - now)
+            if call == self._tick:
+                tick_at = now + TICK_S
+            if call is not None:
+                self._do(call)
+
+    def _next(self, timeout_s: float) -> Call | None:
+        """Return what to do next: a call, else a page of a reading that is under way, else what comes in time."""
+        try:
+            return self._inbox.get(block=self._reading is None, timeout=timeout_s)
+        except Empty:
+            return None if self._reading is None else self._read_page
+
+    def _do(self, call: Call) -> None:
+        """Make a call, and give its events to the machine; no failure ends the thread."""
+        try:
+            for event in call():
+                self._step(event)
+        except MetadataUnreachableError as error:
+            if not self._lost_store:
+                self._lost_store = True
+                logger.warning("the auditor %s cannot reach the metadata store: %s", self._name, error)
+                self._step(StoreLost())
+        except PybkError as error:
+            logger.warning("the auditor %s could not do what was due: %s", self._name, error)
+        except Exception:  # this thread must survive, or nothing would be repaired any more
+            logger.exception("the auditor %s could not do what was due", self._name)
+
+    def _step(self, event: Event) -> None:
+        """Give an event to the machine, and perform the effects; what they changed is a further event."""
+        now_ns = self._now_ns()
+        effects: list[Effect] = []
+        if self._election.leads:
+            effects += self._machine.step(LeaseExtended(now_ns + TRUST_NS), now_ns)
+        effects += self._machine.step(event, now_ns)
+        self._wanted = set()
+        try:
+            for effect in effects:
+                self._perform(effect)
+        finally:
+            if self._wanted:
+                self._inbox.put(partial(self._marks_now, self._wanted))
+
+    def _now_ns(self) -> int:
+        """Return the time: nanoseconds since 1970 when this began, and since then by a clock that is not set."""
+        return self._clock_ns + time.monotonic_ns()
+
+    # ---- what happened -------------------------------------------------------------------------------------------
+
+    def _elected(self, leads: bool) -> None:
+        """The election has an outcome for this process; called by a thread of the metadata store."""
+        self._inbox.put(self._lead if leads else self._follow)
+
+    def _lead(self) -> Iterator[Event]:
+        logger.info("%s is the auditor of the cluster", self._name)
+        yield Elected(self._saved_state(), self._now_ns() + TRUST_NS, self._session_ns)
+
+    def _saved_state(self) -> SavedState:
+        """Return what the previous auditor has left; a damaged value counts as nothing, so that graces begin anew."""
+        try:
+            return decode_state(self._metadata.read_auditor_state())
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError, ValueError, KeyError, TypeError) as error:
+            logger.warning("what the last auditor has left cannot be used, so absences are counted anew: %s", error)
+            return SavedState()
+
+    def _follow(self) -> Iterator[Event]:
+        self.report = None
+        self._reading = None
+        self._deleted.clear()
+        self._swept = False
+        yield LostElection()
+
+    def _session_ended(self) -> Iterator[Event]:
+        self._session_ns = self._now_ns()
+        yield StoreLost()
+        yield from self._back()
+
+    def _back(self) -> Iterator[Event]:
+        """Yield what follows when the metadata store answers again."""
+        found = self._read_bookies()  # raises as long as it does not
+        self._lost_store = False
+        self._session_ns = self._now_ns()
+        yield StoreBack()
+        yield found
+
+    def _tick(self) -> Iterator[Event]:
+        if self._lost_store:
+            yield from self._back()
+        elif self._election.leads:
+            yield self._read_bookies()
+        yield Tick()
+        if self._election.leads:
+            self._end_drains()
+            self._announce_deletions()
+
+    def _end_drains(self) -> None:
+        """Note in the cookie of each bookie that is being drained that no ledger names it any more."""
+        machine = self._machine
+        if not machine.leading or machine.frozen:
+            return
+
+        def ended(cookie: BookieCookie) -> BookieCookie:
+            is_meant = cookie.bookie == facts.bookie and cookie.state is BookieState.DRAINING
+            return replace(cookie, state=BookieState.DRAINED) if is_meant else cookie
+
+        for facts in machine.situation.bookies.values():
+            number = machine.map.number_of(facts.bookie)
+            named = number is not None and bool(machine.map.ledgers_of(number))
+            if facts.state.value == BookieState.DRAINING.value and not named:
+                self._metadata.change_cookie(facts.bookie.bookie_id, ended)
+
+    def _announce_deletions(self) -> None:
+        """Announce to bookies, once a minute, which ledgers were deleted; the first time, all that ever were."""
+        now = time.monotonic()
+        if now < self._announce_at:
+            return
+        self._announce_at = now + ANNOUNCE_S
+        if not self._swept:
+            self._deleted |= self._all_deleted()
+            self._swept = True
+        ledger_ids = sorted(self._deleted)[:PAGE_LEDGERS_MAX]
+        proofs = self._metadata.deletion_proofs(ledger_ids)
+        deleted = [ledger_id for ledger_id, proof in zip(ledger_ids, proofs, strict=True) if proof is not None]
+        if deleted:
+            self._metadata.append_deletions(deleted)
+        self._deleted.difference_update(ledger_ids)
+        self._metadata.trim_deletions()
+
+    def _all_deleted(self) -> set[int]:
+        """Return all ledgers that have a tombstone; bookies look for later ones from then on."""
+        self._metadata.begin_deletions()
+        found: set[int] = set()
+        after: int | None = -1
+        while after is not None and not self._stopping.is_set():
+            page = self._metadata.list_deleted(after=after, count=_PAGE)
+            found.update(page.deleted)
+            after = page.after
+        return found
+
+    def _feed(self, read: Callable[[frozenset[str]], Iterable[Event]], keys: frozenset[str] | None) -> None:
+        """Take what a feed reports; called by a thread of the metadata store."""
+        if keys is None:
+            self._inbox.put(lambda: (ChangesMissed(),))
+        else:
+            self._inbox.put(partial(read, keys))
+
+    def _ledgers_changed(self, keys: frozenset[str]) -> Iterator[Event]:
+        ledger_ids = sorted(found for key in keys if (found := ledger_in_key(key)) is not None)
+        if self._election.leads and ledger_ids:
+            yield self._read_ledgers(ledger_ids)
+
+    def _marks_changed(self, keys: frozenset[str]) -> Iterator[Event]:
+        ledger_ids = {found for key in keys if (found := ledger_in_key(key)) is not None}
+        if self._election.leads and ledger_ids:
+            marks: dict[MarkKey, UnderReplicatedLedger | None] = {}
+            for ledger_id in ledger_ids:
+                marks |= self._marks_of(ledger_id)
+            yield MarksChanged(marks)
+
+    def _marks_now(self, keys: set[MarkKey]) -> Iterator[Event]:
+        """Yield the present values of marks that effects may have changed."""
+        marks: dict[MarkKey, UnderReplicatedLedger | None] = dict.fromkeys(keys)
+        for ledger_id in {key.ledger_id for key in keys}:
+            marks |= self._marks_of(ledger_id)
+        yield MarksChanged(marks)
+
+    def _marks_of(self, ledger_id: int) -> dict[MarkKey, UnderReplicatedLedger | None]:
+        """Return the marks of a ledger, and None for those that the machine still knows."""
+        known = self._machine.situation.marks.of_ledger(ledger_id)
+        marks: dict[MarkKey, UnderReplicatedLedger | None] = {MarkKey(ledger_id, bookie): None for bookie in known}
+        return marks | {MarkKey(ledger_id, mark.bookie): mark for mark in self._metadata.marks_of(ledger_id)}
+
+    def _settings(self) -> Iterator[Event]:
+        yield SettingsRead(self._metadata.read_settings())
+
+    def _bookies(self) -> Iterator[Event]:
+        if self._election.leads:
+            yield self._read_bookies()
+
+    def _read_bookies(self) -> BookiesRead:
+        """Read all cookies and registrations."""
+        cookies = self._metadata.list_cookies()
+        registered = {found.bookie: found for found in self._metadata.list_bookies()}
+        facts = []
+        for cookie in cookies:
+            found = registered.get(cookie.bookie)
+            facts.append(
+                BookieFacts(
+                    bookie=cookie.bookie,
+                    boots=cookie.boots,
+                    state=cookie.state,
+                    state_since_ns=cookie.state_since_ns,
+                    until_ns=cookie.until_ns,
+                    location=cookie.location,
+                    registered=found is not None,
+                    read_only=found is not None and found.read_only,
+                    tiers={} if found is None else {tier: Space(free) for tier, free in found.tiers.items()},
+                )
+            )
+        return BookiesRead(tuple(facts))
+
+    def _read_ledgers(self, ledger_ids: list[int]) -> LedgersChanged:
+        """Read the metadata of some ledgers."""
+        found, unknown = self._stored(ledger_ids)
+        self._deleted.update(each for each in ledger_ids if each not in found and each not in unknown)
+        return LedgersChanged({each: found.get(each) for each in ledger_ids if each not in unknown}, unknown)
+
+    def _stored(self, ledger_ids: list[int]) -> tuple[dict[int, tuple[LedgerMetadata, int]], frozenset[int]]:
+        """Return metadata and version of ledgers, and those whose metadata cannot be read."""
+        unknown: set[int] = set()
+
+        def damaged(ledger_id: int, error: PybkError) -> None:
+            logger.warning("ledger %d cannot be judged: %s", ledger_id, error)
+            unknown.add(ledger_id)
+
+        stored = self._metadata.read_ledgers(ledger_ids, damaged=damaged)
+        pairs = zip(ledger_ids, stored, strict=True)
+        return {each: (found.metadata, found.version) for each, found in pairs if found is not None}, frozenset(unknown)
+
+    # ---- reading everything --------------------------------------------------------------------------------------
+
+    def _read_page(self) -> Iterator[Event]:
+        """Yield the next page of a reading; one that fails ends, and the machine asks for another one in time."""
+        reading, self._reading = self._reading, None
+        event = None if reading is None else next(reading, None)
+        if event is not None:
+            self._reading = reading
+            yield event
+
+    def _read_everything(self, reading: int) -> Iterator[Event]:
+        """Yield settings, bookies and marks, and then all ledgers in pages."""
+        yield SettingsRead(self._metadata.read_settings())
+        yield self._read_bookies()
+        marks: list[UnderReplicatedLedger] = []
+        after = -1
+        while page := self._metadata.list_under_replicated(after=after, count=_MARKS_PAGE):
+            marks += page
+            after = page[-1].ledger_id
+        yield MarksRead(tuple(marks))
+        after = -1
+        while ledger_ids := self._metadata.list_ledgers(after=after, count=_PAGE):
+            found, unknown = self._stored(ledger_ids)
+            through = ledger_ids[-1] if len(ledger_ids) == _PAGE else None
+            yield LedgersRead(reading, after, through, found, unknown)
+            if through is None:
+                return
+            after = through
+        yield LedgersRead(reading, after, None, {})
+
+    # ---- effects -------------------------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        """Perform an effect."""
+        metadata = self._metadata
+        if isinstance(effect, ReadEverything):
+            self._reading = self._read_everything(effect.reading)
+        elif isinstance(effect, ReadLedgers):
+            self._inbox.put(partial(self._read_again, sorted(effect.ledgers)))
+        elif isinstance(effect, PublishMark):
+            self._wanted.add(effect.key)
+            metadata.mark_under_replicated(
+                *(effect.key.ledger_id, effect.key.bookie, effect.first_entry_id),
+                reason=effect.reason,
+                size_bytes=effect.size_bytes,
+                since_ns=effect.since_ns,
+            )
+        elif isinstance(effect, WithdrawMark):
+            self._wanted.add(effect.key)
+            metadata.withdraw_mark(effect.key.ledger_id, effect.key.bookie, effect.reasons)
+        elif isinstance(effect, ChangeMark):
+            self._wanted.add(MarkKey(effect.mark.ledger_id, effect.mark.bookie))
+            metadata.update_mark(effect.mark, state=effect.state, tries=0)
+        elif isinstance(effect, DropMark):
+            self._wanted.add(MarkKey(effect.mark.ledger_id, effect.mark.bookie))
+            metadata.unmark_under_replicated(effect.mark)
+        elif isinstance(effect, SaveState):
+            metadata.write_auditor_state(encode_state(effect.state))
+        else:
+            assert isinstance(effect, Report)
+            self.report = effect
+            metadata.write_auditor_report(encode_report(effect, self._name, self._now_ns()))
+
+    def _read_again(self, ledger_ids: list[int]) -> Iterator[Event]:
+        yield self._read_ledgers(ledger_ids)

@@ -1,0 +1,57 @@
+"""Self-healing in the process of a bookie: everything that works for the cluster there in the background."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from pybk.healing.auditing import Auditing
+from pybk.healing.repairing import Repairer
+from pybk.healing.surplus_dropping import SurplusDropping
+
+if TYPE_CHECKING:
+    from pybk.bookie.server import BookieServer
+    from pybk.client.backend import ClusterBackend
+
+
+class Autorecovery:
+    """The candidate for auditor, the repair worker and the drop of surplus copies of one bookie, until ``stop``.
+
+    Autorecovery is BookKeeper's name for its auditor and workers.
+
+    Args:
+        backend: The client of the bookie's process.
+        bookie: The bookie.
+
+    Attributes:
+        auditing: The candidate for the cluster's auditor.
+        repairer: The worker.
+        surplus: The drop of surplus copies.
+
+    Raises:
+        StorageRefusedError: The operating system gives no thread.
+
+    Threads: any.
+    """
+
+    def __init__(self, backend: ClusterBackend, bookie: BookieServer) -> None:
+        driver, membership = backend.driver, backend.membership
+        with ExitStack() as undo:
+            self.auditing: Final = Auditing(membership.metadata, bookie.bookie.bookie_id)
+            undo.callback(self.auditing.stop)
+            self.repairer: Final = Repairer(driver, membership, bookie, backend.recover_abandoned)
+            undo.callback(self.repairer.stop)
+            self.surplus: Final = SurplusDropping(driver, membership, bookie)
+            undo.pop_all()
+
+    def begin_stop(self) -> None:
+        """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
+        self.repairer.begin_stop()
+        self.surplus.begin_stop()
+
+    def stop(self) -> None:
+        """Stop; returns when all threads have ended."""
+        with ExitStack() as stopping:
+            stopping.callback(self.auditing.stop)
+            stopping.callback(self.repairer.stop)
+            self.surplus.stop()
