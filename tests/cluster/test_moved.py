@@ -73,7 +73,7 @@ def _place(listening: socket.socket) -> tuple[str, None]:
 def test_requests_to_the_old_address_end_with_the_first_request_to_the_new_one() -> None:
     with _listen() as old, _listen() as new:  # neither says a word
         addresses = _Addresses()
-        ledger: Any = SimpleNamespace(unlocked=False, ledger_id=7)
+        ledger: Any = SimpleNamespace(unlocked=False, as_member=False, ledger_id=7)
         bookie = Bookie("moved", b"instance")
         with closing(BookieWire(lambda: Links(None), addresses)) as wire:
             assert not wire.send(1, bookie, ledger, ReadLac(7))

@@ -98,7 +98,7 @@ def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[
     others = [start(manager) for number, manager in enumerate(four.bookies) if number != place]
     own = start(four.bookies[place])
     wait_until(is_done(metadata))
-    assert own.repaired == 1
+    wait_until(lambda: own.repaired == 1)
     assert [other.repaired for other in others] == [0, 0, 0]
     backend = cluster_backend_of(four.bookies[place])
     assert backend.membership.metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble[1] == bookie
