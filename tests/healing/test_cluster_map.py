@@ -80,6 +80,14 @@ def test_pages_leave_alone_what_a_delta_has_changed() -> None:
     assert held(cluster) == {"b1": {2, 9}}
 
 
+def test_a_page_that_is_newer_than_a_delta_counts() -> None:
+    cluster = mapped(ledger(1, (0, (0,))))
+    cluster.begin_read()
+    cluster.apply(1, ledger(1, (0, (1,))), 1)
+    assert cluster.apply_page(-1, None, {1: (ledger(1, (0, (2,))), 2)}, unknown=()) == [1]
+    assert held(cluster) == {"b2": {1}}
+
+
 def test_a_hundred_thousand_ledgers_are_small() -> None:
     source = Random(1)
     bookies = [bookie(each) for each in range(50)]

@@ -403,9 +403,8 @@ class World:
     def _handle(self, auditor: SimAuditor) -> None:
         while auditor.inbox and auditor.believes:
             event = auditor.inbox.pop(0)
-            if isinstance(event, LedgersChanged):
-                self._note_told(auditor, event)
             if isinstance(event, LedgersChanged | LedgersRead):
+                self._note_told(auditor, event)
                 auditor.whole = None
             effects = auditor.machine.step(event, self.now)
             if auditor is not self.leader or self.now >= self.lease_ns:
@@ -415,12 +414,13 @@ class World:
             for effect in effects:
                 self._perform(auditor, effect)
 
-    def _note_told(self, auditor: SimAuditor, event: LedgersChanged) -> None:
-        """Keep what the machine was sent of ledgers."""
+    def _note_told(self, auditor: SimAuditor, event: LedgersChanged | LedgersRead) -> None:
+        """Keep what the machine was sent of ledgers, unless it is of an earlier reading, or older than that."""
+        if isinstance(event, LedgersRead) and event.reading != auditor.reading:
+            return
         for ledger_id, found in event.ledgers.items():
-            if found is None:
-                auditor.told.pop(ledger_id, None)
-            else:
+            known = auditor.told.get(ledger_id)
+            if found is not None and (known is None or known[1] < found[1]):
                 auditor.told[ledger_id] = found
 
     def _check_plan(self, auditor: SimAuditor) -> None:
@@ -512,11 +512,6 @@ class World:
         event = LedgersRead(reading, after, through, found, unknown)
 
         def arrive() -> None:
-            if auditor.believes and reading == auditor.reading:
-                for ledger_id, each in found.items():
-                    known = auditor.told.get(ledger_id)
-                    if known is None or known[1] < each[1]:
-                        auditor.told[ledger_id] = each
             self.send(auditor, event)
             if through is not None:
                 self._read_page(auditor, reading, through)

@@ -8,7 +8,7 @@ A ledger takes about 500 bytes with its entries in the index. Bookies are number
 many ledgers have in common is kept once.
 
 The whole metadata are read in pages, and take minutes, while deltas arrive. ``begin_read`` remembers from then on which
-ledgers a delta has changed, and pages leave those alone, because a page may have been read before the delta.
+ledgers a delta has changed, and pages neither remove nor add those, because a page may have been read before the delta.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ class ClusterMap:
         gone = [each for each in self._known[begin:end] if each not in ledgers and each not in kept]
         changed = [each for each in gone if self._put(each, None, 0)]
         for ledger_id, (metadata, version) in ledgers.items():
-            if ledger_id not in kept and self._put(ledger_id, metadata, version):
+            # A ledger that a delta has removed stays removed; of one that is there, the higher version counts.
+            if (ledger_id in self._ledgers or ledger_id not in kept) and self._put(ledger_id, metadata, version):
                 changed.append(ledger_id)
         if through is None:
             self._touched, self._known = None, []
