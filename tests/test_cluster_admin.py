@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,69 @@ def test_without_an_auditor_the_status_says_what_is_known(
     metadata.update_mark(mark, state=RepairState.LOST)
     status = admin.status()
     assert (status.verdict, status.lost) == (ClusterVerdict.BAD, (ledger_id,))
+
+
+REPORT: dict[str, Any] = {
+    "auditor": "bookie-2",
+    "reported_ns": 5,
+    "holds": [],
+    "frozen": False,
+    "short": {"0": 0, "1": 2},
+    "queued_bytes": 70,
+    "rate": 10.0,
+    "eta_s": 7.0,
+    "lost": [],
+    "waiting": [],
+    "no_target": [],
+    "stuck": [9],
+    "bookies": [{"bookie_id": "bookie-1", "status": "in_limbo", "absent_ns": 0}],
+}
+"""What people see of an auditor's report."""
+
+
+def report_is(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
+    monkeypatch.setattr(ClusterMetadata, "read_auditor_report", lambda _: {**REPORT, **changed})
+
+
+def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    report_is(monkeypatch, short={}, stuck=[], bookies=[])
+    assert (admin.status().verdict, admin.status().reasons) == (ClusterVerdict.OK, ())
+    report_is(monkeypatch)
+    status = admin.status()
+    assert (status.verdict, status.auditor, status.reported_ns, status.stuck) == (
+        ClusterVerdict.WARN,
+        "bookie-2",
+        5,
+        (9,),
+    )
+    assert (status.short, status.queued_bytes, status.rate, status.eta_s) == ({"1": 2}, 70, 10.0, 7.0)
+    assert status.reasons == (
+        "bookies copy back what they may have lost: bookie-1",
+        "ledgers with fewer copies than they should have: 2",
+        "the repair of ledgers failed repeatedly: 9",
+    )
+    report_is(monkeypatch, holds=[{"reason": "many_lost", "text": "two were lost"}], lost=[3])
+    status = admin.status()
+    assert (status.verdict, status.holds, status.lost) == (ClusterVerdict.BAD, ("two were lost",), (3,))
+    with pytest.raises(SafetyCheckError, match="repairs are on hold: two were lost"):
+        admin.drain("bookie-0")
+
+
+def test_of_two_drains_at_once_none_relies_on_the_other(
+    cluster: Inside, admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_ledger(cluster.connect())
+    change_cookie = ClusterMetadata.change_cookie
+
+    def also_another(metadata: ClusterMetadata, name: str, change: Any) -> Any:
+        monkeypatch.setattr(ClusterMetadata, "change_cookie", change_cookie)
+        metadata.change_cookie("bookie-3", lambda found: replace(found, state=BookieState.DRAINING))
+        return metadata.change_cookie(name, change)
+
+    monkeypatch.setattr(ClusterMetadata, "change_cookie", also_another)
+    with pytest.raises(SafetyCheckError, match="there are 2"):
+        admin.drain("bookie-0")
+    assert states(admin)["bookie-0"] is BookieState.ACTIVE
 
 
 def test_a_drain_is_refused_with_each_check_that_fails(tmp_path: Path) -> None:

@@ -26,7 +26,15 @@ from pybk.cluster_checks import (
     statuses_of,
     stop_check,
 )
-from pybk.errors import IllegalOperationError, PybkError, SafetyCheckError, UsageError
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    MetadataForgedError,
+    PybkError,
+    SafetyCheckError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.healing.cluster_map import ClusterMap
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager, backend_of
@@ -204,7 +212,7 @@ class ClusterAdmin:
         Raises:
             UsageError: No bookie has this name.
 
-        Cost: Reads the metadata of all ledgers, 500 at a time, and all marks: about 20 µs and 500 bytes a ledger.
+        Cost: Reads the metadata of all ledgers, 500 at a time, and all marks: about 0.1 ms and 500 bytes a ledger.
         """
         cookie = self._cookie(name)
         return self._progress(_scan(self._metadata)[0], cookie)
@@ -435,6 +443,9 @@ class ClusterAdmin:
             cookie = self._change(name, _to(BookieState.ACTIVE, cookie))
         if cookie.state is BookieState.ACTIVE:
             cookie = self._change(name, _to(BookieState.DRAINING, cookie))
+            if self._status_of(cookie).registered:
+                self._change(name, _to(BookieState.ACTIVE, cookie))
+                raise _refused(name, "it has started meanwhile: drain it first, or stop it")
         logger.warning("bookie %s is given up with its copies of ledgers %s", cookie.bookie, listed(sorted(accepted)))
         return cookie
 
@@ -595,8 +606,12 @@ def _ledger_ids(ids: Iterable[Any]) -> frozenset[int]:
 
 
 def _report_of(metadata: ClusterMetadata) -> dict[str, Any] | None:
-    """Return what the auditor reports; None without an auditor."""
-    return None
+    """Return what the auditor reports; None without an auditor, or if its report cannot be used."""
+    try:
+        return metadata.read_auditor_report()
+    except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+        logger.warning("the auditor's report cannot be used: %s", error)
+        return None
 
 
 def _scan(metadata: ClusterMetadata) -> tuple[ClusterMap, list[int]]:

@@ -471,6 +471,9 @@ def status_with_report(
     away = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == "lost"}
     if away:
         warn.append(f"bookies count as lost: {listed(sorted(away))}")
+    limbo = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == "in_limbo"}
+    if limbo:
+        warn.append(f"bookies copy back what they may have lost: {listed(sorted(limbo))}")
     return _status(found, bookies, settings, now_ns, bad, warn)
 
 

@@ -99,7 +99,6 @@ def _as_json(status: ClusterStatus) -> dict[str, Any]:
     return {
         "schema": 1,
         **{name: getattr(status, name) for name in ClusterStatus.__dataclass_fields__},
-        "eta_seconds": status.eta_s,
     }
 
 
