@@ -24,6 +24,7 @@ from pybk import (
 )
 from pybk import cluster_admin as cluster_admin_module
 from pybk.connect import open_cluster
+from pybk.healing import auditing, repairing, situation
 from pybk.metadata.cluster import ClusterMetadata
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import open_quick
@@ -336,3 +337,22 @@ def test_in_asyncio(admin: ClusterAdmin) -> None:
         assert (await admin.ok_to_stop_async("bookie-0")).ok
 
     asyncio.run(run())
+
+
+def test_a_cluster_that_repairs_itself_drains_a_bookie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing, "TICK_S", 0.1)
+    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    with inside(tmp_path, count=4, autorecovery=True) as cluster:
+        client = cluster.connect()
+        admin = ClusterAdmin(client)
+        ledgers = [make_ledger(client) for _ in range(5)]
+        name = bookies_of(client, ledgers[0])[0]
+        wait_until(lambda: admin.status().verdict is ClusterVerdict.OK)
+        assert admin.status().auditor
+        assert admin.drain(name).ledgers_left
+        wait_until(lambda: states(admin)[name] is BookieState.DRAINED)
+        assert admin.drain_progress(name).ledgers_left == 0
+        assert admin.remove(name, admin.ok_to_remove(name)).state is BookieState.REMOVED
+        assert all(name not in bookies_of(client, ledger_id) for ledger_id in ledgers)
