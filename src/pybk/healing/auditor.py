@@ -709,20 +709,27 @@ class AuditorMachine:
                     del absent[facts.bookie]
                     self._save_now = True
                 elif restarted:
-                    self._begin_absence(facts.bookie, now_ns, absent=False)
-            elif facts.bookie not in absent or restarted:
+                    self._count_absence(facts.bookie, now_ns)
+            elif facts.bookie not in absent:
+                if old is not None:  # a new bookie was not there before
+                    self._count_absence(facts.bookie, now_ns)
+                self._begin_absence(facts.bookie, now_ns)
+            elif restarted:  # it is about to register; the absence is the same one for flapping
                 self._begin_absence(facts.bookie, now_ns)
         moved = {name: each.location for name, each in before.items()} != {
             name: each.location for name, each in self.situation.bookies.items()
         }
         return set(self.map) if moved and self.situation.moves_misplaced else set()
 
-    def _begin_absence(self, bookie: Bookie, now_ns: int, *, absent: bool = True) -> None:
-        """Note that a bookie is absent from now on, or was for a moment."""
+    def _begin_absence(self, bookie: Bookie, now_ns: int) -> None:
+        """Note that a bookie is absent from now on."""
+        self.situation.absent_since_ns[bookie] = now_ns
+        self._save_now = True
+
+    def _count_absence(self, bookie: Bookie, now_ns: int) -> None:
+        """Note that a bookie became absent, if only for a moment, for the judgement whether it flaps."""
         recent = [each for each in self.situation.absences.get(bookie, ()) if now_ns - each < FLAPPING_NS]
         self.situation.absences[bookie] = (*recent, now_ns)
-        if absent:
-            self.situation.absent_since_ns[bookie] = now_ns
         self._save_now = True
 
     def _continue_absence(self, facts: BookieFacts, now_ns: int) -> None:
