@@ -6,7 +6,8 @@ Theory of operation
 Every process with a bookie has an ``Auditing``; the one that is elected leads. One thread does all of its work, so the
 machine needs no lock. Other threads, those of the metadata store, only put calls into its inbox: each call reads what
 has changed, and yields events for the machine. Between the calls the thread reads the next page of all ledgers, if that
-is under way, and every ``TICK_S`` it reads the bookies again, because a registration that changes need not be reported.
+is under way, and every ``TICK_S`` it reads the bookies again, because a registration that changes need not be reported;
+earlier, when the grace of an absent bookie ends.
 
     feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
 
@@ -75,6 +76,9 @@ logger = logging.getLogger(__name__)
 ELECTION: Final = "auditor"
 TICK_S: Final = 10.0
 """Seconds between two looks at the bookies."""
+
+_DUE_S: Final = 0.05
+"""How long after the end of a grace the bookies are looked at, so that it has ended by the machine's clock."""
 
 ANNOUNCE_S: Final = 60.0
 """Seconds between two pages of deleted ledgers."""
@@ -160,10 +164,18 @@ class Auditing:
         while not self._stopping.is_set():
             now = time.monotonic()
             call: Call | None = self._tick if now >= tick_at else self._next(tick_at - now)
-            if call == self._tick:
-                tick_at = now + TICK_S
             if call is not None:
                 self._do(call)
+            if call == self._tick:
+                tick_at = now + TICK_S
+            tick_at = min(tick_at, now + self._due_s())
+
+    def _due_s(self) -> float:
+        """Return in how many seconds the next absent bookie is lost; ``TICK_S`` if none is before."""
+        now_ns = self._now_ns()
+        grace_ns = int(self._machine.situation.settings.repair.grace_s * 1e9)
+        dues_ns = [since + grace_ns - now_ns for since in self._machine.situation.absent_since_ns.values()]
+        return min([TICK_S, *(due_ns / 1e9 + _DUE_S for due_ns in dues_ns if due_ns > 0)])
 
     def _next(self, timeout_s: float) -> Call | None:
         """Return what to do next: a call, else a page of a reading that is under way, else what comes in time."""
