@@ -18,6 +18,10 @@ from bench.payloads import PASSWORD, PAYLOAD
 Drive = Callable[[Cluster, float], float]
 
 
+CHANGE_SECONDS: Final = 10.0
+"""How long to wait for an ensemble to change after a bookie was killed, however short the contest is."""
+
+
 @contextmanager
 def started(drive: Drive, curve: bool, bookies: int, directory: Path, _: Scale) -> Iterator[Run]:
     """A new cluster, whose client has used the password once, so that no run pays for scrypt."""
@@ -57,17 +61,20 @@ def longest_pause(cluster: Cluster, seconds: float) -> float:
             writer.append(PAYLOAD)
         cluster.kill(cluster.client.ledger_metadata(writer.ledger_id).fragments[-1].ensemble[0].bookie_id)
         longest = 0.0
-        begin = now = time.perf_counter()
-        while now < begin + seconds / 2:
+        end = (now := time.perf_counter()) + seconds / 2
+        while now < end or not _has_changed(cluster, writer.ledger_id):
+            if now > end + CHANGE_SECONDS:
+                raise RuntimeError("a bookie of the ensemble was killed, but the ensemble did not change")
             last = now
             writer.append(PAYLOAD)
             now = time.perf_counter()
             longest = max(longest, now - last)
-    fragments = cluster.client.ledger_metadata(writer.ledger_id).fragments
-    if len(fragments) < 2:
-        raise RuntimeError("a bookie of the ensemble was killed, but the ensemble did not change")
     cluster.start()  # the spare of the next round
     return longest * 1e3
+
+
+def _has_changed(cluster: Cluster, ledger_id: int) -> bool:
+    return len(cluster.client.ledger_metadata(ledger_id).fragments) > 1
 
 
 def recovery(cluster: Cluster, _: float) -> float:

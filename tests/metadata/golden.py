@@ -9,6 +9,9 @@ import json
 from dataclasses import replace
 
 from pybk.feature_level import FeatureLevel
+from pybk.healing.auditor import Judged, SavedAbsence, SavedState
+from pybk.healing.auditor_encoding import encode_state
+from pybk.healing.situation import MarkKey
 from pybk.metadata import durable_positions, epochs, lmdb_rows
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json, to_base64
 from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
@@ -75,6 +78,11 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     }
     payloads[ValueKind.EPOCH] = ("epoch", epochs.encode(MetadataEpoch(1_700_000_000_000, 7, limbo=True)))
     payloads[ValueKind.OUTDATED] = ("outdated", encode_json({"reason": "its epoch is 0/3"}))
+    absence = SavedAbsence(3, 5_000_000_000, (9_000_000_000,))
+    judged = {MarkKey(7, bookie(1)): Judged(bytes(16), 5)}
+    state = SavedState({bookie(1): absence}, 60_000_000_000, judged)
+    payloads[ValueKind.AUDITOR] = ("auditor", encode_json(encode_state(state)))
+    payloads[ValueKind.AUDITOR_REPORT] = ("auditor-report", encode_json({"auditor": "bookie-1:3181"}))
     assert set(payloads) == set(ValueKind)
     made = {}
     for kind, (key, payload) in payloads.items():

@@ -39,7 +39,16 @@ from tests.metadata.golden import CLUSTER, GOLDEN_HEALING, GOLDEN_METADATA, GOLD
 from tests.metadata.records import KEY, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
 
-LATER_KINDS = ("SETTINGS", "DELETIONS", "DELETION_HEAD", "DELETION_POSITION", "EPOCH", "OUTDATED")
+LATER_KINDS = (
+    "SETTINGS",
+    "DELETIONS",
+    "DELETION_HEAD",
+    "DELETION_POSITION",
+    "EPOCH",
+    "OUTDATED",
+    "AUDITOR",
+    "AUDITOR_REPORT",
+)
 
 
 def test_bytes_are_as_they_ever_were() -> None:

@@ -14,13 +14,17 @@ from contextlib import suppress
 from typing import Any, Final
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.metadata.auditor_records import AUDITOR_KEY, REPORT_KEY
 from pybk.metadata.authenticated_values import from_base64, to_base64
 from pybk.metadata.reports import MetadataExportReport
 from pybk.metadata.store import MetadataStore
 
 EXPORT_FORMAT: Final = 1
-NOT_EXPORTED: Final = ("bookies", "locks")
-"""What has a lease, by the first names of keys; some stores do not distinguish leased keys from others."""
+NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY)
+"""What has a lease, by the first names of keys; some stores do not distinguish leased keys from others.
+
+What the auditor has left is not exported either: it says for how long bookies were absent at that time.
+"""
 
 _KIND: Final = "pybk cluster metadata"
 _NAMES: Final = frozenset({"key", "value"})
