@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -13,12 +14,14 @@ from pybk.config import StoreConfig
 from pybk.connect import connect
 from pybk.credentials import Secret
 from pybk.errors import UsageError
+from pybk.flags import LedgerType
 from pybk.ledger import LedgerMetadata
 from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.seal import LedgerSeal, seal_of
 from pybk.spark.executors.executor import local_bookie
+from pybk.storage.format.extent import Extent
 from pybk.storage.readonly import ReadOnlyStore
 
 _LMDB: Final = "lmdb://"
@@ -147,6 +150,26 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
         raise UsageError("a place is a path or a metadata URL; give one")
     backend = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
     return Connection(LedgerManager(backend), backend.membership.metadata, backend)
+
+
+def refuse_bookie_directory(where: StoreOrCluster, ledgers: Iterable[LedgerMetadata]) -> None:
+    """Raise an error if ledgers of a directory show that it is that of a bookie, which has parts of ledgers.
+
+    Args:
+        where: The directory, for the error; nothing is checked if it is a cluster.
+        ledgers: Ledgers of it; some, or all.
+
+    Raises:
+        UsageError: It is the directory of a bookie.
+    """
+    if where.path is None:
+        return
+    for each in ledgers:
+        if each.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(each) is not None:
+            raise UsageError(
+                f"{where} is the directory of a bookie, which has parts of ledgers; give the metadata URL of its "
+                "cluster instead"
+            )
 
 
 def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:

@@ -12,8 +12,7 @@ from pybk.flags import LedgerType
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import find_seal
 from pybk.seal import LedgerSeal
-from pybk.spark.connection import Connection, StoreOrCluster, connection
-from pybk.storage.format.extent import Extent
+from pybk.spark.connection import Connection, StoreOrCluster, connection, refuse_bookie_directory
 
 if TYPE_CHECKING:
     from pybk.manager import LedgerManager
@@ -79,10 +78,7 @@ def selected_ledgers(
     else:
         found.backend.catch_up()
         metadata = list(found.backend.ledgers())
-    if where.path is not None and any(
-        each.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(each) is not None for each in metadata
-    ):
-        raise UsageError(f"{where} is the directory of a bookie; give the metadata URL of its cluster")
+    refuse_bookie_directory(where, metadata)
     wanted = None if ledger_type is None else LedgerType(ledger_type)
     return [
         each

@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
-from pybk.flags import LedgerType
 from pybk.ledger import LedgerState
 from pybk.manager import HOW_TO_SEAL
-from pybk.spark.connection import Connection, connection, ledger_seal
+from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
 from pybk.spark.sink.manifest import SINK_KEY, committed
 from pybk.spark.source.planning import ReadableLedger, intersect, within
-from pybk.storage.format.extent import Extent
 
 if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
@@ -168,11 +166,7 @@ class LedgerCatalog:
     def _wanted(self, found: Connection) -> Iterator[LedgerMetadata]:
         """Yield the metadata of the ledgers that the options select, without those of system types."""
         for metadata in self.there(found):
-            if found.metadata is None and _of_bookie(metadata):
-                raise UsageError(
-                    f"{self._where} is the directory of a bookie, which has parts of ledgers; give the metadata URL of "
-                    "its cluster as option metadataUri"
-                )
+            refuse_bookie_directory(self._where, (metadata,))
             if self._wants(metadata):
                 yield metadata
 
@@ -193,7 +187,8 @@ class LedgerCatalog:
             try:
                 yield found.manager.ledger_metadata(ledger_id)
             except NoSuchLedgerError:
-                continue
+                # The ids of a bookie's store are not those of the cluster.
+                refuse_bookie_directory(self._where, found.backend.ledgers())
 
     def _check_password(self, found: Connection, ledger_id: int) -> None:
         """Open one ledger, so that a wrong password is reported before reading begins."""
@@ -244,8 +239,3 @@ class LedgerCatalog:
 def _app(metadata: LedgerMetadata) -> str:
     """Return the app id of the sink that wrote a ledger; empty if no sink did."""
     return metadata.custom_metadata.get(SINK_KEY, b"").decode(errors="replace")
-
-
-def _of_bookie(metadata: LedgerMetadata) -> bool:
-    """Return whether a ledger shows that its store is the directory of a bookie."""
-    return metadata.ledger_type in (LedgerType.BOOKIE, LedgerType.FENCE) or Extent.of(metadata) is not None
