@@ -155,18 +155,18 @@ def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: py
 def test_of_two_drains_at_once_none_relies_on_the_other(
     cluster: Inside, admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_ledger(cluster.connect())
+    name, other, _ = bookies_of(cluster.connect(), make_ledger(cluster.connect()))
     change_cookie = ClusterMetadata.change_cookie
 
-    def also_another(metadata: ClusterMetadata, name: str, change: Any) -> Any:
+    def also_another(metadata: ClusterMetadata, changed: str, change: Any) -> Any:
         monkeypatch.setattr(ClusterMetadata, "change_cookie", change_cookie)
-        metadata.change_cookie("bookie-3", lambda found: replace(found, state=BookieState.DRAINING))
-        return metadata.change_cookie(name, change)
+        metadata.change_cookie(other, lambda found: replace(found, state=BookieState.DRAINING))
+        return metadata.change_cookie(changed, change)
 
     monkeypatch.setattr(ClusterMetadata, "change_cookie", also_another)
     with pytest.raises(SafetyCheckError, match="there are 2"):
-        admin.drain("bookie-0")
-    assert states(admin)["bookie-0"] is BookieState.ACTIVE
+        admin.drain(name)
+    assert states(admin)[name] is BookieState.ACTIVE
 
 
 def test_a_drain_is_refused_with_each_check_that_fails(tmp_path: Path) -> None:

@@ -45,15 +45,14 @@ def cluster(tmp_path: Path) -> Iterator[Inside]:
 
 
 def let(cluster: Inside, member: Member, allowed: bool) -> None:
-    """Let members recover, or not any more, and wait until the bookie knows it."""
+    """Let members recover, or not any more, and wait until all bookies know it."""
 
     def change(settings: ClusterSettings) -> ClusterSettings:
         return replace(settings, repair=replace(settings.repair, recover_abandoned=allowed))
 
     cluster_backend_of(member.manager).membership.metadata.change_settings(change)
-    place = int(member.bookie.bookie_id[-1])
-    metadata = cluster_backend_of(cluster.bookies[place]).membership.metadata
-    wait_until(lambda: metadata.settings.repair.recover_abandoned is allowed)
+    known = [cluster_backend_of(manager).membership.metadata for manager in cluster.bookies]
+    wait_until(lambda: all(metadata.settings.repair.recover_abandoned is allowed for metadata in known))
 
 
 @contextmanager

@@ -81,6 +81,7 @@ class Inside:
             bookie_id=f"bookie-{place}" if name == "" else name,
             moved=moved,
             rack=rack,
+            autorecovery=self.autorecovery,
             config=StoreConfig(**{**QUICK, **settings}),
         )
         self._stack.callback(manager.close)

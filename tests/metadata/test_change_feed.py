@@ -216,7 +216,8 @@ def test_a_mirror_that_is_kept_by_a_feed_equals_what_processes_left(
     mirror = Mirror(store, "churn")
     path = tmp_path / "metadata"
     with child(path, "churn") as one, child(path, "churn") as two, child(path, "churn") as killed:
-        assert wait_for(lambda: mirror.reported + mirror.nones > 50)
+        # With few blocks each change is missed, and reading all again is reported once a second at the most.
+        assert wait_for(lambda: mirror.reported + mirror.nones > (50 if blocks > 1 else 2))
         killed.kill()
         assert line_of(one) == line_of(two) == "done"
         killed.wait()
