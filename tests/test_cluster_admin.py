@@ -77,6 +77,8 @@ def test_bookies_are_listed_with_what_is_known_of_them(cluster: Inside, admin: C
     first, *_, last = admin.bookies()
     assert (first.name, first.state, first.registered, first.absent) == ("bookie-0", BookieState.ACTIVE, True, False)
     assert first.free_bytes
+    assert first.capacity_bytes.keys() == first.free_bytes.keys()
+    assert all(free < first.capacity_bytes[tier] for tier, free in first.free_bytes.items())
     assert first.addresses
     assert first.writable
     cluster.bookies[3].close()

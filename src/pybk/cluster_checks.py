@@ -55,6 +55,7 @@ class BookieStatus:
         version: The version of pybk that it runs, or ran last; empty if unknown.
         addresses: Where it listens; empty if it does not run.
         free_bytes: The free bytes of each tier; empty if it does not run.
+        capacity_bytes: All bytes of each tier, used and free; empty if it does not run, or does not register them.
     """
 
     bookie: Bookie
@@ -67,6 +68,7 @@ class BookieStatus:
     version: str = ""
     addresses: tuple[str, ...] = ()
     free_bytes: Mapping[StorageHint, int] = field(default_factory=FrozenDict, hash=False)
+    capacity_bytes: Mapping[StorageHint, int] = field(default_factory=FrozenDict, hash=False)
 
     @property
     def name(self) -> str:
@@ -197,6 +199,7 @@ def statuses_of(cookies: Iterable[BookieCookie], registrations: Iterable[BookieR
                 version=seen.version if seen is not None else cookie.version,
                 addresses=() if seen is None else seen.addresses,
                 free_bytes=FrozenDict({} if seen is None else seen.tiers),
+                capacity_bytes=FrozenDict({} if seen is None else seen.capacity),
             )
         )
     return found

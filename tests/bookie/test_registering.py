@@ -34,6 +34,9 @@ _FREE = {StorageHint.NVME: 1000, StorageHint.HDD: 0}
         ({"tiers": {**_FREE, StorageHint.NVME: 949}}, True),
         ({"tiers": {**_FREE, StorageHint.HDD: 1}}, True),
         ({"tiers": {StorageHint.NVME: 1000}}, True),
+        ({"capacity": {StorageHint.NVME: 2099}}, False),
+        ({"capacity": {StorageHint.NVME: 2101}}, True),
+        ({"capacity": {}}, True),
         ({"read_only": True}, True),
         ({"addresses": ("tcp://127.0.0.1:1",)}, True),
         ({"level_max": 9}, True),
@@ -43,7 +46,7 @@ _FREE = {StorageHint.NVME: 1000, StorageHint.HDD: 0}
     ids=str,
 )
 def test_changes_that_a_bookie_registers_at_once(change: Mapping[str, Any], notable: bool) -> None:
-    known = registration(bookie(1), tiers=_FREE, load=3.0)
+    known = registration(bookie(1), tiers=_FREE, capacity={StorageHint.NVME: 2000}, load=3.0)
     assert is_notable(known, replace(known, **change)) is notable
 
 

@@ -239,6 +239,7 @@ def test_any_name_will_do_for_a_bookie(world: World, name: str) -> None:
         {"addresses": ("tcp://127.0.0.1:1", "")},
         {"tiers": {StorageHint.SSD: -1}},
         {"tiers": {StorageHint.SSD: 1.5}},
+        {"capacity": {StorageHint.SSD: -1}},
         {"load": -1.0},
         {"load": float("nan")},
         {"load": float("inf")},

@@ -319,6 +319,11 @@ class SimFileSystem:
             self.directory(path)
             return max(0, self.capacity_bytes - self.used_bytes())
 
+    def total_bytes(self, path: str) -> int:
+        with self.guard:
+            self.directory(path)
+            return self.capacity_bytes
+
     def inode_number(self, path: str) -> int:
         with self.guard:
             self.directory(path)

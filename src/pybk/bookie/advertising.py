@@ -24,7 +24,7 @@ REACH_SECONDS: Final = 15.0
 """How long a bookie tries to reach itself at the address that it registers."""
 
 FREE_CHANGE: Final = 0.05
-"""Relative change of a tier's free bytes since the last registration above which the bookie registers at once."""
+"""Relative change of a tier's free bytes, or of all its bytes, above which the bookie registers at once."""
 
 LOAD_CHANGE: Final = 1.25
 """Factor of change of ``1 + load``, the weight for placement, above which the bookie registers at once."""
@@ -39,12 +39,16 @@ def is_notable(known: BookieRegistration, now: BookieRegistration) -> bool:
         known: The registered state.
         now: The current state.
     """
-    if replace(known, tiers=now.tiers, load=now.load) != now or known.tiers.keys() != now.tiers.keys():
+    if replace(known, tiers=now.tiers, capacity=now.capacity, load=now.load) != now:
+        return True
+    if known.tiers.keys() != now.tiers.keys() or known.capacity.keys() != now.capacity.keys():
         return True
     low, high = sorted((1.0 + known.load, 1.0 + now.load))
     if high > low * LOAD_CHANGE:
         return True
-    return any(abs(now.tiers[tier] - free) > FREE_CHANGE * free for tier, free in known.tiers.items())
+    before = (*known.tiers.items(), *known.capacity.items())
+    after = (*map(now.tiers.__getitem__, known.tiers), *map(now.capacity.__getitem__, known.capacity))
+    return any(abs(new - old) > FREE_CHANGE * old for (_, old), new in zip(before, after, strict=True))
 
 
 def advertised(listen: Sequence[str], bound: Sequence[str], advertise: Sequence[str]) -> tuple[str, ...]:

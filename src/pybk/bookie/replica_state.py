@@ -38,20 +38,24 @@ class ReplicasHealth(NamedTuple):
 
     Attributes:
         free_bytes: Free bytes of each tier.
+        capacity_bytes: All bytes of each tier, used and free.
         full: Why adds are refused until there is space again; None if they are not.
         error: The failure after which adds are refused until the bookie is restarted; None if there was none.
         outstanding_bytes: Bytes that are staged and not durable yet.
     """
 
     free_bytes: Mapping[StorageHint, int]
+    capacity_bytes: Mapping[StorageHint, int]
     full: str | None
     error: PybkError | None
     outstanding_bytes: int
 
     @classmethod
     def of(cls, store: Store) -> Self:
-        """Return the state of a bookie's store. Cost: one ``statvfs`` per directory."""
+        """Return the state of a bookie's store. Cost: two ``statvfs`` per directory."""
         free = dict.fromkeys(StorageHint, 0)
+        capacity = dict.fromkeys(StorageHint, 0)
         for directory in store.volumes.directories:
             free[directory.tier] += store.fs.free_bytes(directory.path)
-        return cls(free, store.scheduler.full, store.log.error, store.log.outstanding_bytes)
+            capacity[directory.tier] += store.fs.total_bytes(directory.path)
+        return cls(free, capacity, store.scheduler.full, store.log.error, store.log.outstanding_bytes)

@@ -293,6 +293,7 @@ class BookieServer:
             addresses=self.addresses,
             public_key=self.server.public_key or b"",
             tiers=dict(health.free_bytes),
+            capacity=dict(health.capacity_bytes),
             load=served / LOOK_SECONDS,
             rack=self._rack,
             read_only=self._retired or self._cookie.state.read_only or bool(health.full or health.error),

@@ -141,6 +141,7 @@ class Membership:
         return Candidate(
             bookie=found.bookie,
             tiers=found.tiers,
+            capacity=found.capacity,
             load=found.load,
             location=Location.registered(found.rack),
             read_only=found.read_only,

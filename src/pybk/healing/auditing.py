@@ -31,6 +31,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, PybkError, UnsupportedFormatError
+from pybk.flags import StorageHint
 from pybk.healing.auditor import (
     AuditorMachine,
     BookiesRead,
@@ -64,7 +65,7 @@ from pybk.ledger import LedgerMetadata
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
-from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieState
+from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger
 from pybk.storage.io.failures import start_thread
 
@@ -367,7 +368,7 @@ class Auditing:
                     location=cookie.location,
                     registered=found is not None,
                     read_only=found is not None and found.read_only,
-                    tiers={} if found is None else {tier: Space(free) for tier, free in found.tiers.items()},
+                    tiers={} if found is None else _space(found),
                 )
             )
         return BookiesRead(tuple(facts))
@@ -455,3 +456,8 @@ class Auditing:
 
     def _read_again(self, ledger_ids: list[int]) -> Iterator[Event]:
         yield self._read_ledgers(ledger_ids)
+
+
+def _space(found: BookieRegistration) -> dict[StorageHint, Space]:
+    """Return the space of each tier of a bookie; all bytes are 0, unknown, with a version that does not register it."""
+    return {tier: Space(free, found.capacity.get(tier, 0)) for tier, free in found.tiers.items()}

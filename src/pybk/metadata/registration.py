@@ -177,6 +177,7 @@ class BookieRegistration:
         addresses: Where it listens, such as ``tcp://10.0.0.1:3181``.
         public_key: Its CURVE public key, empty without a cluster secret.
         tiers: Free bytes of each tier that it has.
+        capacity: All bytes of each tier, used and free; empty for versions of pybk that do not register it.
         load: How busy it is, from 0 up; meaningful only in comparison with other bookies.
         rack: Its network location, such as ``/room/rack``; empty if unknown.
         read_only: It takes no new ledgers.
@@ -188,6 +189,7 @@ class BookieRegistration:
     addresses: tuple[str, ...]
     public_key: bytes = b""
     tiers: Mapping[StorageHint, int] = field(default_factory=dict, hash=False)
+    capacity: Mapping[StorageHint, int] = field(default_factory=dict, hash=False)
     load: float = 0.0
     rack: str = ""
     read_only: bool = False
@@ -201,14 +203,15 @@ class BookieRegistration:
             raise UsageError(f"{self.bookie}: its instance has {len(self.bookie.instance)} bytes, not {INSTANCE_BYTES}")
         if not self.addresses or not all(type(address) is str and address for address in self.addresses):
             raise UsageError(f"{self.bookie}: addresses are {self.addresses!r}; at least one string is needed")
-        for tier, free in self.tiers.items():
-            if type(free) is not int or free < 0:
-                raise UsageError(f"{self.bookie}: free bytes of {tier} are {free!r}; it takes a whole number from 0 up")
+        for tier, size in (*self.tiers.items(), *self.capacity.items()):
+            if type(size) is not int or size < 0:
+                raise UsageError(f"{self.bookie}: bytes of {tier} are {size!r}; it takes a whole number from 0 up")
         if not 0.0 <= self.load < float("inf"):
             raise UsageError(f"{self.bookie}: load is {self.load!r}; it takes a finite number from 0 up")
-        tiers = {StorageHint(tier): free for tier, free in self.tiers.items()}
         object.__setattr__(self, "addresses", tuple(self.addresses))
-        object.__setattr__(self, "tiers", FrozenDict(tiers))
+        for name in ("tiers", "capacity"):
+            sizes = {StorageHint(tier): size for tier, size in getattr(self, name).items()}
+            object.__setattr__(self, name, FrozenDict(sizes))
 
 
 class RegisteredBookie:
@@ -717,21 +720,22 @@ def decode_cookie(values: dict[str, Any]) -> BookieCookie:
 
 def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
     """Return the payload of a registration's value; ``owner`` identifies the ``RegisteredBookie`` that writes it."""
-    return encode_json(
-        {
-            "bookie_id": registration.bookie.bookie_id,
-            "instance": to_base64(registration.bookie.instance),
-            "addresses": list(registration.addresses),
-            "public_key": to_base64(registration.public_key),
-            "tiers": {tier.value: free for tier, free in registration.tiers.items()},
-            "load": float(registration.load),
-            "rack": registration.rack,
-            "read_only": registration.read_only,
-            "level": registration.level_max,
-            "version": registration.version,
-            "owner": owner,
-        }
-    )
+    values: dict[str, Any] = {
+        "bookie_id": registration.bookie.bookie_id,
+        "instance": to_base64(registration.bookie.instance),
+        "addresses": list(registration.addresses),
+        "public_key": to_base64(registration.public_key),
+        "tiers": {tier.value: free for tier, free in registration.tiers.items()},
+        "load": float(registration.load),
+        "rack": registration.rack,
+        "read_only": registration.read_only,
+        "level": registration.level_max,
+        "version": registration.version,
+        "owner": owner,
+    }
+    if registration.capacity:
+        values["capacity"] = {tier.value: size for tier, size in registration.capacity.items()}
+    return encode_json(values)
 
 
 def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
@@ -746,6 +750,7 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
         addresses=tuple(values["addresses"]),
         public_key=from_base64(values["public_key"]),
         tiers={StorageHint(tier): free for tier, free in values["tiers"].items()},
+        capacity={StorageHint(tier): size for tier, size in values.get("capacity", {}).items()},
         load=float(values["load"]),
         rack=values["rack"],
         read_only=values["read_only"],

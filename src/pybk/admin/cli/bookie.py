@@ -171,6 +171,7 @@ def _as_json(each: BookieStatus) -> dict[str, Any]:
         "version": each.version,
         "addresses": list(each.addresses),
         "free_bytes": {str(tier): free for tier, free in each.free_bytes.items()},
+        "capacity_bytes": {str(tier): size for tier, size in each.capacity_bytes.items()},
     }
 
 

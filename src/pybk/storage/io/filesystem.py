@@ -241,6 +241,10 @@ class FileSystem(Protocol):
         """Return the bytes that an unprivileged process may still allocate on the file system of ``path``."""
         ...
 
+    def total_bytes(self, path: str) -> int:
+        """Return all bytes of the file system of ``path`` that unprivileged processes may allocate, used or free."""
+        ...
+
     def inode_number(self, path: str) -> int:
         """Return the number that distinguishes a file or directory from copies of it."""
         ...
@@ -715,6 +719,11 @@ class OsFileSystem:
         """See :meth:`FileSystem.free_bytes`."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def total_bytes(self, path: str) -> int:
+        """See :meth:`FileSystem.total_bytes`."""
+        status = os.statvfs(path)
+        return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
 
     def inode_number(self, path: str) -> int:
         """See :meth:`FileSystem.inode_number`."""
