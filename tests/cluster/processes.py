@@ -27,11 +27,19 @@ from tests.waiting import WAIT_S, stop, wait_until
 class Child:
     """A process that says things line by line.
 
+    Args:
+        arguments: Its arguments.
+        secret: The cluster's secret; None for none.
+        log: Where its standard error goes.
+        module: What it runs.
+
     Attributes:
         lines: What it said.
     """
 
-    def __init__(self, arguments: list[str], secret: bytes | None, log: Path) -> None:
+    def __init__(
+        self, arguments: list[str], secret: bytes | None, log: Path, *, module: str = "tests.cluster.child"
+    ) -> None:
         environment = {**os.environ, "PYTHONPATH": python_path()}
         environment.pop("PYBK_CLUSTER_SECRET", None)
         if secret is not None:
@@ -39,7 +47,7 @@ class Child:
         self._log = log
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.cluster.child", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -90,6 +98,17 @@ class Child:
     def complaint(self) -> str:
         """Return the end of its standard error."""
         return self._log.read_text(errors="replace")[-1500:]
+
+    def order(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n".encode())
+        self._process.stdin.flush()
+
+    def finish(self) -> None:
+        """Close its standard input, at which it ends."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
@@ -203,12 +222,16 @@ class Cluster:
 
     def add(self, count: int) -> None:
         """Start more bookies."""
-        new = [BookieProcess(self, f"bookie-{len(self.bookies) + number}") for number in range(count)]
+        new = [self.make(f"bookie-{len(self.bookies) + number}") for number in range(count)]
         for bookie in new:
             self.bookies[bookie.name] = bookie
             bookie.begin()
         for bookie in new:
             bookie.serving()
+
+    def make(self, name: str) -> BookieProcess:
+        """Make a bookie that is not started yet."""
+        return BookieProcess(self, name)
 
     def bookie(self, which: Bookie) -> BookieProcess:
         """Return the bookie that metadata names."""
