@@ -102,12 +102,13 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, capsys: pytest.Capture
 
 def test_a_drain_that_others_cannot_take_exits_with_3(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
     client = cluster.connect()
-    make_ledger(client)
-    assert run(capsys, "bookie", "drain", cluster.url, "bookie-0")[0] == 0
-    status, _, err = run(capsys, "bookie", "drain", cluster.url, "bookie-1")
+    _, name = make_ledger(client)
+    other = next(each.name for each in ClusterAdmin(client).bookies() if each.name != name)
+    assert run(capsys, "bookie", "drain", cluster.url, other)[0] == 0
+    status, _, err = run(capsys, "bookie", "drain", cluster.url, name)
     assert (status, "3 other writable bookies" in err) == (3, True)
-    assert state_of(ClusterAdmin(client), "bookie-1") is BookieState.ACTIVE
-    assert run(capsys, "bookie", "cancel-drain", cluster.url, "bookie-0")[1] == "bookie bookie-0 is active\n"
+    assert state_of(ClusterAdmin(client), name) is BookieState.ACTIVE
+    assert run(capsys, "bookie", "cancel-drain", cluster.url, other)[1] == f"bookie {other} is active\n"
     status, _, err = run(capsys, "bookie", "drain", cluster.url, "nobody")
     assert (status, "there are bookie-0" in err) == (2, True)
 
