@@ -4,7 +4,16 @@ from pybk.arguments import ClusterOptions, LedgerOptions, Tiers
 from pybk.atomic_group import AtomicGroup
 from pybk.backend import Replicated
 from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, DrainProgress, RemovalProof, StopCheck
+from pybk.cluster_checks import (
+    BookieStatus,
+    ClusterStatus,
+    ClusterVerdict,
+    DrainProgress,
+    RebalanceProgress,
+    RebalanceStart,
+    RemovalProof,
+    StopCheck,
+)
 from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import Passwords, Secret
 from pybk.digest import DigestType
@@ -71,6 +80,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
+from pybk.healing.rebalance import RebalanceMove, RebalancePlan, TierFullness
 from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
@@ -223,6 +233,10 @@ __all__ = [
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
+    "RebalanceMove",
+    "RebalancePlan",
+    "RebalanceProgress",
+    "RebalanceStart",
     "RebuildReport",
     "RebuiltList",
     "RecordFuture",
@@ -258,6 +272,7 @@ __all__ = [
     "SubscriptionMode",
     "SubscriptionState",
     "SubscriptionStats",
+    "TierFullness",
     "TierPolicy",
     "Tiers",
     "TooManyRequestsError",

@@ -14,6 +14,8 @@ from pybk.cluster_checks import (
     ClusterStatus,
     Copies,
     DrainProgress,
+    RebalanceProgress,
+    RebalanceStart,
     RemovalProof,
     StopCheck,
     by_urgency,
@@ -21,10 +23,14 @@ from pybk.cluster_checks import (
     drain_failures,
     ledgers_on,
     listed,
+    rebalance_candidates,
+    rebalance_failures,
+    rebalance_progress,
     status_with_report,
     status_without_report,
     statuses_of,
     stop_check,
+    waiting_for_repair,
 )
 from pybk.errors import (
     CorruptError,
@@ -36,11 +42,13 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.healing.cluster_map import ClusterMap
+from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import RepairState, UnderReplicatedLedger
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.replication.locations import PlacementPolicy
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata
@@ -512,6 +520,109 @@ class ClusterAdmin:
     async def resume_repair_async(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
         """Resume as ``resume_repair`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.resume_repair, accept_loss_of, by)
+
+    # ---- rebalance -----------------------------------------------------------------------------------------------
+
+    def plan_rebalance(self) -> RebalancePlan:
+        """Plan which copies of closed ledgers would move from full bookies to empty ones; nothing is changed.
+
+        A plan moves at most 5 % of the bytes of all copies, and 1000 copies, so that bookies come to differ by at most
+        10 % of their capacity from the cluster's fullness. If they still do afterwards, plan again.
+
+        Returns:
+            The plan, with each bookie's fullness before, during and after it. ``refused`` says why nothing is planned:
+            a ledger waits for a repair, repairs are held or paused, no auditor has looked, or a rebalance is under way.
+
+        Cost: Reads the metadata of all ledgers, as ``drain_progress``.
+        """
+        metadata = self._metadata
+        settings, report, marks = metadata.read_settings(), _report_of(metadata), _marks(metadata)
+        cluster, _ = _scan(metadata)
+        return plan_rebalance(
+            placed_fragments(cluster),
+            rebalance_candidates(self.bookies(), report),
+            PlacementPolicy(settings.placement.min_zones, settings.placement.strict),
+            held=rebalance_failures(report, marks, settings, time.time_ns()),
+            short=waiting_for_repair(marks),
+        )
+
+    async def plan_rebalance_async(self) -> RebalancePlan:
+        """Plan as ``plan_rebalance`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.plan_rebalance)
+
+    def apply_rebalance(self, plan: RebalancePlan) -> RebalanceStart:
+        """Begin the moves of a plan: each is marked, and the worker of its target copies when nothing is more urgent.
+
+        A move changes the metadata once its copy is complete, so that no entry has fewer copies meanwhile. Moves are
+        paced by ``repair.background_bytes_per_second``, and wait while repairs are held or paused.
+
+        Args:
+            plan: What ``plan_rebalance`` returned. Moves of ledgers whose metadata have changed since are left out.
+
+        Returns:
+            How many moves began, and how many were left out.
+
+        Raises:
+            SafetyCheckError: The plan was refused, or would be now; nothing was changed.
+
+        Durability: The marks are durable on return. If the call fails in between, some of them may be there.
+        Cost: Reads the metadata of the plan's ledgers, and writes two values for each move.
+        """
+        metadata = self._metadata
+        settings, report, marks = metadata.read_settings(), _report_of(metadata), _marks(metadata)
+        failures = list(plan.refused) or rebalance_failures(report, marks, settings, time.time_ns())
+        if waiting := sorted(waiting_for_repair(marks)):
+            failures.append(f"ledgers wait for repairs: {listed(waiting)}")
+        if failures:
+            raise SafetyCheckError(f"no copy is moved: {'; '.join(failures)}", failures=tuple(failures))
+        moves = skipped = 0
+        for begin in range(0, len(plan.moves), _PAGE):
+            page = plan.moves[begin : begin + _PAGE]
+            for move, version in zip(page, metadata.ledger_versions([each.ledger_id for each in page]), strict=True):
+                if version != move.version:
+                    skipped += 1
+                    continue
+                metadata.mark_under_replicated(
+                    *(move.ledger_id, move.source, move.first_entry_id),
+                    reason=RepairReason.REBALANCE,
+                    size_bytes=move.size_bytes,
+                    target=move.target.bookie_id,
+                )
+                moves += 1
+        return RebalanceStart(moves, skipped)
+
+    async def apply_rebalance_async(self, plan: RebalancePlan) -> RebalanceStart:
+        """Begin as ``apply_rebalance`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.apply_rebalance, plan)
+
+    def rebalance_progress(self) -> RebalanceProgress:
+        """Return what is left of a rebalance, and which moves do not proceed.
+
+        Cost: Reads all marks.
+        """
+        return rebalance_progress(_marks(self._metadata), self.bookies())
+
+    async def rebalance_progress_async(self) -> RebalanceProgress:
+        """Look as ``rebalance_progress`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.rebalance_progress)
+
+    def abort_rebalance(self) -> int:
+        """End a rebalance, at any moment: no further move begins. What was moved stays where it is.
+
+        Returns:
+            How many moves were left. Some of them may be under way, and either end or have no effect.
+
+        Cost: Reads all marks, and changes those of the moves.
+        """
+        metadata = self._metadata
+        marks = [mark for mark in _marks(metadata) if RepairReason.REBALANCE in mark.causes_by_reason()]
+        for mark in marks:
+            metadata.withdraw_mark(mark.ledger_id, mark.bookie, {RepairReason.REBALANCE})
+        return len(marks)
+
+    async def abort_rebalance_async(self) -> int:
+        """Abort as ``abort_rebalance`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.abort_rebalance)
 
     # ---- settings ------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
 from pybk.ledger import Bookie
 from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import RepairState, UnderReplicatedLedger
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import Location
-from pybk.replication.placement import tier_of
+from pybk.replication.placement import Candidate, tier_of
 
 LISTED_MAX: Final = 20
 """The most ledgers that one message names."""
@@ -145,6 +145,36 @@ class DrainProgress:
     ledgers_left: int
     bytes_left: int
     stuck: tuple[UnderReplicatedLedger, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceStart:
+    """What ``apply_rebalance`` has begun.
+
+    Attributes:
+        moves: How many copies are marked to be moved.
+        skipped: How many moves were left out, because the metadata of their ledgers have changed since the plan.
+    """
+
+    moves: int
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceProgress:
+    """What is left of a rebalance.
+
+    Attributes:
+        moves_left: How many copies are still to be moved.
+        bytes_left: About how many payload bytes they have.
+        stuck: Marks of moves that are not queued, with the reasons in ``state`` and ``error``.
+        absent_targets: The names of bookies that should take copies and do not run, or take none.
+    """
+
+    moves_left: int
+    bytes_left: int
+    stuck: tuple[UnderReplicatedLedger, ...] = ()
+    absent_targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,6 +466,81 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int]) -> tuple[str, str
             if copies < quorum.ack_quorum:
                 warning = warning or f"{where}: sound copies that would be left: {copies}"
     return "", warning
+
+
+# ---- rebalance -----------------------------------------------------------------------------------------------------
+
+
+def rebalance_candidates(bookies: Iterable[BookieStatus], report: Mapping[str, Any] | None) -> list[Candidate]:
+    """Return the bookies that run, as a plan of a rebalance takes them.
+
+    Only those get copies that the auditor counts as live, and that are not in maintenance.
+
+    Args:
+        bookies: All bookies.
+        report: What the auditor reports; None without one.
+    """
+    unfit = {str(each["bookie_id"]) for each in (report or {}).get("bookies", ())}
+    return [
+        Candidate(
+            bookie=each.bookie,
+            tiers=each.free_bytes,
+            location=Location.registered(each.location),
+            read_only=each.read_only or each.name in unfit or each.state is BookieState.MAINTENANCE,
+            capacity=each.capacity_bytes,
+            leaving=each.state.read_only,
+        )
+        for each in bookies
+        if each.registered
+    ]
+
+
+def rebalance_failures(
+    report: Mapping[str, Any] | None, marks: Iterable[UnderReplicatedLedger], settings: ClusterSettings, now_ns: int
+) -> list[str]:
+    """Return why no rebalance may begin now, a sentence each.
+
+    Args:
+        report: What the auditor reports; None without one.
+        marks: All marks.
+        settings: The cluster's settings.
+        now_ns: The time.
+    """
+    failures = []
+    if report is None or report.get("frozen") or report.get("phase") != "leading":
+        failures.append("no auditor has looked at the cluster yet, so it is not known whether anything is short: wait")
+    else:
+        failures += [f"repairs are on hold: {hold['text']}" for hold in report.get("holds", ())]
+        if short := sum(report.get("short", {}).values()):
+            failures.append(f"ledgers have fewer copies than they should have: {short}; wait for their repair")
+    if settings.repair.paused_until_ns > now_ns:
+        failures.append(f"repairs are paused for {(settings.repair.paused_until_ns - now_ns) / 1e9:.0f} s more")
+    if left := sum(RepairReason.REBALANCE in mark.causes_by_reason() for mark in marks):
+        failures.append(f"a rebalance is under way, of which {left} moves are left: wait for them, or abort it")
+    return failures
+
+
+def waiting_for_repair(marks: Iterable[UnderReplicatedLedger]) -> set[int]:
+    """Return the ledgers that are marked for another reason than where their copies lie."""
+    placed = {RepairReason.MISPLACED, RepairReason.REBALANCE}
+    return {mark.ledger_id for mark in marks if mark.causes_by_reason().keys() - placed}
+
+
+def rebalance_progress(marks: Iterable[UnderReplicatedLedger], bookies: Iterable[BookieStatus]) -> RebalanceProgress:
+    """Return what is left of a rebalance.
+
+    Args:
+        marks: All marks.
+        bookies: All bookies.
+    """
+    writable = {each.name for each in bookies if each.writable}
+    moves = [mark for mark in marks if RepairReason.REBALANCE in mark.causes_by_reason()]
+    return RebalanceProgress(
+        len(moves),
+        sum(mark.size_bytes for mark in moves),
+        tuple(mark for mark in moves if mark.state is not RepairState.QUEUED),
+        tuple(sorted({mark.target for mark in moves} - writable)),
+    )
 
 
 # ---- status --------------------------------------------------------------------------------------------------------

@@ -117,13 +117,33 @@ def test_a_lost_bookie_of_the_fragment_without_an_end_is_reported(presence: Pres
     assert done == LedgerWork((FragmentWork(0, A),), (), (), (A,))
 
 
-@pytest.mark.parametrize("cause", ["misplaced", "rebalance"])
-def test_a_bookie_that_serves_is_replaced_by_the_target_of_its_mark(cause: str) -> None:
-    metadata = ledger((0, "abc"), last=9)
-    found = mark(A, **{cause: 0})
-    assert work(metadata, found).fragments == (FragmentWork(0, A),)
-    assert work(metadata, found._replace(target="o")).fragments == (FragmentWork(0, A),)
-    assert work(metadata, found._replace(target="d")) == LedgerWork((), (), (), ())
+def test_a_misplaced_bookie_is_replaced_by_any_that_fits() -> None:
+    found = mark(A, misplaced=0, rebalance=0)._replace(target="d")
+    assert work(ledger((0, "abc"), last=9), found).fragments == (FragmentWork(0, A),)
+
+
+def test_a_rebalance_moves_one_fragment_to_the_target_of_its_mark() -> None:
+    metadata = ledger((0, "abc"), (10, "adb"), last=19)
+    found = mark(A, rebalance=10)._replace(target="o")
+    assert work(metadata, found) == LedgerWork((FragmentWork(10, A),), (), (), ())
+    assert work(metadata, found, fits=False) == LedgerWork((), (), (), ())
+    assert work(metadata, found._replace(target="e")) == LedgerWork((), (), (), ()), "another one takes it"
+    assert work(metadata, found, presence={A: ABSENT}) == LedgerWork((), (), (), ()), "it may come back"
+    own = mark(OWN, rebalance=0)._replace(target="d")
+    assert work(ledger((0, "abo"), last=9), own) == LedgerWork((), (), (), ()), "the source waits"
+
+
+@pytest.mark.parametrize(
+    ("second", "first", "target"), [("obd", 10, "o"), ("abo", 10, "o"), ("adb", 5, "o"), ("adb", 10, "")]
+)
+def test_a_rebalance_is_over_once_there_is_nothing_to_move(second: str, first: int, target: str) -> None:
+    found = mark(A, rebalance=first)._replace(target=target)
+    assert work(ledger((0, "abc"), (10, second), last=19), found) == LedgerWork((), (), (found,), ())
+
+
+def test_a_bookie_that_is_to_lose_a_copy_is_filled_up_meanwhile() -> None:
+    found = mark(OWN, missing=4, rebalance=0)._replace(target="d")
+    assert work(ledger((0, "abo"), last=9), found) == LedgerWork((FragmentWork(0, None),), (found,), (), ())
 
 
 def test_live_copies_are_those_on_bookies_that_serve_and_miss_nothing() -> None:

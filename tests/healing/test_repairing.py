@@ -169,8 +169,8 @@ def test_a_paused_repair_waits_and_continues_by_itself(
 
     metadata.change_settings(paused)
     lose(four, 0)
-    backend = cluster_backend_of(four.bookies[1])
-    wait_until(lambda: backend.membership.metadata.settings.repair.paused_until_ns > 0)
+    seen = [metadata_of(manager) for manager in four.bookies[1:]]
+    wait_until(lambda: all(each.settings.repair.paused_until_ns > 0 for each in seen))
     marked = len(metadata.list_under_replicated())
     workers = [start(manager) for manager in four.bookies[1:]]
     assert not any(worker.look() for worker in workers)

@@ -56,7 +56,7 @@ from pybk.healing.auditor import (
     WritersMoved,
 )
 from pybk.healing.cluster_map import ClusterMap
-from pybk.healing.ledger_work import FragmentWork, Presence, ledger_work
+from pybk.healing.ledger_work import Fits, FragmentWork, Presence, ledger_work
 from pybk.healing.plan import plan
 from pybk.healing.situation import SECOND_NS, BookieFacts, MarkKey, Space
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
@@ -849,8 +849,8 @@ class World:
         self._copy(own, metadata, version, todo[0], marks, copies=copies)
         return True
 
-    def _fits(self, own: SimBookie) -> Callable[[Fragment, int], bool]:
-        def fits(fragment: Fragment, place: int) -> bool:
+    def _fits(self, own: SimBookie) -> Fits:
+        def fits(fragment: Fragment, place: int, _: frozenset[RepairReason]) -> bool:
             others = {each.bookie_id for at, each in enumerate(fragment.ensemble) if at != place}
             return own.name not in others and own.state is BookieState.ACTIVE and own.used < 0.85
 

@@ -20,7 +20,7 @@ from pybk.errors import (
 )
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.metrics import MISPLACED_CHOICES, Metrics
-from pybk.replication.locations import NOWHERE, Location, PlacementPolicy
+from pybk.replication.locations import NOWHERE, Location, PlacementPolicy, keeps_spread
 from pybk.replication.messages import (
     BookiesChosen,
     ChooseBookies,
@@ -261,7 +261,14 @@ class Membership:
         return choice
 
     def may_take(
-        self, bookie: Bookie, metadata: LedgerMetadata, fragment: Fragment, place: int, *, among_best: bool = True
+        self,
+        bookie: Bookie,
+        metadata: LedgerMetadata,
+        fragment: Fragment,
+        place: int,
+        *,
+        among_best: bool = True,
+        spread: bool = False,
     ) -> bool:
         """Return whether a bookie may take a place of a fragment, as ``placement.fits`` says.
 
@@ -273,9 +280,16 @@ class Membership:
             fragment: The fragment.
             place: The place, whose present bookie leaves.
             among_best: Whether no other bookie may be better for zones, tiers and racks.
+            spread: Whether no write set may span fewer zones, or else racks or hosts, than it does now.
 
         Cost: A tenth of a millisecond with 50 bookies.
         """
+        located = self._locate(fragment.ensemble)
+        if spread:
+            now = [located.get(each, NOWHERE) for each in fragment.ensemble]
+            then = [*now[:place], located.get(bookie, NOWHERE), *now[place + 1 :]]
+            if not keeps_spread(now, then, metadata.write_quorum):
+                return False
         return fits(
             bookie,
             self._candidates,
@@ -284,7 +298,7 @@ class Membership:
             hints=metadata.storage_hints,
             write_quorum=metadata.write_quorum,
             policy=self.policy,
-            located=self._locate(fragment.ensemble),
+            located=located,
             size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size,
             among_best=among_best,
         )

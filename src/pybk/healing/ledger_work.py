@@ -8,9 +8,12 @@ fragment that has an end:
 | is the own one and serves | missing, damaged | this bookie fills it up |
 | is absent | lost | any bookie that fits takes its place |
 | is leaving | draining | any bookie that fits takes its place |
-| serves | misplaced, rebalance | the mark's target, or any bookie that fits, takes its place |
+| serves | misplaced | any bookie that fits takes its place |
+| serves | rebalance, from the fragment's first entry on | the mark's target takes its place |
 | serves | lost, draining | nobody: it is back, and the cause is over |
 | absent | missing, damaged alone | nobody yet: it may come back within the grace |
+
+A rebalance moves one fragment, and is over once that fragment does not name the bookie any more, or names the target.
 
 A fragment without an end is its writer's. If the writer is gone, the ledger has to be recovered first.
 """
@@ -27,7 +30,8 @@ from pybk.replication.fragments import fragment_end
 from pybk.replication.quorum import Quorum
 
 _AWAY: Final = frozenset({RepairReason.LOST, RepairReason.DRAINING})
-_MOVED: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
+_MISPLACED: Final = frozenset({RepairReason.MISPLACED})
+_REBALANCE: Final = frozenset({RepairReason.REBALANCE})
 _FILLED: Final = frozenset({RepairReason.MISSING, RepairReason.DAMAGED})
 
 
@@ -55,6 +59,10 @@ class FragmentWork(NamedTuple):
     replaced: Bookie | None
 
 
+Fits = Callable[[Fragment, int, frozenset[RepairReason]], bool]
+"""Whether a bookie may take a place of a fragment: it has space, and the rules of placement allow it."""
+
+
 class LedgerWork(NamedTuple):
     """What there is to do for a ledger.
 
@@ -76,7 +84,7 @@ def ledger_work(
     marks: Sequence[UnderReplicatedLedger],
     own: Bookie,
     presence: Callable[[Bookie], Presence],
-    fits: Callable[[Fragment, int], bool],
+    fits: Fits,
 ) -> LedgerWork:
     """Return what the worker of a bookie does for a ledger.
 
@@ -85,7 +93,7 @@ def ledger_work(
         marks: All marks of the ledger.
         own: The worker's bookie.
         presence: Whether a bookie can keep its places.
-        fits: Whether the own bookie may take a place of a fragment: it has space, and the rules of placement allow it.
+        fits: Whether the own bookie may take a place of a fragment, because of one of the reasons.
     """
     fragments: dict[int, FragmentWork] = {}
     filled: list[UnderReplicatedLedger] = []
@@ -139,47 +147,50 @@ class _MarkWork(NamedTuple):
 
 
 def _work_of(
-    metadata: LedgerMetadata,
-    mark: UnderReplicatedLedger,
-    own: Bookie,
-    presence: Presence,
-    fits: Callable[[Fragment, int], bool],
+    metadata: LedgerMetadata, mark: UnderReplicatedLedger, own: Bookie, presence: Presence, fits: Fits
 ) -> _MarkWork:
     """Return what the worker of a bookie does for one mark."""
     causes = mark.causes_by_reason()
-    leaves = _leaves(mark, presence, own)
     fill_from = min((first for reason, first in causes.items() if reason in _FILLED), default=None)
     work: list[FragmentWork] = []
-    named = unended = False
+    named = unended = leaving = moving = False
     for number, fragment in enumerate(metadata.fragments):
         if mark.bookie not in fragment.ensemble:
             continue
         named = True
         end = fragment_end(metadata, number)
+        why = _leaves(mark, presence, fragment)
+        leaving |= bool(why - _REBALANCE)
+        moving |= why == _REBALANCE
         if end is None:
-            unended = leaves or presence is not Presence.HERE
-        elif leaves:
+            unended = bool(why) or presence is not Presence.HERE
+        elif why and (why != _REBALANCE or mark.target == own.bookie_id):
             place = fragment.ensemble.index(mark.bookie)
-            if own not in fragment.ensemble and fits(fragment, place):
+            if own not in fragment.ensemble and fits(fragment, place, why):
                 work.append(FragmentWork(fragment.first_entry_id, mark.bookie))
         elif mark.bookie == own and fill_from is not None and end >= fill_from:
             work.append(FragmentWork(fragment.first_entry_id, None))
     if not named:
         return _MarkWork([], fills=False, over=True, unended=False)
-    if leaves or fill_from is not None:
+    if leaving or moving or fill_from is not None:
         # Entries of the fragment without an end cannot be filled up yet, so the mark stays.
-        fills = not leaves and mark.bookie == own and not _is_in_open_fragment(metadata, own)
+        fills = fill_from is not None and not leaving and mark.bookie == own and not _is_in_open_fragment(metadata, own)
         return _MarkWork(work, fills=fills, over=False, unended=unended)
-    over = presence is Presence.HERE and causes.keys() <= _AWAY
+    over = presence is Presence.HERE and causes.keys() <= _AWAY | _REBALANCE
     return _MarkWork([], fills=False, over=over, unended=unended)
 
 
-def _leaves(mark: UnderReplicatedLedger, presence: Presence, own: Bookie) -> bool:
-    """Return whether the bookie of a mark is to lose its places."""
-    reasons = mark.causes_by_reason().keys()
-    if reasons & _MOVED and presence is Presence.HERE:
-        return mark.target in ("", own.bookie_id)
-    return presence is not Presence.HERE and bool(reasons & _AWAY)
+def _leaves(mark: UnderReplicatedLedger, presence: Presence, fragment: Fragment) -> frozenset[RepairReason]:
+    """Return why the bookie of a mark is to lose its place in a fragment; empty if it keeps it."""
+    causes = mark.causes_by_reason()
+    if presence is not Presence.HERE:
+        return _AWAY & causes.keys()
+    if RepairReason.MISPLACED in causes:
+        return _MISPLACED
+    moves = causes.get(RepairReason.REBALANCE) == fragment.first_entry_id
+    if moves and mark.target and all(mark.target != each.bookie_id for each in fragment.ensemble):
+        return _REBALANCE
+    return frozenset()
 
 
 def _is_in_open_fragment(metadata: LedgerMetadata, bookie: Bookie) -> bool:

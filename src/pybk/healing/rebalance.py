@@ -3,19 +3,23 @@
 A rebalance is planned, shown, and carried out only when a person asks for it. One plan moves a small part of all bytes,
 so that it ends soon, and what it did can be looked at; planning again continues.
 
-Theory of operation. For each tier, the *level* is the part of all its bytes that is used, in all bookies together. A
-bookie is level if its own part differs from that by at most the tolerance. Copies move from bookies above the level to
-bookies below it, the fullest and the emptiest first, while one of the two is not level. No move makes a bookie that is
-level cease to be, and each brings the worse of the two nearer to the level, so that plans do not undo each other.
+Theory of operation. A bookie's *fullness* is the bytes of all copies that ledgers place in one of its tiers, as a part
+of the tier's capacity. It follows from the metadata, and not from the space that is used: what a move leaves at its
+source is used until the surplus copy is dropped, and would be moved once more by the next plan. The *level* is the
+fullness of all bookies together. A bookie is level if its own differs from that by at most the tolerance. Copies move
+from bookies above the level to bookies below it, the fullest and the emptiest first, while one of the two is not level.
+No move makes a bookie that is level cease to be, and each brings the worse of the two nearer to the level, so that
+plans do not undo each other.
 
 A copy moves as re-replication moves it: it is made at the target, and then a compare-and-set changes the ensemble. So
 no ledger is short of a copy at any time. The source frees its bytes only when the surplus copy is dropped, much later,
-so the plan counts both copies: what a target gets stays below the line even if nothing is freed in the meantime.
+so the plan shows both copies. A target stays below the line: what is used of it now, by whatever, and what it gets.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -23,7 +27,7 @@ from typing import Final, NamedTuple
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
 from pybk.ledger import Bookie
-from pybk.replication.locations import Location, PlacementPolicy, write_sets
+from pybk.replication.locations import PlacementPolicy, keeps_spread
 from pybk.replication.placement import FULL_ABOVE, Candidate
 
 TOLERANCE: Final = 0.10
@@ -31,6 +35,9 @@ TOLERANCE: Final = 0.10
 
 MOVED_MAX: Final = 0.05
 """The part of the bytes of all copies that one plan moves at most."""
+
+MOVES_MAX: Final = 1000
+"""The copies that one plan moves at most: each is a mark, and workers read all marks."""
 
 _NAMED_MAX: Final = 5
 
@@ -46,6 +53,7 @@ class PlacedFragment(NamedTuple):
         tier: The tier of its entries.
         size_bytes: The bytes that each of them holds.
         closed: Whether the ledger is closed.
+        version: The version of the ledger's metadata in the metadata store.
     """
 
     ledger_id: int
@@ -55,9 +63,10 @@ class PlacedFragment(NamedTuple):
     tier: StorageHint
     size_bytes: int
     closed: bool = True
+    version: int = 0
 
 
-class Move(NamedTuple):
+class RebalanceMove(NamedTuple):
     """One copy that moves.
 
     Attributes:
@@ -66,7 +75,8 @@ class Move(NamedTuple):
         source: The bookie that loses its place.
         target: The bookie that gets it.
         tier: The tier.
-        size_bytes: The bytes.
+        size_bytes: About how many payload bytes it has.
+        version: The version of the ledger's metadata in the metadata store, by which the move was planned.
     """
 
     ledger_id: int
@@ -75,31 +85,41 @@ class Move(NamedTuple):
     target: Bookie
     tier: StorageHint
     size_bytes: int
+    version: int = 0
 
 
-class Fullness(NamedTuple):
-    """The use of one tier of a bookie.
+class TierFullness(NamedTuple):
+    """How full one tier of a bookie is of copies.
 
     Attributes:
         bookie: The bookie.
         tier: The tier.
         capacity: All its bytes.
-        before: The bytes used now.
-        during: The bytes used once all moves are made, and before any source has dropped its copy.
-        after: The bytes used in the end.
+        used: The bytes of its devices that are used now, by whatever.
+        before: The payload bytes of the copies that ledgers place there now.
+        during: The same once all moves are made, with the copies that their sources have not dropped yet.
+        after: The same in the end.
     """
 
     bookie: Bookie
     tier: StorageHint
     capacity: int
+    used: int
     before: int
     during: int
     after: int
 
+    @property
+    def parts(self) -> tuple[float, float, float, float]:
+        """``used``, ``before``, ``during`` and ``after`` as parts of the capacity."""
+        used, before, during, after = (
+            size / self.capacity for size in (self.used, self.before, self.during, self.after)
+        )
+        return used, before, during, after
+
     def __str__(self) -> str:
         """Return the line for people."""
-        parts = (used / self.capacity for used in (self.before, self.during, self.after))
-        before, during, after = (f"{part:.1%}" for part in parts)
+        _, before, during, after = (f"{part:.1%}" for part in self.parts)
         return f"{self.bookie.bookie_id} {self.tier.value}: {before} now, {during} with both copies, {after} then"
 
 
@@ -110,13 +130,13 @@ class RebalancePlan:
     Attributes:
         moves: The moves, in the order in which they are to be made.
         fullness: Each bookie's tiers, ordered by tier and name.
-        all_bytes: The bytes of all copies.
+        all_bytes: The payload bytes of all copies.
         refused: Why nothing is planned; empty if it is not refused.
         level: Whether all bookies are level in the end; if not, planning again may continue.
     """
 
-    moves: tuple[Move, ...] = ()
-    fullness: tuple[Fullness, ...] = ()
+    moves: tuple[RebalanceMove, ...] = ()
+    fullness: tuple[TierFullness, ...] = ()
     all_bytes: int = 0
     refused: tuple[str, ...] = ()
     level: bool = False
@@ -126,22 +146,31 @@ class RebalancePlan:
         """The bytes that move."""
         return sum(each.size_bytes for each in self.moves)
 
-    def __str__(self) -> str:
-        """Return the plan for people: a summary, what moves from where to where, and each bookie before and after."""
+    @property
+    def summary(self) -> str:
+        """Why it is refused, or how much moves; for people."""
         if self.refused:
             return "no rebalance: " + "; ".join(self.refused)
         part = self.moved_bytes / max(1, self.all_bytes)
         end = "all bookies are level then" if self.level else "not all bookies are level then"
-        summary = f"{len(self.moves)} copies move, {self.moved_bytes} of {self.all_bytes} bytes ({part:.1%}); {end}"
-        ways: dict[tuple[str, str, str], list[int]] = {}
+        return f"{len(self.moves)} copies move, {self.moved_bytes} of {self.all_bytes} bytes ({part:.1%}); {end}"
+
+    def ways(self) -> list[tuple[tuple[str, str, str], tuple[int, int]]]:
+        """Return how many copies and bytes move, by tier, source and target."""
+        ways: dict[tuple[str, str, str], tuple[int, int]] = {}
         for each in self.moves:
             way = each.tier.value, each.source.bookie_id, each.target.bookie_id
-            ways.setdefault(way, []).append(each.size_bytes)
+            count, size = ways.get(way, (0, 0))
+            ways[way] = count + 1, size + each.size_bytes
+        return sorted(ways.items())
+
+    def __str__(self) -> str:
+        """Return the plan for people: the summary, what moves from where to where, and each bookie before and after."""
         moves = (
-            f"{source} -> {target}: {len(sizes)} copies, {sum(sizes)} bytes of {tier}"
-            for (tier, source, target), sizes in sorted(ways.items())
+            f"{source} -> {target}: {count} copies, {size} bytes of {tier}"
+            for (tier, source, target), (count, size) in self.ways()
         )
-        return "\n".join([summary, *moves, *map(str, self.fullness)])
+        return "\n".join([self.summary, *moves, *map(str, self.fullness)])
 
 
 def placed_fragments(cluster: ClusterMap) -> Iterator[PlacedFragment]:
@@ -163,6 +192,7 @@ def placed_fragments(cluster: ClusterMap) -> Iterator[PlacedFragment]:
                         ledger.shape.tier,
                         cluster.bytes_of_place(ledger, fragment),
                         ledger.shape.closed,
+                        ledger.version,
                     )
 
 
@@ -175,29 +205,31 @@ def plan_rebalance(
     short: Iterable[int] = (),
     tolerance: float = TOLERANCE,
     moved_max: float = MOVED_MAX,
+    moves_max: int = MOVES_MAX,
     full_above: float = FULL_ABOVE,
 ) -> RebalancePlan:
     """Plan a rebalance. The same arguments give the same plan, in whatever order the ledgers and bookies come.
 
-    It is refused while repairs are held, while a ledger has too few copies, or while a bookie that has copies is not
-    there or does not report its capacity. A move never lowers the number of zones that a write set spans, nor that of
-    racks or hosts while the zones stay the same.
+    It is refused while repairs are held, while a ledger waits for one, or while a bookie that has copies is not
+    there or does not report its capacity. Of a ledger, one copy moves at a time. A move never lowers the number of
+    zones that a write set spans, nor that of racks or hosts while the zones stay the same.
 
     Args:
         ledgers: The fragments of all ledgers.
         candidates: The registered bookies.
         policy: The policy of placement; if it is strict, bookies without a label get nothing.
-        held: Why repairs are held; see ``Hold``.
-        short: Ledgers that are marked as under-replicated.
+        held: Why repairs do not proceed, a sentence each; see ``Hold``.
+        short: Ledgers that wait for repairs.
         tolerance: By how much a bookie may differ from the level.
         moved_max: The part of all bytes that may move.
+        moves_max: The copies that may move.
         full_above: The target line: no tier is filled beyond this part.
     """
     fragments = sorted(ledgers)
     known = {each.bookie: each for each in candidates}
-    refused = [f"repairs are held: {reason}" for reason in held]
+    refused = [*held]
     if marked := sorted(set(short)):
-        refused.append(f"ledgers have too few copies: {_named(map(str, marked))}")
+        refused.append(f"ledgers wait for repairs: {_named(map(str, marked))}")
     if absent := sorted({bookie for each in fragments for bookie in each.ensemble if bookie not in known}):
         refused.append(f"bookies that have copies are absent: {_named(map(str, absent))}")
     silent = sorted(
@@ -207,7 +239,7 @@ def plan_rebalance(
         refused.append(f"bookies that do not register their capacity: {_named(silent)}; upgrade them")
     if refused:
         return RebalancePlan(refused=tuple(refused))
-    return _Planner(fragments, known, policy, tolerance, moved_max, full_above).plan()
+    return _Planner(fragments, known, policy, tolerance, (moved_max, moves_max), full_above).plan()
 
 
 def _named(names: Iterable[str]) -> str:
@@ -226,7 +258,7 @@ class _Planner:
         known: Mapping[Bookie, Candidate],
         policy: PlacementPolicy,
         tolerance: float,
-        moved_max: float,
+        most: tuple[float, int],
         full_above: float,
     ) -> None:
         self._fragments = fragments
@@ -235,26 +267,31 @@ class _Planner:
         self._tolerance = tolerance
         self._line = full_above
         self._all_bytes = sum(each.size_bytes * len(each.ensemble) for each in fragments)
+        moved_max, self._moves_max = most
         self._left = int(moved_max * self._all_bytes)
         """The bytes that may still move."""
-        self._moves: list[Move] = []
-        self._moved: set[tuple[int, int]] = set()
-        """Fragments of which a copy moves already: one at a time is as few as there can be."""
+        self._moves: list[RebalanceMove] = []
+        self._moved: set[int] = set()
+        """Ledgers of which a copy moves already: one at a time is as few as there can be."""
 
     def plan(self) -> RebalancePlan:
         """Return the plan."""
         level = True
-        fullness: list[Fullness] = []
+        fullness: list[TierFullness] = []
+        placed: Counter[tuple[Bookie, StorageHint]] = Counter()
+        for fragment in self._fragments:
+            for bookie in fragment.ensemble:
+                placed[bookie, fragment.tier] += fragment.size_bytes
         for tier in StorageHint:
             bookies = {
-                bookie: _Use(each, tier)
+                bookie: _Use(each, tier, placed[bookie, tier])
                 for bookie, each in sorted(self._known.items())
                 if tier in each.tiers and not each.leaving
             }
             if bookies:
                 level &= self._level(tier, bookies)
                 fullness += [
-                    Fullness(bookie, tier, use.capacity, use.before, use.during, use.after)
+                    TierFullness(bookie, tier, use.capacity, use.used, use.before, use.during, use.after)
                     for bookie, use in bookies.items()
                 ]
         return RebalancePlan(tuple(self._moves), tuple(fullness), self._all_bytes, level=level)
@@ -275,7 +312,7 @@ class _Planner:
         }
         heap = [(-bookies[bookie].part, bookie) for bookie in queues]
         heapq.heapify(heap)
-        while heap and self._left > 0 and not self._is_level(bookies, level):
+        while heap and self._left > 0 and len(self._moves) < self._moves_max and not self._is_level(bookies, level):
             _, source = heapq.heappop(heap)
             for fragment in queues[source]:
                 target = self._target(fragment, source, bookies, level)
@@ -293,7 +330,7 @@ class _Planner:
     ) -> Bookie | None:
         """Return the emptiest bookie that can take a copy from a source; None if none can."""
         size = fragment.size_bytes
-        if size > self._left or (fragment.ledger_id, fragment.first_entry_id) in self._moved:
+        if size > self._left or fragment.ledger_id in self._moved:
             return None
         names = {bookie.bookie_id for bookie in fragment.ensemble}
         fits = [
@@ -307,7 +344,7 @@ class _Planner:
         """Return whether a move of some bytes has a reason, and neither bookie differs too much the other way then."""
         if target.before >= level * target.capacity:  # a bookie gets or gives, and never both
             return False
-        if not target.writable or target.during + size > self._line * target.capacity:
+        if not target.writable or target.used + target.gained + size > self._line * target.capacity:
             return False
         above, below = source.part - level, level - target.part
         if above <= self._tolerance and below <= self._tolerance:
@@ -321,44 +358,41 @@ class _Planner:
         place = fragment.ensemble.index(source)
         now = [self._known[bookie].location for bookie in fragment.ensemble]
         then = [*now[:place], self._known[target].location, *now[place + 1 :]]
-        return all(
-            _spread(then, places) >= _spread(now, places)
-            for places in write_sets(len(now), fragment.write_quorum)
-            if place in places
-        )
+        return keeps_spread(now, then, fragment.write_quorum)
 
     def _move(self, fragment: PlacedFragment, source: Bookie, target: Bookie, bookies: Mapping[Bookie, _Use]) -> None:
         """Add a move to the plan."""
         size = fragment.size_bytes
         bookies[source].after -= size
         bookies[target].after += size
-        bookies[target].during += size
         self._left -= size
-        self._moved.add((fragment.ledger_id, fragment.first_entry_id))
-        self._moves.append(Move(fragment.ledger_id, fragment.first_entry_id, source, target, fragment.tier, size))
+        bookies[target].gained += size
+        self._moved.add(fragment.ledger_id)
+        self._moves.append(
+            RebalanceMove(
+                fragment.ledger_id, fragment.first_entry_id, source, target, fragment.tier, size, fragment.version
+            )
+        )
 
 
 class _Use:
-    """How much of a bookie's tier is used."""
+    """How full a bookie's tier is."""
 
-    __slots__ = ("after", "before", "capacity", "during", "writable")
+    __slots__ = ("after", "before", "capacity", "gained", "used", "writable")
 
-    def __init__(self, candidate: Candidate, tier: StorageHint) -> None:
+    def __init__(self, candidate: Candidate, tier: StorageHint, placed: int) -> None:
         self.capacity = candidate.capacity[tier]
-        self.before = self.during = self.after = max(0, self.capacity - candidate.tiers[tier])
+        self.used = max(0, self.capacity - candidate.tiers[tier])
+        self.before = self.after = placed
+        self.gained = 0
         self.writable = not candidate.read_only
 
     @property
+    def during(self) -> int:
+        """The bytes of copies before a source has dropped any."""
+        return self.before + self.gained
+
+    @property
     def part(self) -> float:
-        """The part of the capacity that is used in the end."""
+        """The part of the capacity that copies take in the end."""
         return self.after / self.capacity
-
-
-def _spread(stand: list[Location], places: Iterable[int]) -> tuple[int, int, int]:
-    """Return how many zones, racks and hosts are known to be spanned."""
-    there = [stand[place] for place in places]
-    return (
-        len({each.zone for each in there} - {""}),
-        len({each[:2] for each in there if each.rack}),
-        len({each for each in there if each.host}),
-    )

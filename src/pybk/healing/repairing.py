@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pybk.bookie.copy_reads import CopyReads
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.ledger import Bookie, LedgerMetadata
+    from pybk.ledger import Bookie, Fragment, LedgerMetadata
     from pybk.metadata.settings import RepairSettings
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,10 @@ _COOKIES_S: Final = 5.0
 _NO_COPIES_WANTED: Final = 1 << 30
 """Live copies of a ledger that was deleted: its marks are less urgent than all others."""
 
+_WHOLE: Final = 2
+"""Live copies from which on a ledger that lacks none is no more urgent than others."""
+
+_REBALANCE: Final = RepairReason.REBALANCE.rank
 _BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
 
 
@@ -202,7 +206,10 @@ class Repairer:
         self.failures = {ledger_id: self.failures[ledger_id] for ledger_id in marks.keys() & self.failures.keys()}
         ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= began]
         worked = False
-        for batch in batches(self._candidates(ready, marks)):
+        candidates = self._candidates(ready, marks)
+        if any(each.rank == _REBALANCE for each in candidates) and not self._metadata.is_quiet(time.time_ns()):
+            candidates = [each for each in candidates if each.rank != _REBALANCE]
+        for batch in batches(candidates):
             if self._stopping.is_set() or time.monotonic() > began + PASS_S:
                 break
             self._set_rate(batch[0])
@@ -243,6 +250,8 @@ class Repairer:
             work = self._work(stored.metadata, ledger_marks)
             if work.fragments or work.over or (work.unended and self._may_recover):
                 copies = live_copies(stored.metadata, ledger_marks, self._presence)
+                if copies >= stored.metadata.write_quorum:
+                    copies = max(copies, _WHOLE)  # one copy of one is no reason to hurry
                 found.append(Candidate(copies, rank, since_ns, ledger_id))
         return found
 
@@ -343,9 +352,16 @@ class Repairer:
 
     def _work(self, metadata: LedgerMetadata, marks: list[UnderReplicatedLedger]) -> LedgerWork:
         own = self._bookie.bookie
-        # After a failed try a bookie that is not among the best may do what those did not.
-        may_take = partial(self._membership.may_take, own, metadata, among_best=not any(mark.tries for mark in marks))
-        return ledger_work(metadata, marks, own, self._presence, may_take)
+        tried = any(mark.tries for mark in marks)
+
+        def fits(fragment: Fragment, place: int, reasons: frozenset[RepairReason]) -> bool:
+            planned = RepairReason.REBALANCE in reasons
+            # After a failed try a bookie that is not among the best may do what those did not.
+            return self._membership.may_take(
+                own, metadata, fragment, place, among_best=not (tried or planned), spread=planned
+            )
+
+        return ledger_work(metadata, marks, own, self._presence, fits)
 
     def _presence(self, bookie: Bookie) -> Presence:
         """Return whether a bookie can keep its places."""

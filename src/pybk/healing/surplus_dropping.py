@@ -54,18 +54,13 @@ class SurplusDropping:
         while not self._stopping.wait(LOOK_S):
             try:
                 self.drops.delay_s = self._metadata.settings.repair.surplus_delay_s
-                if time.monotonic() >= looked + self.drops.pause_s and self._is_quiet():
+                if time.monotonic() >= looked + self.drops.pause_s and self._metadata.is_quiet(time.time_ns()):
                     looked = time.monotonic()
                     self.drops.look()
             except PybkError as error:
                 logger.warning("no surplus copies are dropped now: %s", error)
             except Exception:  # this thread must survive, or copies would fill up the disks
                 logger.exception("no surplus copies are dropped now")
-
-    def _is_quiet(self) -> bool:
-        """Return whether an auditor leads, and neither holds repairs nor has a person paused them."""
-        report = self._metadata.read_auditor_report()
-        return report is not None and not report["holds"] and report["paused_until_ns"] <= time.time_ns()
 
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once."""

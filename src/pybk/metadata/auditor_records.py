@@ -37,6 +37,19 @@ class AuditorRecords(AuthenticatedValues):
         """Return the auditor's last report; None if there is no auditor, or it has not reported yet."""
         return self._read_document(ValueKind.AUDITOR_REPORT, REPORT_KEY)
 
+    def is_quiet(self, now_ns: int) -> bool:
+        """Return whether an auditor leads, and neither holds repairs nor has a person paused them.
+
+        Nothing that can wait is done at other times, because what the metadata name may not be what there is.
+
+        Args:
+            now_ns: The time, nanoseconds since 1970.
+
+        Cost: One read.
+        """
+        report = self.read_auditor_report()
+        return report is not None and not report["holds"] and report["paused_until_ns"] <= now_ns
+
     def write_auditor_report(self, values: Mapping[str, Any]) -> None:
         """Replace the auditor's report; it disappears with the session of the process that made it."""
         self._write_document(ValueKind.AUDITOR_REPORT, REPORT_KEY, values, leased=True)

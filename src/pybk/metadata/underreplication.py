@@ -125,7 +125,8 @@ class UnderReplicatedLedger(NamedTuple):
         state: How far its repair is.
         tries: How often its repair has failed.
         error: Why the last try failed; at most ``MARK_ERROR_CHARS_MAX`` characters.
-        target: The name of the bookie that takes the copies, empty for none.
+        target: The name of the bookie that takes the copies of a rebalance; empty for other reasons, for which any
+            bookie does.
         causes: Each reason, and the first entry that may be missing for that reason, the most urgent one first; empty
             stands for ``reason`` and ``first_entry_id``.
         token: Random; new with each change of the mark. Empty for a mark that was not read from the metadata store.
@@ -169,6 +170,7 @@ class UnderReplication(AuthenticatedValues):
         reason: RepairReason = RepairReason.MISSING,
         size_bytes: int = 0,
         since_ns: int | None = None,
+        target: str = "",
     ) -> None:
         """Record durably that a bookie misses entries of a ledger, or is to be replaced.
 
@@ -183,6 +185,7 @@ class UnderReplication(AuthenticatedValues):
             reason: Why.
             size_bytes: About how many bytes have to be copied; 0 if unknown.
             since_ns: The time of the mark, nanoseconds since 1970; None for now.
+            target: The name of the bookie that takes the copies of a rebalance; empty leaves that of the mark.
 
         Raises:
             UsageError: A number is out of its range.
@@ -197,6 +200,7 @@ class UnderReplication(AuthenticatedValues):
             reason,
             _checked(time.time_ns() if since_ns is None else since_ns, "since_ns"),
             _checked(size_bytes, "size_bytes"),
+            target=target[:_TARGET_CHARS_MAX],
         )
         while True:
             node = self._store.get(key, latest=True)
@@ -322,7 +326,8 @@ class UnderReplication(AuthenticatedValues):
                     self._delete(key, node.version, reused=True)
                     continue
                 if left != causes:
-                    payload = record_json(record.with_causes(left))
+                    target = record.target if RepairReason.REBALANCE in left else ""
+                    payload = record_json(record.with_causes(left)._replace(target=target))
                     self._put(ValueKind.UNDER_REPLICATED, key, payload, node.version, reused=True)
                 return False
             except MetadataVersionError:
@@ -353,9 +358,14 @@ class UnderReplication(AuthenticatedValues):
         merged = found.with_causes(causes)._replace(
             since_ns=min(found.since_ns or new.since_ns, new.since_ns),
             size_bytes=max(found.size_bytes, new.size_bytes),
+            target=new.target or found.target,
         )
         # A second observation is written even if it is the same, so that a repair that began before does not remove it.
-        same = causes == found.causes_by_reason() and merged.size_bytes == found.size_bytes
+        same = (
+            causes == found.causes_by_reason()
+            and merged.size_bytes == found.size_bytes
+            and merged.target == found.target
+        )
         return None if same and not new.reason.observed else merged
 
     def _records(self, keys: list[str]) -> list[UnderReplicatedLedger]:

@@ -218,3 +218,28 @@ def write_sets(ensemble_size: int, write_quorum: int) -> tuple[tuple[int, ...], 
     quorum = Quorum(ensemble_size, write_quorum, 1)
     count = 1 if ensemble_size == write_quorum else ensemble_size
     return tuple(tuple(sorted(quorum.write_set(residue))) for residue in range(count))
+
+
+def keeps_spread(now: Sequence[Location], then: Sequence[Location], write_quorum: int) -> bool:
+    """Return whether no write set spans fewer zones, or else racks, or else hosts, after a move.
+
+    Args:
+        now: Where the bookies of an ensemble stand, by place.
+        then: The same after the move.
+        write_quorum: How many bookies hold an entry.
+    """
+    return all(
+        _spread(then, places) >= _spread(now, places)
+        for places in write_sets(len(now), write_quorum)
+        if any(now[place] != then[place] for place in places)
+    )
+
+
+def _spread(stand: Sequence[Location], places: Iterable[int]) -> tuple[int, int, int]:
+    """Return how many zones, racks and hosts are known to be spanned."""
+    there = [stand[place] for place in places]
+    return (
+        len({each.zone for each in there} - {""}),
+        len({each[:2] for each in there if each.rack}),
+        len({each for each in there if each.host}),
+    )

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pybk.admin.cli.arguments import add_command, directory_of, secret_needed
-from pybk.admin.cli.cluster import add_verb, admin_of, seconds_of, shown_bytes, shown_time
+from pybk.admin.cli.cluster import add_verb, admin_of, mark_as_json, seconds_of, shown_bytes, shown_time
 from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.admin.cli.output import DAMAGED, REFUSED, SOUND, counted, print_json, print_table, progress_bar
-from pybk.admin.cli.repair import mark_as_json
 from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
 from pybk.cluster_admin import ClusterAdmin

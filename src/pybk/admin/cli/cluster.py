@@ -1,4 +1,4 @@
-"""The command ``pybk cluster``: how a cluster is; and what the commands over clusters share."""
+"""The command ``pybk cluster``: how a cluster is, and its rebalance; and what the commands over clusters share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from pybk.admin.cli.arguments import add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of, takes_secret
-from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
+from pybk.admin.cli.output import DAMAGED, REFUSED, SOUND, counted, print_json, print_table
 from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import ClusterStatus, ClusterVerdict
+from pybk.cluster_checks import ClusterStatus, ClusterVerdict, RebalanceProgress
 from pybk.errors import UsageError
+from pybk.healing.rebalance import RebalancePlan
 from pybk.manager import LedgerManager
+from pybk.metadata.underreplication import UnderReplicatedLedger
 
 CLUSTER: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 
@@ -25,10 +27,21 @@ _LISTED_MAX: Final = 10
 
 def add_cluster(commands: Any) -> None:
     """Add ``pybk cluster`` and its verbs."""
-    text = "show how a cluster is"
+    text = "show how a cluster is, and rebalance it"
     parser = commands.add_parser("cluster", help=text, description=text, allow_abbrev=False)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     add_verb(verbs, "status", _status, "show how a cluster is and why, and its repairs; exit 1 unless it is ok")
+    text = "plan which copies move to emptier bookies, and move them; exit 3 while that is refused"
+    rebalance = add_verb(verbs, "rebalance", _rebalance, text)
+    what = rebalance.add_mutually_exclusive_group()
+    for name, text in (
+        ("plan", "show what would move, and change nothing; the default"),
+        ("apply", "plan, and begin the moves"),
+        ("status", "show what is left; exit 1 if some of it does not proceed"),
+        ("abort", "begin no further move; what was moved stays where it is"),
+    ):
+        what.add_argument(f"--{name}", dest="what", action="store_const", const=name, help=text)
+    rebalance.set_defaults(what="plan")
 
 
 def add_verb(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -80,6 +93,23 @@ def shown_bytes(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def mark_as_json(mark: UnderReplicatedLedger) -> dict[str, Any]:
+    """Return a mark as JSON output has it."""
+    return {
+        "ledger": mark.ledger_id,
+        "bookie": mark.bookie.bookie_id,
+        "instance": mark.bookie.instance.hex(),
+        "first_entry": mark.first_entry_id,
+        "reason": mark.reason,
+        "state": mark.state,
+        "since_ns": mark.since_ns,
+        "bytes": mark.size_bytes,
+        "tries": mark.tries,
+        "error": mark.error,
+        "target": mark.target,
+    }
 
 
 # ---- status --------------------------------------------------------------------------------------------------------
@@ -135,3 +165,97 @@ def _left_to_copy(status: ClusterStatus) -> str:
 def age_of(since_ns: int) -> str:
     """Return for how long something has been so; empty if unknown."""
     return f"{max(0.0, (time.time_ns() - since_ns) / 1e9):.0f} s" if since_ns else ""
+
+
+# ---- rebalance -----------------------------------------------------------------------------------------------------
+
+
+def _rebalance(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        if parsed.what == "status":
+            return _print_rebalance(parsed, admin.rebalance_progress())
+        if parsed.what == "abort":
+            left = admin.abort_rebalance()
+            if parsed.json:
+                print_json({"left": left})
+            else:
+                print(f"{counted(left, 'move')} will not be made")
+            return SOUND
+        plan = admin.plan_rebalance()
+        if not parsed.json:
+            _print_plan(plan)
+        began = admin.apply_rebalance(plan) if parsed.what == "apply" and not plan.refused else None
+    if parsed.json:
+        values = {} if began is None else {"began": began.moves, "skipped": began.skipped}
+        print_json({**_plan_as_json(plan), **values})
+    elif began is not None:
+        skipped = f", {began.skipped} left out because their ledgers have changed" if began.skipped else ""
+        print(f"{counted(began.moves, 'move')} began{skipped}")
+    return REFUSED if plan.refused else SOUND
+
+
+def _print_plan(plan: RebalancePlan) -> None:
+    print(plan.summary)
+    if plan.moves:
+        print()
+        ways = [
+            (tier, source, target, count, shown_bytes(size)) for (tier, source, target), (count, size) in plan.ways()
+        ]
+        print_table(ways, ("tier", "from", "to", "copies", "bytes"))
+    if plan.fullness:
+        print()
+        rows = [
+            (each.bookie.bookie_id, each.tier, shown_bytes(each.capacity), *(f"{part:.1%}" for part in each.parts))
+            for each in plan.fullness
+        ]
+        print_table(rows, ("bookie", "tier", "capacity", "used", "copies now", "with both", "then"))
+
+
+def _plan_as_json(plan: RebalancePlan) -> dict[str, Any]:
+    return {
+        "refused": list(plan.refused),
+        "level": plan.level,
+        "bytes": plan.moved_bytes,
+        "all_bytes": plan.all_bytes,
+        "moves": [
+            {
+                "ledger": each.ledger_id,
+                "first_entry": each.first_entry_id,
+                "from": each.source.bookie_id,
+                "to": each.target.bookie_id,
+                "tier": each.tier,
+                "bytes": each.size_bytes,
+            }
+            for each in plan.moves
+        ],
+        "bookies": [
+            {
+                "bookie": each.bookie.bookie_id,
+                "tier": each.tier,
+                "capacity": each.capacity,
+                "used": each.used,
+                "before": each.before,
+                "during": each.during,
+                "after": each.after,
+            }
+            for each in plan.fullness
+        ],
+    }
+
+
+def _print_rebalance(parsed: argparse.Namespace, progress: RebalanceProgress) -> int:
+    if parsed.json:
+        values = {
+            "moves_left": progress.moves_left,
+            "bytes_left": progress.bytes_left,
+            "stuck": [mark_as_json(mark) for mark in progress.stuck],
+            "absent_targets": list(progress.absent_targets),
+        }
+        print_json(values)
+    else:
+        print(f"{counted(progress.moves_left, 'move')} left, {shown_bytes(progress.bytes_left)}")
+        for mark in progress.stuck:
+            print(f"ledger {mark.ledger_id} is {mark.state}: {mark.error or mark.reason}")
+        if progress.absent_targets:
+            print(f"bookies that take no copies now: {', '.join(progress.absent_targets)}")
+    return DAMAGED if progress.stuck or progress.absent_targets else SOUND

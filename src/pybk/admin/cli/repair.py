@@ -8,10 +8,18 @@ import sys
 from dataclasses import fields
 from typing import Any, Final
 
-from pybk.admin.cli.cluster import add_verb, admin_of, age_of, manager_of, seconds_of, shown_bytes, shown_time
+from pybk.admin.cli.cluster import (
+    add_verb,
+    admin_of,
+    age_of,
+    manager_of,
+    mark_as_json,
+    seconds_of,
+    shown_bytes,
+    shown_time,
+)
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
 from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import UnderReplicatedLedger
 
 _ERROR_COLUMN: Final = 60
 
@@ -45,23 +53,6 @@ def add_repair(commands: Any) -> None:
     )
     for command in (pause, resume):
         command.add_argument("--by", default=None, metavar="WHO", help="who does it, for others; default: the user")
-
-
-def mark_as_json(mark: UnderReplicatedLedger) -> dict[str, Any]:
-    """Return a mark as JSON output has it."""
-    return {
-        "ledger": mark.ledger_id,
-        "bookie": mark.bookie.bookie_id,
-        "instance": mark.bookie.instance.hex(),
-        "first_entry": mark.first_entry_id,
-        "reason": mark.reason,
-        "state": mark.state,
-        "since_ns": mark.since_ns,
-        "bytes": mark.size_bytes,
-        "tries": mark.tries,
-        "error": mark.error,
-        "target": mark.target,
-    }
 
 
 def _list(parsed: argparse.Namespace) -> int:
