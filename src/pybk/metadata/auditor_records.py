@@ -76,5 +76,6 @@ class AuditorRecords(AuthenticatedValues):
                 if node is None:
                     self.create_value(kind, key, payload, leased=leased)
                 else:
-                    self._put(kind, key, payload, node.version, reused=leased)
+                    # What is written does not depend on what is replaced, so a key that was made again may be, too.
+                    self._put(kind, key, payload, node.version)
                 return
