@@ -309,11 +309,19 @@ class World:
             self.marks[key] = mark._replace(token=self.tokens.to_bytes(8, "big"))
         self.feed(lambda auditor: self.send(auditor, MarksChanged({key: self.marks.get(key)})))
 
-    def add_cause(self, key: MarkKey, reason: RepairReason, first: int, since_ns: int, size: int) -> None:
+    def add_cause(
+        self,
+        key: MarkKey,
+        reason: RepairReason,
+        first: int,
+        since_ns: int,
+        size: int,
+        state: RepairState = RepairState.QUEUED,
+    ) -> None:
         """Do what ``mark_under_replicated`` does."""
         found = self.marks.get(key)
         if found is None:
-            self.put_mark(key, UnderReplicatedLedger(*key, first, reason, since_ns, size))
+            self.put_mark(key, UnderReplicatedLedger(*key, first, reason, since_ns, size, state))
             return
         causes = found.causes_by_reason()
         before = dict(causes)
@@ -473,7 +481,7 @@ class World:
             self.note("publish", f"{key.ledger_id} {key.bookie} {effect.reason.value}")
             if effect.reason.observed:
                 check(key in self.evidence, f"ledger {key.ledger_id} is marked without evidence")
-            self.add_cause(key, effect.reason, effect.first_entry_id, effect.since_ns, effect.size_bytes)
+            self.add_cause(key, effect.reason, effect.first_entry_id, effect.since_ns, effect.size_bytes, effect.state)
         elif isinstance(effect, WithdrawMark):
             key = effect.key
             self.note("withdraw", f"{key.ledger_id} {key.bookie}")

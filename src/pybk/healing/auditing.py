@@ -437,6 +437,7 @@ class Auditing:
                 reason=effect.reason,
                 size_bytes=effect.size_bytes,
                 since_ns=effect.since_ns,
+                state=effect.state,
             )
         elif isinstance(effect, WithdrawMark):
             self._wanted.add(effect.key)

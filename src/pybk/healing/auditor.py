@@ -319,6 +319,7 @@ class PublishMark:
         first_entry_id: The first entry that the bookie misses.
         since_ns: Since when.
         size_bytes: About how many bytes have to be copied.
+        state: The state of a new mark; no worker tries one in a terminal state.
     """
 
     key: MarkKey
@@ -326,6 +327,7 @@ class PublishMark:
     first_entry_id: int
     since_ns: int
     size_bytes: int
+    state: RepairState
 
 
 @dataclass(frozen=True, slots=True)
@@ -796,7 +798,7 @@ class AuditorMachine:
             return []
         del self._suspicions[suspicion]
         reason = RepairReason.MISSING if event.result is Check.MISSING else RepairReason.DAMAGED
-        return [PublishMark(key, reason, first, now_ns, 0)]
+        return [PublishMark(key, reason, first, now_ns, 0, RepairState.QUEUED)]
 
     # ---- assessments -----------------------------------------------------------------------------------------------
 
@@ -896,7 +898,7 @@ class AuditorMachine:
         causes = {} if mark is None else mark.causes_by_reason()
         derived = task.derived
         if derived is not None and causes.get(derived, 1 << 62) > task.first_entry_id:
-            return PublishMark(key, derived, task.first_entry_id, task.since_ns, task.size_bytes)
+            return PublishMark(key, derived, task.first_entry_id, task.since_ns, task.size_bytes, task.state)
         if mark is None:
             return None
         old = frozenset(reason for reason in causes if reason in DERIVED and reason is not derived)

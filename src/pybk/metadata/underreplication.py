@@ -171,6 +171,7 @@ class UnderReplication(AuthenticatedValues):
         size_bytes: int = 0,
         since_ns: int | None = None,
         target: str = "",
+        state: RepairState = RepairState.QUEUED,
     ) -> None:
         """Record durably that a bookie misses entries of a ledger, or is to be replaced.
 
@@ -186,6 +187,7 @@ class UnderReplication(AuthenticatedValues):
             size_bytes: About how many bytes have to be copied; 0 if unknown.
             since_ns: The time of the mark, nanoseconds since 1970; None for now.
             target: The name of the bookie that takes the copies of a rebalance; empty leaves that of the mark.
+            state: The state of a new mark.
 
         Raises:
             UsageError: A number is out of its range.
@@ -200,6 +202,7 @@ class UnderReplication(AuthenticatedValues):
             reason,
             _checked(time.time_ns() if since_ns is None else since_ns, "since_ns"),
             _checked(size_bytes, "size_bytes"),
+            state=state,
             target=target[:_TARGET_CHARS_MAX],
         )
         while True:
@@ -352,7 +355,7 @@ class UnderReplication(AuthenticatedValues):
             found = self._record(key, node)
         except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
             logger.warning("a mark of an under-replicated ledger is replaced by one of all entries: %s", error)
-            return new.with_causes({RepairReason.MISSING: 0, new.reason: 0})
+            return new.with_causes({RepairReason.MISSING: 0, new.reason: 0})._replace(state=RepairState.QUEUED)
         causes = found.causes_by_reason()
         causes[new.reason] = min(new.first_entry_id, causes.get(new.reason, _INT_MAX))
         merged = found.with_causes(causes)._replace(
