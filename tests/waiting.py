@@ -20,19 +20,20 @@ WAIT_S = 60.0
 PROCESS_S = 500.0
 
 
-def wait_until(condition: Callable[[], T], what: str = "", seconds: float = WAIT_S) -> T:
+def wait_until(condition: Callable[[], T], what: str = "", seconds: float = WAIT_S, pause_s: float = 0.005) -> T:
     """Poll until a condition holds and return it; fail if it does not hold before the deadline.
 
     Args:
         condition: What must become true.
         what: The condition in words, for the error; by default its source.
         seconds: The deadline.
+        pause_s: Seconds between two looks; longer for a condition that costs much.
     """
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:g} s without result for {what or source_of(condition)}")
-        time.sleep(0.005)
+        time.sleep(pause_s)
     return found
 
 

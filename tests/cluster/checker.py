@@ -60,7 +60,7 @@ def check_ledger(
     """
     with cluster.connect() as client:
         metadata = _check_contents(client, ledger_id, acked, pushed, largest)
-        _check_replicas(cluster, client, ledger_id, complete=complete)
+        check_replicas(cluster, client, ledger_id, complete=complete)
     with cluster.connect() as client:
         _check_final(client, metadata)
     return metadata
@@ -96,7 +96,7 @@ def _check_final(client: LedgerManager, metadata: LedgerMetadata) -> None:
     assert [f.first_entry_id for f in again.fragments] == [f.first_entry_id for f in metadata.fragments]
 
 
-def _check_replicas(cluster: Cluster, client: LedgerManager, ledger_id: int, *, complete: bool) -> None:
+def check_replicas(cluster: Cluster, client: LedgerManager, ledger_id: int, *, complete: bool) -> None:
     """Check that every bookie that the metadata names and that runs has its entries, and that all copies agree."""
     ledger = descriptor_of(client.open_ledger(ledger_id, password=PASSWORD))
     assert isinstance(ledger, RemoteLedger)

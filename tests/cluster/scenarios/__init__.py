@@ -1,0 +1,1 @@
+"""Scenarios of failures and of administration, by number, each with real processes; ``__main__`` runs them."""

@@ -1,0 +1,139 @@
+"""The command ``pybk`` with repairs that wait for tenths of seconds, and bookies that say what they do.
+
+``python -m tests.cluster.scenarios.scaled ARGUMENTS`` is ``pybk ARGUMENTS``. A bookie's standard output gets a line for
+each event: ``copy LEDGER`` before a fragment is copied to it, ``copied LEDGER BYTES`` after that, and ``figures JSON``
+for each line ``figures`` of its standard input. The line ``slow MS`` makes each durable write take so many milliseconds
+longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from pybk import cluster_admin, connect
+from pybk.admin.cli import main
+from pybk.bookie.server import BookieServer
+from pybk.client.backend import ClusterBackend
+from pybk.client.rereplication import FragmentCopy
+from pybk.errors import PybkError
+from pybk.healing import auditing, repairing, situation, surplus_dropping
+from pybk.healing.service import Autorecovery
+from pybk.healing.throttle import TokenBucket
+from pybk.metadata import lmdb_store
+from pybk.storage.io.filesystem import OsFile
+
+LEASE_S = 1.0
+"""The lease time of a scaled cluster on an LMDB store."""
+
+SCALED: list[tuple[object, str, object]] = [
+    (auditing, "TICK_S", 0.2),
+    (repairing, "LOOK_S", 0.3),
+    (repairing, "PAUSE_S", 0.3),
+    (repairing, "PAUSE_MAX_S", 2.0),
+    (repairing, "SAMPLE_NS", 10**9),
+    (surplus_dropping, "LOOK_S", 0.2),
+    (situation, "SESSION_NS_MIN", 10**9),
+    (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
+    (cluster_admin, "REQUESTS_SECONDS", 1.0),
+]
+"""What is scaled down, and by which values."""
+
+
+def scale() -> None:
+    """Scale down this process."""
+    for owner, name, value in SCALED:
+        assert hasattr(owner, name), f"{owner} has no {name}"
+        setattr(owner, name, value)
+
+
+def say(*words: object) -> None:
+    """Write a line to the standard output, whole."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+class ScaledBookie:
+    """What a bookie's process is asked for; made before the bookie."""
+
+    def __init__(self) -> None:
+        self._companion: Autorecovery | None = None
+        self._bookie: BookieServer | None = None
+        self._slow_s = 0.0
+        scale()
+        self._watch_copies()
+        self._watch_disk()
+
+    def _watch_copies(self) -> None:
+        """Say which fragments are copied, and keep hold of what repairs."""
+
+        class SaidCopy(FragmentCopy):
+            """A copy that is said."""
+
+            def __init__(self, *arguments: Any) -> None:
+                super().__init__(*arguments)
+                say("copy", self.ledger.ledger_id)
+
+            def end(self, error: PybkError | None = None) -> None:
+                """Say how much was copied, and end."""
+                say("copied", self.ledger.ledger_id, self.machine.copied_bytes)
+                super().end(error)
+
+        def made(backend: ClusterBackend, bookie: BookieServer) -> Autorecovery:
+            self._companion, self._bookie = Autorecovery(backend, bookie), bookie
+            return self._companion
+
+        for owner, name, value in ((repairing, "FragmentCopy", SaidCopy), (connect, "Autorecovery", made)):
+            setattr(owner, name, value)
+
+    def _watch_disk(self) -> None:
+        """Let durable writes take longer."""
+        write = OsFile.write_durable
+
+        def write_durable(file: OsFile, *arguments: Any) -> None:
+            if self._slow_s:
+                time.sleep(self._slow_s)
+            write(file, *arguments)
+
+        setattr(OsFile, "write_durable", write_durable)  # noqa: B010  # a method of a class, which mypy protects
+
+    def obey(self, line: str) -> None:
+        """Do what a line of the standard input says."""
+        word, *rest = line.split()
+        if word == "figures":
+            say("figures", json.dumps(self._figures()))
+        elif word == "slow":
+            self._slow_s = float(rest[0]) / 1e3
+        else:
+            raise ValueError(f"{line!r} is not an order; a scaled bookie takes figures or slow MS")
+
+    def _figures(self) -> dict[str, Any]:
+        companion, bookie = self._companion, self._bookie
+        if companion is None or bookie is None:
+            return {}
+        drops, pace = companion.surplus.drops, bookie.copy_reads.pace
+        assert isinstance(pace, TokenBucket)
+        return {
+            "pid": os.getpid(),
+            "leads": companion.auditing.leads,
+            "rate": pace.rate,
+            "limbo": len(bookie.in_limbo()),
+            "health": bookie.health().state,
+            "surplus": len(drops.copies),
+            "dropped": drops.dropped,
+        }
+
+
+def _obey(bookie: ScaledBookie) -> None:
+    """Do what the standard input says, and end with it."""
+    for line in sys.stdin:
+        bookie.obey(line)
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_obey, args=(ScaledBookie(),), daemon=True).start()
+    sys.exit(main(sys.argv[1:]))
