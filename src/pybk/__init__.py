@@ -81,6 +81,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
 from pybk.healing.rebalance import RebalanceMove, RebalancePlan, TierFullness
+from pybk.healing.scrubbing import ScrubReport
 from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
@@ -104,6 +105,7 @@ from pybk.opening import Opening
 from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
+from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 from pybk.streams.blob_store import BlobData, BlobInfo, BlobStore, BlobUpload
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
@@ -159,6 +161,7 @@ __all__ = [
     "ConsumerServer",
     "CookieError",
     "CorruptError",
+    "DamagedEntries",
     "DeadLetters",
     "DigestMismatchError",
     "DigestType",
@@ -251,6 +254,7 @@ __all__ = [
     "Retention",
     "RewoundError",
     "SafetyCheckError",
+    "ScrubReport",
     "ScrubSettings",
     "SealMismatchError",
     "Secret",

@@ -25,6 +25,7 @@ _LIMITS: Final = {
     "cold_block_bytes": (4 * KIB, GIB),
     "ssd_block_bytes": (4 * KIB, GIB),
     "index_cache_bytes": (MIB, _ANY_BYTES),
+    "scrub_bytes_per_second": (64 * KIB, _ANY_BYTES),
 }
 """Minimum and maximum of each option in bytes."""
 
@@ -85,8 +86,11 @@ class StoreConfig:
         ssd_block_bytes: Bytes of entries per SSD record; one point read copies this much. Default 32 KiB.
         index_cache_bytes: Bytes of index pages kept in memory for readers. Default 32 MiB.
         fill_ratio: Files with a smaller share of live bytes are compacted. Default 0.85.
-        background: False leaves checkpoints, preallocation, collection and the writing of deferred entries to
-            explicit calls.
+        scrub_seconds: Seconds in which the checksum of each stored entry is checked once, in the background. Default 30
+            days; 0 checks none. A bookie follows the settings of its cluster instead.
+        scrub_bytes_per_second: Limit of what is read for that. Default 32 MiB.
+        background: False leaves checkpoints, preallocation, collection, the writing of deferred entries and the checks
+            of stored entries to explicit calls.
 
     Access:
         group: Name or number of the group whose members may use the store as well: new directories and files have mode
@@ -108,6 +112,8 @@ class StoreConfig:
     ssd_block_bytes: int = 32 * KIB
     index_cache_bytes: int = 32 * MIB
     fill_ratio: float = 0.85
+    scrub_seconds: float = 30 * 86_400.0
+    scrub_bytes_per_second: int = 32 * MIB
     background: bool = True
 
     group: str | int | None = None
@@ -121,6 +127,9 @@ class StoreConfig:
         ratio: object = self.fill_ratio
         if not isinstance(ratio, (int, float)) or not 0.0 < ratio <= 0.95:
             raise UsageError(f"fill_ratio is {ratio!r:.100}; it lies above 0 and at most at 0.95")
+        seconds: object = self.scrub_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _ANY_BYTES:
+            raise UsageError(f"scrub_seconds is {seconds!r:.100}; it takes a number of seconds, and 0 for no checks")
         if not isinstance(self.default_tier, StorageHint):
             raise UsageError(
                 f"default_tier is {self.default_tier!r:.100}; it takes StorageHint.NVME, StorageHint.SSD or "

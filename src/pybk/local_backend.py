@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 from pybk.backend import BackendIdentity, NamedRecord, Quorums, Replicated
@@ -94,6 +96,13 @@ class LocalLocks:
                 self._held.pop(name, None)
 
 
+class StoreCompanion(Protocol):
+    """What works in the background on a live store."""
+
+    def stop(self) -> None:
+        """Stop; returns when all threads have ended."""
+
+
 class StoreBackend:
     """A store, live or read-only, as a backend; ``LedgerBackend`` describes the calls.
 
@@ -114,11 +123,19 @@ class StoreBackend:
         self.metadata = store.metadata
         self.ledgers = store.ledgers
         self.locate = store.locate
-        self.close = store.close
         store_id, salt, cost = self.identity
         self.key_ring = KeyRing(store_id, salt, cost=cost)
         self._locks = LocalLocks()
         """The advisory locks that are held, by name."""
+        self.companion: StoreCompanion | None = None
+        """What works in the background; stopped by ``close``."""
+
+    def close(self) -> None:
+        """Stop what works in the background, and close the store."""
+        with ExitStack() as closing:
+            closing.callback(self.store.close)
+            if self.companion is not None:
+                self.companion.stop()
 
     @property
     def where(self) -> str:

@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import Final, NoReturn, Self, Unpack
@@ -27,6 +28,7 @@ from pybk.arguments import (
     id_for,
     join_cluster,
     member_of,
+    progress_of,
     quorums_of,
     store_path_of,
     system_type,
@@ -48,6 +50,8 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.healing.embedded_scrub import EmbeddedScrub
+from pybk.healing.scrubbing import ScrubReport, StoreScrub, check_store
 from pybk.health import Health
 from pybk.keys import LedgerKeys
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, LedgerSummary, key_binding
@@ -141,7 +145,7 @@ class LedgerManager:
             return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
         if read_only:
             return cls._opened(StoreBackend(ReadOnlyStore.open(root, tiers=tiers, config=config)))
-        return cls._opened(StoreBackend(Store.open(root, tiers=tiers, config=config)))
+        return cls._opened(_live(Store.open(root, tiers=tiers, config=config)))
 
     @classmethod
     def open_async(
@@ -974,6 +978,43 @@ class LedgerManager:
         """Checkpoint in a thread, so that the event loop keeps running."""
         await asyncio.to_thread(self.checkpoint)
 
+    def scrub(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
+        """Check the checksum of each stored entry now, in the calling thread, as fast as possible.
+
+        A store checks all of its entries in the background as well, once in ``StoreConfig.scrub_seconds``; this counts
+        as such a check. ``pybk.verify`` also checks files, index, digests and seals, of a store that no other manager
+        of this process has open.
+
+        Args:
+            progress: Called with the bytes of entries that were checked and the bytes to check in all, in the calling
+                thread.
+
+        Returns:
+            The damaged entries, none if all are sound. ``health`` names their ledgers until the files were restored or
+            the ledgers deleted, unless the store is open read-only.
+
+        Raises:
+            IllegalOperationError: The manager is that of a cluster, where ``ClusterAdmin.scrub`` asks the bookies.
+            ClosedError: The manager was closed.
+            UsageError: Entries are compressed and the extra ``pybk[zstd]`` is not installed.
+
+        Threads: Any; appends and reads continue meanwhile.
+        Cost: Reads every entry once, past the page cache.
+        """
+        backend = self._usable()
+        if not isinstance(backend, StoreBackend):
+            raise IllegalOperationError(
+                f"{self.location} is a cluster, whose bookies check their own entries; ask them by ClusterAdmin.scrub"
+            )
+        said = progress_of(progress) or (lambda done, total: None)
+        if isinstance(backend.companion, StoreScrub):
+            return backend.companion.check_all(said)
+        return check_store(backend.store, said)
+
+    async def scrub_async(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
+        """Check as ``scrub`` does, in a thread, which also calls ``progress``."""
+        return await asyncio.to_thread(self.scrub, progress=progress)
+
     def health(self) -> Health:
         """Return the health of the manager: whether it accepts appends, and the reason if not; see ``Health``."""
         return self._usable().health()
@@ -991,6 +1032,17 @@ class LedgerManager:
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.metrics)
+
+
+def _live(store: Store) -> StoreBackend:
+    """Return the backend of a live store, whose entries are checked in the background."""
+    backend = StoreBackend(store)
+    with ExitStack() as undo:
+        undo.callback(backend.close)
+        if store.config.background:
+            backend.companion = StoreScrub(EmbeddedScrub(store))
+        undo.pop_all()
+    return backend
 
 
 def backend_of(manager: LedgerManager) -> LedgerBackend:

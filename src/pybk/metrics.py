@@ -33,6 +33,12 @@ UNSEALED_LEDGERS: Final = "unsealed_ledgers"
 MISPLACED_CHOICES: Final = "misplaced_choices"
 """Ensembles, and changes of ensembles, with write sets that span too few zones; a strict policy allows none."""
 
+SCRUB_BYTES: Final = "scrub_bytes"
+"""Bytes of records, or of their headers, that were read to check stored entries in the background."""
+
+SCRUB_DAMAGED_RECORDS: Final = "scrub_damaged_records"
+"""Damaged records that such checks have found; a record that stays damaged counts again with each check."""
+
 SINGLE_READS_MAX: Final = 64
 """Entries read one by one that are counted together."""
 

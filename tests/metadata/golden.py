@@ -83,6 +83,7 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     state = SavedState({bookie(1): absence}, 60_000_000_000, judged)
     payloads[ValueKind.AUDITOR] = ("auditor", encode_json(encode_state(state)))
     payloads[ValueKind.AUDITOR_REPORT] = ("auditor-report", encode_json({"auditor": "bookie-1:3181"}))
+    payloads[ValueKind.SCRUB] = ("scrub/bookie-1%3A3181", encode_json({"instance": to_base64(bookie(1).instance)}))
     assert set(payloads) == set(ValueKind)
     made = {}
     for kind, (key, payload) in payloads.items():

@@ -48,6 +48,7 @@ LATER_KINDS = (
     "OUTDATED",
     "AUDITOR",
     "AUDITOR_REPORT",
+    "SCRUB",
 )
 
 

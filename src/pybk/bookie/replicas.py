@@ -434,6 +434,33 @@ class Replicas:
             return sum(self.store.descriptor(number).last_durable + 1 for number in stored)
         return sum(part.last_durable + 1 for part in replica.parts())
 
+    def valid_entries(self, part: LedgerMetadata, first: int, last: int) -> tuple[int, int, int] | None:
+        """Return which entries of a part of a replicated ledger are valid, because nothing replaces them.
+
+        Args:
+            part: A ledger of the store.
+            first: The first entry, as the store numbers them.
+            last: The last entry, inclusive.
+
+        Returns:
+            The replicated ledger, and the first and last of its entries that are read from there; None for none.
+        """
+        extent = Extent.of(part)
+        replica = None if extent is None else self.replica(extent.ledger_id)
+        if extent is None or replica is None:
+            return None
+        with replica.lock:
+            replica.note_commit_outcomes()
+            valid = [
+                entry_id
+                for entry_id in range(
+                    extent.first + first * extent.stride, extent.first + last * extent.stride + 1, extent.stride
+                )
+                if (holder := replica.extents.holder(entry_id)) is not None
+                and holder.descriptor.ledger_id == part.ledger_id
+            ]
+        return (extent.ledger_id, valid[0], valid[-1]) if valid else None
+
     # ---- adding --------------------------------------------------------------------------------------------------
 
     def stage(self, ledger_id: int, run: EntryRun, durable: bool, *, recovery: bool = False) -> Status:

@@ -399,6 +399,10 @@ class Repairer:
                 self._bookie.append_latency.take_p99()
             )
 
+    def foreground_share(self) -> float:
+        """Return the share of its rate that background work may use now, because applications' appends come first."""
+        return self._guard.factor
+
     def begin_stop(self) -> None:
         """Begin no further copy; returns at once."""
         self._stopping.set()

@@ -6,7 +6,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from pybk.healing.auditing import Auditing
+from pybk.healing.bookie_scrub import BookieScrub
 from pybk.healing.repairing import Repairer
+from pybk.healing.scrubbing import StoreScrub
 from pybk.healing.surplus_dropping import SurplusDropping
 
 if TYPE_CHECKING:
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Autorecovery:
-    """The candidate for auditor, the repair worker and the drop of surplus copies of one bookie, until ``stop``.
+    """The candidate for auditor, the repair worker, the drop of surplus copies and the scrub of one bookie.
 
-    Autorecovery is BookKeeper's name for its auditor and workers.
+    They work until ``stop``. Autorecovery is BookKeeper's name for its auditor and workers.
 
     Args:
         backend: The client of the bookie's process.
@@ -27,6 +29,7 @@ class Autorecovery:
         auditing: The candidate for the cluster's auditor.
         repairer: The worker.
         surplus: The drop of surplus copies.
+        scrub: The checks of the bookie's own store.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -42,16 +45,21 @@ class Autorecovery:
             self.repairer: Final = Repairer(driver, membership, bookie, backend.recover_abandoned)
             undo.callback(self.repairer.stop)
             self.surplus: Final = SurplusDropping(driver, membership, bookie)
+            undo.callback(self.surplus.stop)
+            share = self.repairer.foreground_share
+            self.scrub: Final = StoreScrub(BookieScrub(bookie, membership.metadata, backend.metrics, share))
             undo.pop_all()
 
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
         self.repairer.begin_stop()
         self.surplus.begin_stop()
+        self.scrub.begin_stop()
 
     def stop(self) -> None:
         """Stop; returns when all threads have ended."""
         with ExitStack() as stopping:
             stopping.callback(self.auditing.stop)
             stopping.callback(self.repairer.stop)
-            self.surplus.stop()
+            stopping.callback(self.surplus.stop)
+            self.scrub.stop()

@@ -7,11 +7,9 @@ an old one for the present. The *state* stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
-from pybk.errors import MetadataExistsError, MetadataVersionError
-from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, decode_json, encode_json
+from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind
 from pybk.metadata.store import Watch
 
 AUDITOR_KEY: Final = "auditor"
@@ -27,15 +25,15 @@ class AuditorRecords(AuthenticatedValues):
 
     def read_auditor_state(self) -> dict[str, Any] | None:
         """Return what the last auditor has left; None if there was none."""
-        return self._read_document(ValueKind.AUDITOR, AUDITOR_KEY)
+        return self.read_document(ValueKind.AUDITOR, AUDITOR_KEY)
 
     def write_auditor_state(self, values: Mapping[str, Any]) -> None:
         """Replace what is left to the next auditor, durably. Of two auditors at once, the later write counts."""
-        self._write_document(ValueKind.AUDITOR, AUDITOR_KEY, values, leased=False)
+        self.write_document(ValueKind.AUDITOR, AUDITOR_KEY, values, leased=False)
 
     def read_auditor_report(self) -> dict[str, Any] | None:
         """Return the auditor's last report; None if there is no auditor, or it has not reported yet."""
-        return self._read_document(ValueKind.AUDITOR_REPORT, REPORT_KEY)
+        return self.read_document(ValueKind.AUDITOR_REPORT, REPORT_KEY)
 
     def is_quiet(self, now_ns: int) -> bool:
         """Return whether an auditor leads, and neither holds repairs nor has a person paused them.
@@ -52,7 +50,7 @@ class AuditorRecords(AuthenticatedValues):
 
     def write_auditor_report(self, values: Mapping[str, Any]) -> None:
         """Replace the auditor's report; it disappears with the session of the process that made it."""
-        self._write_document(ValueKind.AUDITOR_REPORT, REPORT_KEY, values, leased=True)
+        self.write_document(ValueKind.AUDITOR_REPORT, REPORT_KEY, values, leased=True)
 
     def watch_below(self, key: str, callback: Callable[[frozenset[str] | None], None]) -> Watch:
         """Call ``callback`` with the changed keys below a key, as ``MetadataStore.watch_below`` does."""
@@ -61,21 +59,3 @@ class AuditorRecords(AuthenticatedValues):
     def on_session_end(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` when a session with the store has ended, as ``MetadataStore.on_session_end`` does."""
         return self._store.on_session_end(callback)
-
-    def _read_document(self, kind: ValueKind, key: str) -> dict[str, Any] | None:
-        node = self._store.get(key, latest=True)
-        if node is None:
-            return None
-        return decode_json(self._payload_of(kind, key, node.value), dict, where=f"metadata key {key!r}")
-
-    def _write_document(self, kind: ValueKind, key: str, values: Mapping[str, Any], *, leased: bool) -> None:
-        payload = encode_json(dict(values))
-        while True:
-            node = self._store.get(key, latest=True)
-            with suppress(MetadataExistsError, MetadataVersionError):  # another auditor wrote it at this moment
-                if node is None:
-                    self.create_value(kind, key, payload, leased=leased)
-                else:
-                    # What is written does not depend on what is replaced, so a key that was made again may be, too.
-                    self._put(kind, key, payload, node.version)
-                return

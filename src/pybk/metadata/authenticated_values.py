@@ -14,12 +14,20 @@ import hmac
 import json
 import secrets
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
+from pybk.errors import (
+    CorruptError,
+    MetadataExistsError,
+    MetadataForgedError,
+    MetadataVersionError,
+    UnsupportedFormatError,
+    UsageError,
+)
 from pybk.feature_level import FeatureLevel
 from pybk.metadata.cas import settle
 from pybk.metadata.store import MetadataStore, Node
@@ -62,6 +70,7 @@ class ValueKind(IntEnum):
     OUTDATED = 17
     AUDITOR = 18
     AUDITOR_REPORT = 19
+    SCRUB = 20
 
 
 def new_token() -> bytes:
@@ -197,6 +206,37 @@ class AuthenticatedValues:
         token = token or new_token()
         value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
         return settle(self._store, key, lambda: self._store.put(key, value, version, reused=reused), _wrote(token))
+
+    def read_document(self, kind: ValueKind, key: str) -> dict[str, Any] | None:
+        """Return a value that is a JSON object; None if there is none.
+
+        Raises:
+            CorruptError, MetadataForgedError, UnsupportedFormatError: It is something else.
+        """
+        node = self._store.get(key, latest=True)
+        if node is None:
+            return None
+        return decode_json(self._payload_of(kind, key, node.value), dict, where=f"metadata key {key!r}")
+
+    def write_document(self, kind: ValueKind, key: str, values: Mapping[str, Any], *, leased: bool) -> None:
+        """Replace a value by a JSON object, durably, whatever it was. Of two processes at once, the later write counts.
+
+        Args:
+            kind: Its kind.
+            key: Its key.
+            values: The object.
+            leased: It disappears with the session of this process.
+        """
+        payload = encode_json(dict(values))
+        while True:
+            node = self._store.get(key, latest=True)
+            with suppress(MetadataExistsError, MetadataVersionError):  # another process wrote it at this moment
+                if node is None:
+                    self.create_value(kind, key, payload, leased=leased)
+                else:
+                    # What is written does not depend on what is replaced, so a key that was made again may be, too.
+                    self._put(kind, key, payload, node.version)
+                return
 
     def _rename(self, kind: ValueKind, key: str, target: str, payload: bytes, version: int) -> None:
         """Remove a key and create another one as one change, once even if answers are lost."""

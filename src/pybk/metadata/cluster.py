@@ -44,6 +44,7 @@ from pybk.metadata.durable_positions import DurablePositions
 from pybk.metadata.epochs import MetadataEpochs
 from pybk.metadata.locks import Locks
 from pybk.metadata.pointers import Pointers
+from pybk.metadata.scrub_records import ScrubRecords
 from pybk.metadata.settings import Settings
 from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.underreplication import UnderReplication
@@ -99,7 +100,15 @@ class Upgrade(NamedTuple):
 
 
 class ClusterMetadata(
-    Deletions, Locks, UnderReplication, Pointers, DurablePositions, Settings, MetadataEpochs, AuditorRecords
+    Deletions,
+    Locks,
+    UnderReplication,
+    Pointers,
+    DurablePositions,
+    Settings,
+    MetadataEpochs,
+    AuditorRecords,
+    ScrubRecords,
 ):
     """A cluster's metadata. Threads: any.
 

@@ -179,6 +179,9 @@ class ScrubSettings(_Section):
         light_s: Seconds between two checks of the index against the files.
         deep_s: Seconds between two checks of every checksum.
         bytes_per_second: Bytes per second that a bookie reads for that.
+        quick_asked_ns: What was checked so before this time is checked at once, in nanoseconds since 1970; 0 for never.
+        light_asked_ns: The same for checks of the index.
+        deep_asked_ns: The same for checks of every checksum.
 
     Raises:
         UsageError: A value is out of range.
@@ -190,12 +193,18 @@ class ScrubSettings(_Section):
         "light_s": (1.0, 10 * _YEAR_S),
         "deep_s": (1.0, 10 * _YEAR_S),
         "bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
+        "quick_asked_ns": (0, _INT_MAX),
+        "light_asked_ns": (0, _INT_MAX),
+        "deep_asked_ns": (0, _INT_MAX),
     }
 
     quick_s: float = 7 * _DAY_S
     light_s: float = _DAY_S
     deep_s: float = 30 * _DAY_S
     bytes_per_second: int = 32 << 20
+    quick_asked_ns: int = 0
+    light_asked_ns: int = 0
+    deep_asked_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,9 @@ class StoreReader:
     Threads: any.
     """
 
+    store_id: bytes
+    """The 16 bytes of the store."""
+
     def __init__(
         self,
         *,
@@ -259,7 +262,7 @@ class StoreReader:
         """
         for _ in range(_ATTEMPTS):
             try:
-                runs = self._locations_from(descriptor, first)
+                runs = self.locations_from(descriptor, first)
                 runs = runs[: max(1, int(np.searchsorted(runs["first"], last, side="right")))]
                 span_max = max(SPAN_FACTOR * max_bytes, 1 << 20) if direct else 1 << 62
                 runs = take_locations(runs, max_bytes, span_max=span_max)
@@ -295,8 +298,13 @@ class StoreReader:
         with descriptor.location_lock:
             descriptor.forget_pages()
 
-    def _locations_from(self, descriptor: LedgerDescriptor, first: int) -> RunLocations:
-        """Return runs of the ledger, the first of them holding ``first``."""
+    def locations_from(self, descriptor: LedgerDescriptor, first: int) -> RunLocations:
+        """Return runs of the ledger, the first of them holding ``first``.
+
+        Raises:
+            NoSuchLedgerError: The ledger was deleted.
+            CorruptError: The index is damaged.
+        """
         runs = descriptor.tail_from(first, _TAIL_RUNS_MAX)
         if runs is None:
             runs = self.index.page(descriptor.ledger_id, first)

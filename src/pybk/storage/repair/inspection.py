@@ -50,11 +50,34 @@ class RecordReader:
             CorruptError: The record is damaged or another one.
             UsageError: It is compressed and the extra ``pybk[zstd]`` is not installed.
         """
+        row = self._files.volumes.rows[run[4]]
+        data, offset = self._tiers[row.kind].stored_record(self._files, ledger_id, run)
+        header = self._header(ledger_id, run, data, offset)
+        start = offset + RECORD_HEADER_BYTES
+        body = data[start : start + header.body_bytes]
+        check_body(header, body, where=self._files.volumes.path_of(row))
+        return memoryview(decompress(header, body))
+
+    def check_header(self, ledger_id: int, run: Run) -> None:
+        """Check that a record is where its run location says, and whole; its body is not read.
+
+        Raises:
+            KeyError, FileNotFoundError: The file or the record is not there.
+            CorruptError: The header is damaged, that of another record, or the file ends before the record does.
+        """
+        row = self._files.volumes.rows[run[4]]
+        without_body = (*run[:5], 0, run[6])  # so that no byte of the body is brought into memory
+        data, offset = self._tiers[row.kind].stored_record(self._files, ledger_id, without_body)
+        header = self._header(ledger_id, run, data, offset)
+        if offset + RECORD_HEADER_BYTES + header.body_bytes > len(data):
+            where = self._files.volumes.path_of(row)
+            raise CorruptError(f"{where}: the record at offset {offset} ends beyond the file; restore the file")
+
+    def _header(self, ledger_id: int, run: Run, data: memoryview, offset: int) -> RecordHeader:
+        """Return the header of a record, checked to be the one that a run location names."""
         first, count, stride, _, file_id, body_bytes, flags = run
         volumes = self._files.volumes
-        row = volumes.rows[file_id]
-        data, offset = self._tiers[row.kind].stored_record(self._files, ledger_id, run)
-        where = volumes.path_of(row)
+        where = volumes.path_of(volumes.rows[file_id])
         header = decode_header(data, offset, where=where)
         said = (*_run_of(header, offset, file_id)[:3], header.body_bytes, *_run_of(header, offset, file_id)[6:])
         if header.ledger_id != ledger_id or header.kind != RecordKind.ENTRIES or said != (*run[:3], body_bytes, flags):
@@ -63,10 +86,7 @@ class RecordReader:
                 f"flags) {said}, not ledger {ledger_id}, {(first, count, stride, body_bytes, flags)}; run `pybk "
                 f"rebuild-index {volumes.root}`"
             )
-        start = offset + RECORD_HEADER_BYTES
-        body = data[start : start + header.body_bytes]
-        check_body(header, body, where=where)
-        return memoryview(decompress(header, body))
+        return header
 
 
 def _run_of(header: RecordHeader, offset: int, file_id: int) -> Run:

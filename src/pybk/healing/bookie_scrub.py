@@ -1,0 +1,100 @@
+"""The background checks of a bookie's store: how often, how fast, and how what was found is repaired from its peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrubbing import CHECKING, ScrubTerms, text_of
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.underreplication import RepairReason
+from pybk.storage.repair.record_check import DamagedEntries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pybk.bookie.server import BookieServer
+    from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metrics import Metrics
+
+QUIET_S: Final = 10.0
+"""Seconds for which it is remembered whether repairs are held or paused."""
+
+
+class BookieScrub:
+    """A bookie as the owner of the checks of its store; see ``ScrubOwner``.
+
+    Damaged entries that a ledger needs get a mark, by which this bookie's worker copies them from a peer. The copy lies
+    next to the damaged record, which stays where it is.
+
+    Args:
+        bookie: The bookie.
+        metadata: The cluster's metadata.
+        metrics: The counters of the manager.
+        share: Returns the share of the rate that the latency of appends leaves.
+
+    Threads: as ``ScrubOwner``.
+    """
+
+    def __init__(
+        self, bookie: BookieServer, metadata: ClusterMetadata, metrics: Metrics, share: Callable[[], float]
+    ) -> None:
+        self.store: Final = bookie.replicas.store
+        self.metrics: Final = metrics
+        self._bookie = bookie
+        self._metadata = metadata
+        self._share = share
+        self._quiet = False
+        self._looked_at = float("-inf")
+
+    def terms(self) -> ScrubTerms | None:
+        """Return what the settings of the cluster say."""
+        settings = self._metadata.settings
+        scrub = settings.scrub
+        now = time.monotonic()
+        if now >= self._looked_at + QUIET_S:
+            self._quiet, self._looked_at = self._metadata.is_quiet(time.time_ns()), now
+        return ScrubTerms(
+            {ScrubKind.DEEP: scrub.deep_s, ScrubKind.LIGHT: scrub.light_s},
+            scrub.bytes_per_second,
+            {ScrubKind.DEEP: scrub.deep_asked_ns, ScrubKind.LIGHT: scrub.light_asked_ns},
+            quiet=self._quiet and settings.repair.paused_until_ns <= time.time_ns(),
+            share=self._share(),
+        )
+
+    def load(self) -> Mapping[str, Any] | None:
+        """Return the notes in the metadata store; damaged ones count as none."""
+        try:
+            return self._metadata.read_scrub(self._bookie.bookie)
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError):
+            return None  # they are replaced by the next ones
+
+    def save(self, notes: Mapping[str, Any]) -> None:
+        """Save notes in the metadata store."""
+        self._metadata.write_scrub(self._bookie.bookie, notes)
+
+    def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
+        """Mark the first of the entries that are not copied anew; raises MetadataError if that is not durable."""
+        valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
+        if valid is None:
+            return None
+        ledger_id, first, last = valid
+        self._metadata.mark_under_replicated(ledger_id, self._bookie.bookie, first, reason=RepairReason.DAMAGED)
+        problem = f"ledger {ledger_id} entries {first} to {last} are damaged, and copied from a peer: {damaged.problem}"
+        return DamagedEntries(ledger_id, first, last, problem)
+
+    def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
+        """Return whether some of the entries are not copied anew yet."""
+        replicas = self._bookie.replicas
+        return replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id) is not None
+
+    def show(self, damaged: Iterable[DamagedEntries]) -> None:
+        """Show what waits for its copies among the troubles of the store."""
+        found = list(damaged)
+        if found:
+            self.store.troubles.note(CHECKING, f"{text_of(found)}, which are to be copied from other bookies")
+        else:
+            self.store.troubles.clear(CHECKING)

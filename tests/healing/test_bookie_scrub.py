@@ -1,0 +1,85 @@
+"""The background checks of bookies: damage where nobody reads is found, copied from a peer, and forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.healing import auditing, bookie_scrub, repairing, scrubbing, situation
+from pybk.metadata.settings import ClusterSettings, ScrubSettings
+from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
+from pybk.replication.messages import Status
+from tests.client.test_limbo_repair import check, fill, payload, service_of
+from tests.cluster.inside import Inside, inside
+from tests.healing.test_autorecovery import autorecovery_of
+from tests.healing.test_embedded_scrub import counted, flip
+from tests.healing.test_repairing import metadata_of
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    """Three bookies that check their entries when asked."""
+    monkeypatch.setattr(auditing, "TICK_S", 0.1)
+    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
+    monkeypatch.setattr(scrubbing, "LOOK_S", 0.1)
+    monkeypatch.setattr(scrubbing, "RECHECK_S", 0.1)
+    monkeypatch.setattr(bookie_scrub, "QUIET_S", 0.1)
+    with inside(tmp_path, count=3, autorecovery=True) as cluster:
+        yield cluster
+
+
+def settle(cluster: Inside, **changed: Any) -> None:
+    def change(settings: ClusterSettings) -> ClusterSettings:
+        return replace(settings, scrub=ScrubSettings(**changed))
+
+    metadata_of(cluster.bookies[0]).change_settings(change)
+
+
+def test_a_flipped_bit_is_found_in_one_period_and_mended_from_a_peer(three: Inside) -> None:
+    client = three.connect()
+    ledger_id, other = fill(client, 60), fill(client, 60)
+    bookie = three.bookies[1]
+    flip(three.directory / "bookie-1", payload(40))
+    settle(three, deep_s=1.0)
+    wait_until(lambda: counted(bookie, SCRUB_DAMAGED_RECORDS), "the damage is found")
+    read = service_of(bookie).replicas.read
+    wait_until(lambda: read(ledger_id, 40, 40, 1, 1 << 20, checked=True)[0] is Status.OK, "there is a new copy")
+    wait_until(lambda: not metadata_of(client).list_under_replicated())
+    wait_until(lambda: bookie.health().state == "ok", "nothing waits for a copy")
+    found = counted(bookie, SCRUB_DAMAGED_RECORDS)
+    checked = counted(bookie, SCRUB_BYTES)
+    wait_until(
+        lambda: counted(bookie, SCRUB_BYTES) > checked + 4 * 60 * len(payload(40)), "everything is checked again"
+    )
+    assert counted(bookie, SCRUB_DAMAGED_RECORDS) == found, "what is copied anew is not found again"
+    for place in (0, 2):
+        assert not counted(three.bookies[place], SCRUB_DAMAGED_RECORDS)
+        three.bookies[place].close()
+    for number in range(60):  # the bookie alone has everything
+        for each in (ledger_id, other):
+            assert read(each, number, number, 1, 1 << 20, checked=True)[0] is Status.OK
+
+
+def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> None:
+    client = three.connect()
+    ledger_id = fill(client, 60)
+    bookie = three.bookies[1]
+    autorecovery_of(bookie).repairer.stop()
+    flip(three.directory / "bookie-1", payload(40))
+    settle(three, deep_asked_ns=1)  # whatever the clock of the person says
+    wait_until(lambda: bookie.health().state == "degraded")
+    assert f"damaged record in ledger {ledger_id}" in bookie.health().reason
+    (mark,) = wait_until(lambda: metadata_of(client).list_under_replicated())
+    assert (mark.reason, mark.bookie) == ("damaged", service_of(bookie).bookie)
+    assert mark.first_entry_id <= 40
+    check(client, ledger_id, 60)  # never a wrong byte
+    notes = metadata_of(client).read_scrub(service_of(bookie).bookie)
+    assert notes is not None
+    assert notes["damaged"]
