@@ -5,6 +5,7 @@ BookKeeper's Auditor finds bookies that are lost; this checks one that answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from pybk.client.driver import Conversation
@@ -59,6 +60,7 @@ def check_replica(
     *,
     digest: EntryDigest | None,
     entry_bytes: int,
+    entries: Iterable[int] | None = None,
 ) -> ReplicaCheck:
     """Read the entries that one bookie should have, from that bookie alone, and check them.
 
@@ -71,6 +73,7 @@ def check_replica(
         digest: Verifies the entries. None: the bookie verifies its record checksums, and only ledger and entry ids are
             compared here.
         entry_bytes: The average encoded length of the entries, which sets how many are asked for at a time.
+        entries: Read only these; None reads all.
 
     Returns:
         The check; its ``machine`` has the ids of the entries that are missing, damaged or unknown.
@@ -86,6 +89,7 @@ def check_replica(
         bytes_max=REPLY_BYTES_MAX,
         window=max(_WINDOW_MIN, REPLY_BYTES_MAX // max(entry_bytes, 1)),
         checked=digest is None or digest.size == 0,
+        entries=entries,
     )
     check = ReplicaCheck(backend.driver, ledger, machine)
     backend.driver.run(check, machine.start)

@@ -37,6 +37,7 @@ from pybk.healing.auditor import (
     BookiesRead,
     ChangeMark,
     ChangesMissed,
+    Check,
     DropMark,
     Effect,
     Elected,
@@ -50,6 +51,7 @@ from pybk.healing.auditor import (
     PublishMark,
     ReadEverything,
     ReadLedgers,
+    ReplicaChecked,
     Report,
     SavedState,
     SaveState,
@@ -61,7 +63,7 @@ from pybk.healing.auditor import (
 )
 from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
 from pybk.healing.situation import BookieFacts, MarkKey, Space
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import Bookie, LedgerMetadata
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
@@ -150,6 +152,27 @@ class Auditing:
     def leads(self) -> bool:
         """Whether this process is the auditor, as far as it knows."""
         return self._election.leads
+
+    def report_check(self, ledger_id: int, bookie: Bookie, result: Check, first_entry_id: int) -> None:
+        """Give the machine what a check of a bookie's replica of a ledger found; any thread."""
+        event = ReplicaChecked(ledger_id, bookie, result, first_entry_id)
+        self._inbox.put(lambda: (event,))
+
+    def ledger_ids(self) -> list[int]:
+        """Return the ledgers that the machine knows, in any order; none if the thread has ended. Any thread."""
+        found: SimpleQueue[list[int]] = SimpleQueue()
+
+        def list_them() -> Iterable[Event]:
+            found.put(list(self._machine.map))
+            return ()
+
+        self._inbox.put(list_them)
+        while not self._stopping.is_set():
+            try:
+                return found.get(timeout=1.0)
+            except Empty:
+                continue
+        return []
 
     def stop(self) -> None:
         """Leave the election and stop; returns when the thread has ended."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.healing.auditing import Auditing
 from pybk.healing.bookie_scrub import BookieScrub
+from pybk.healing.quick_auditing import QuickAuditing
 from pybk.healing.repairing import Repairer
 from pybk.healing.scrubbing import StoreScrub
 from pybk.healing.surplus_dropping import SurplusDropping
@@ -30,6 +31,7 @@ class Autorecovery:
         repairer: The worker.
         surplus: The drop of surplus copies.
         scrub: The checks of the bookie's own store.
+        quick_auditing: The audits of all bookies, while this process leads.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -48,6 +50,8 @@ class Autorecovery:
             undo.callback(self.surplus.stop)
             share = self.repairer.foreground_share
             self.scrub: Final = StoreScrub(BookieScrub(bookie, membership.metadata, backend.metrics, share))
+            undo.callback(self.scrub.stop)
+            self.quick_auditing: Final = QuickAuditing(backend, self.auditing)
             undo.pop_all()
 
     def begin_stop(self) -> None:
@@ -55,6 +59,7 @@ class Autorecovery:
         self.repairer.begin_stop()
         self.surplus.begin_stop()
         self.scrub.begin_stop()
+        self.quick_auditing.begin_stop()
 
     def stop(self) -> None:
         """Stop; returns when all threads have ended."""
@@ -62,4 +67,5 @@ class Autorecovery:
             stopping.callback(self.auditing.stop)
             stopping.callback(self.repairer.stop)
             stopping.callback(self.surplus.stop)
-            self.scrub.stop()
+            stopping.callback(self.scrub.stop)
+            self.quick_auditing.stop()

@@ -69,6 +69,7 @@ class ReplicaCheckMachine:
         bytes_max: Encoded bytes that one reply may have.
         window: Entries asked for at a time, about as many as ``bytes_max`` holds.
         checked: Have the bookie verify record checksums, because the reader has no ledger password.
+        entries: Read only these of the entries that the bookie should have; None reads all.
 
     Attributes:
         bookie: The bookie.
@@ -90,15 +91,17 @@ class ReplicaCheckMachine:
         bytes_max: int,
         window: int,
         checked: bool,
+        entries: Iterable[int] | None = None,
     ) -> None:
         self.bookie = fragment_of(metadata.fragments, first).ensemble[place]
         self._ledger_id = metadata.ledger_id
         self._bytes_max = bytes_max
         self._checked = checked
         self._tokens = count(1)
+        spans = spans_of(metadata, place, first, last) if entries is None else [Span(each, each, 1) for each in entries]
         self._waiting = deque(
             Span(low, min(low + (window - 1) * span.step, span.last), span.step)
-            for span in spans_of(metadata, place, first, last)
+            for span in spans
             for low in range(span.first, span.last + 1, window * span.step)
         )
         self._asked: dict[int, tuple[Span, bool]] = {}
