@@ -108,6 +108,7 @@ class ClusterStatus:
         waiting: Ledgers that wait for a recovery by their owner.
         no_target: Ledgers whose copies no bookie can take.
         stuck: Ledgers whose repair failed repeatedly.
+        misplaced: How many ledgers have copies in fewer zones than the settings ask for; 0 without an auditor.
     """
 
     verdict: ClusterVerdict
@@ -126,6 +127,7 @@ class ClusterStatus:
     waiting: tuple[int, ...] = ()
     no_target: tuple[int, ...] = ()
     stuck: tuple[int, ...] = ()
+    misplaced: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,6 +573,7 @@ def status_with_report(
         "waiting": _ids(report, "waiting"),
         "no_target": _ids(report, "no_target"),
         "stuck": _ids(report, "stuck"),
+        "misplaced": int(report.get("misplaced", 0)),
     }
     bad = [f"repairs are on hold, but for entries with one copy: {text}" for text in holds]
     warn = []
@@ -638,6 +641,9 @@ def _status(
     for name, text in _TERMINAL.items():
         if found[name]:
             warn.append(f"{text}: {listed(found[name])}")
+    if misplaced := found.get("misplaced"):
+        remedy = "they are moved" if settings.placement.repair else "the setting placement.repair has them moved"
+        warn.append(f"ledgers in fewer zones than placement.min_zones asks for: {misplaced}; {remedy}")
     paused = settings.repair.paused_until_ns
     if paused > now_ns:
         by = f" by {settings.repair.paused_by}" if settings.repair.paused_by else ""

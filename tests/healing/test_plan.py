@@ -226,4 +226,15 @@ def test_few_zones_are_found_and_unknown_zones_are_not_judged() -> None:
     assert shown(planned(situation(6, placement=placement), *ledgers).tasks) == [(1, "b3", "misplaced", 2)]
     unknown = situation(6, placement=placement, changed=[facts(3, location="")])
     assert planned(unknown, *ledgers).tasks == ()
-    assert planned(situation(6, placement=PlacementSettings(min_zones=2)), *ledgers).tasks == ()
+    counted = planned(situation(6, placement=PlacementSettings(min_zones=2)), *ledgers)
+    assert (counted.tasks, counted.counts.misplaced) == ((), 1)
+
+
+def test_what_is_misplaced_moves_only_where_a_write_set_gains_a_zone() -> None:
+    placement = PlacementSettings(min_zones=3, repair=True)
+    stuck = planned(situation(6, placement=placement), ledger(1, (0, (0, 1, 3, 4)), quorum=(3, 2)))
+    assert [each.state for each in stuck.wanted.values()] == [RepairState.QUEUED], "b2 and b5 are in the third zone"
+    full = [facts(2, tiers={}), facts(5, tiers={})]
+    stuck = planned(situation(8, changed=full, placement=placement), ledger(1, (0, (0, 1, 3))))
+    assert {each.state for each in stuck.wanted.values()} == {RepairState.NO_TARGET}, "b6 and b7 are in used zones"
+    assert stuck.counts.misplaced == 1

@@ -61,7 +61,7 @@ from pybk.healing.plan import plan
 from pybk.healing.situation import SECOND_NS, BookieFacts, MarkKey, Space
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.registration import BookieState
-from pybk.metadata.settings import ClusterSettings, RepairSettings
+from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.fragments import fragment_end
 from tests.healing.clusters import ledger as make_ledger
@@ -211,7 +211,8 @@ class World:
         self.trace: list[str] = []
         self.faulty = faults
         self.settings = ClusterSettings(
-            repair=repair or RepairSettings(grace_s=60, open_grace_s=300, recover_abandoned=self.random.random() < 0.5)
+            repair=repair or RepairSettings(grace_s=60, open_grace_s=300, recover_abandoned=self.random.random() < 0.5),
+            placement=PlacementSettings(min_zones=2),  # misplaced ledgers are counted, and not moved
         )
         self.ledgers: dict[int, tuple[LedgerMetadata, int]] = {}
         self.marks: dict[MarkKey, UnderReplicatedLedger] = {}
@@ -445,6 +446,7 @@ class World:
         found = plan(whole, machine.situation, self.now, window=self.window)
         check(dict(machine.wanted) == dict(found.wanted), "the marks wanted are those of the plan")
         check(machine.holds == found.holds, "the holds are those of the plan")
+        check(len(machine.misplaced) == found.counts.misplaced, "the misplaced ledgers are those of the plan")
         queued = [task for task in machine.wanted.values() if task.state is RepairState.QUEUED and task.derived]
         queued = [task for task in queued if task.key not in machine.situation.parked]
         check(len(queued) <= self.window, "the window is kept")

@@ -41,6 +41,7 @@ from pybk.healing.plan import (
     Task,
     assess,
     count,
+    is_misplaced,
     rank_of,
     select,
     signature_of,
@@ -502,6 +503,7 @@ class AuditorMachine:
         situation: What else is known.
         wanted: The tasks that are to be marked now, by the keys of their marks.
         holds: The reasons to hold repairs.
+        misplaced: The ledgers that span too few zones.
 
     Args:
         window: How many queued marks are published at most.
@@ -530,6 +532,9 @@ class AuditorMachine:
         """What was read since the election: settings, bookies, marks."""
         self._standings: list[Standing] = []
         self._targets: tuple[Target, ...] = ()
+        self.misplaced: set[int] = set()
+        self._placed_by: tuple[int, dict[str, str]] | None = None
+        """By what ledgers were judged to be misplaced: the zones that are asked for, and the zone of each bookie."""
         self._tasks = _Tasks()
         self._open_short: dict[int, int] = {}
         """Open ledgers that are short, and when each is to be assessed again: its writer may be gone then."""
@@ -818,6 +823,7 @@ class AuditorMachine:
             if number >= len(self._standings) or standing[1:] != self._standings[number][1:]:
                 dirty |= self.map.ledgers_of(number)
         self._standings = standings
+        self._judge_places(dirty)
         dirty.update(ledger_id for ledger_id, at_ns in self._open_short.items() if now_ns >= at_ns)
         found = {each: assess(self.map, self.situation, standings, now_ns, each) for each in dirty}
         self._tasks.put(found)
@@ -843,6 +849,18 @@ class AuditorMachine:
             now_ns=now_ns,
             window=self._window,
         )
+
+    def _judge_places(self, dirty: set[int]) -> None:
+        """Note which ledgers span too few zones: of those that changed, or of all if the zones have changed."""
+        wanted = self.situation.settings.placement.min_zones
+        by = (wanted, {name: self.situation.zone_of(name) for name in self.situation.bookies})
+        judged: Iterable[int] = dirty
+        if by != self._placed_by:
+            self._placed_by, judged = by, self.map
+            self.misplaced.clear()
+        if wanted > 1:
+            self.misplaced.difference_update(judged)
+            self.misplaced.update(each for each in judged if is_misplaced(self.map, self.situation, each))
 
     def _note_strangers(self, now_ns: int) -> None:
         """Note since when bookies are absent that ledgers name and that are not members."""
@@ -933,7 +951,7 @@ class AuditorMachine:
         return SaveState(SavedState(saved, now_ns - self._read_ns, judged))
 
     def _report(self, now_ns: int) -> Report:
-        counts = count(self._tasks.assessments.values())
+        counts = count(self._tasks.assessments.values(), len(self.misplaced))
         progress = self._progress
         rate = progress.rate(now_ns)
         by_state: dict[RepairState, set[int]] = {state: set() for state in RepairState}

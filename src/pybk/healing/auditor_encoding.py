@@ -78,6 +78,7 @@ def encode_report(report: Report, auditor: str, now_ns: int) -> dict[str, Any]:
         "queued_bytes": counts.bytes,
         "lost_ledgers": counts.lost,
         "left_to_writer": counts.left_to_writer,
+        "misplaced": counts.misplaced,
         "oldest_since_ns": counts.oldest_since_ns,
         "planned_bytes": report.planned_bytes,
         "done_bytes": report.done_bytes,

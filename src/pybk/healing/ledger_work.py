@@ -8,7 +8,7 @@ fragment that has an end:
 | is the own one and serves | missing, damaged | this bookie fills it up |
 | is absent | lost | any bookie that fits takes its place |
 | is leaving | draining | any bookie that fits takes its place |
-| serves | misplaced | any bookie that fits takes its place |
+| serves | misplaced | any bookie takes its place that fits, and gives a write set a zone more |
 | serves | rebalance, from the fragment's first entry on | the mark's target takes its place |
 | serves | lost, draining | nobody: it is back, and the cause is over |
 | absent | missing, damaged alone | nobody yet: it may come back within the grace |

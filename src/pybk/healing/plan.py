@@ -37,6 +37,7 @@ from pybk.healing.situation import (
 )
 from pybk.ledger import Bookie
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.replication.locations import gains_zones
 from pybk.replication.quorum import places as places_of
 
 WINDOW: Final = 1000
@@ -330,22 +331,37 @@ class _Judge:
 
     def _placement(self, fragment: MappedFragment) -> None:
         """Add a task for a place of each write set that has copies in too few zones."""
-        wanted = self._situation.settings.placement.min_zones
+        moved = place_to_move(self._cluster, self._situation, self._ledger, fragment)
         last = fragment.last_entry_id
-        if last is None:
-            return
-        zones = [self._zone(number) for number in fragment.places]
-        moved = misplaced_place(zones, self._ledger.shape.masks, wanted)
-        if moved is None:
+        if moved is None or last is None:
             return
         draft = self._draft(fragment, fragment.places[moved])
         draft.derived = RepairReason.MISPLACED
         size = self._cluster.bytes_of_place(self._ledger, fragment) if last >= fragment.first_entry_id else 0
         draft.queue(fragment, self._copies, size, urgent=False)
 
-    def _zone(self, number: int) -> str:
-        facts = self._situation.bookies.get(self._cluster.bookies[number].bookie_id)
-        return facts.location.partition("/")[0] if facts is not None else ""
+
+def place_to_move(
+    cluster: ClusterMap, situation: Situation, ledger: MappedLedger, fragment: MappedFragment
+) -> int | None:
+    """Return a place to move of a fragment that has an end and spans too few zones; None if there is none."""
+    if fragment.last_entry_id is None:
+        return None
+    return misplaced_place(
+        _zones(cluster, situation, fragment), ledger.shape.masks, situation.settings.placement.min_zones
+    )
+
+
+def is_misplaced(cluster: ClusterMap, situation: Situation, ledger_id: int) -> bool:
+    """Return whether a fragment of a ledger that has an end spans fewer zones than the settings ask for."""
+    ledger = cluster.get(ledger_id)
+    return ledger is not None and any(
+        place_to_move(cluster, situation, ledger, fragment) is not None for fragment in cluster.fragments(ledger)
+    )
+
+
+def _zones(cluster: ClusterMap, situation: Situation, fragment: MappedFragment) -> list[str]:
+    return [situation.zone_of(cluster.bookies[number].bookie_id) for number in fragment.places]
 
 
 def misplaced_place(zones: Sequence[str], masks: Iterable[int], wanted: int) -> int | None:
@@ -448,7 +464,7 @@ def select(
         key = task.key
         if (held and not task.urgent) or key in parked:
             continue
-        if task.stays or has_target(cluster, task, space):
+        if task.stays or has_target(cluster, situation, task, space):
             wanted[key] = task
             queued += 1
         elif missing < window:
@@ -474,12 +490,17 @@ class _Space:
         return len(each) - bisect_left(each, max(size_bytes, 1))
 
 
-def has_target(cluster: ClusterMap, task: Task, space: _Space) -> bool:
-    """Return whether a bookie can take the place of the task's bookie in each of its fragments."""
+def has_target(cluster: ClusterMap, situation: Situation, task: Task, space: _Space) -> bool:
+    """Return whether a bookie can take the place of the task's bookie in each of its fragments.
+
+    For a ledger that is misplaced: in one of its fragments, so that a write set spans more zones.
+    """
     ledger = cluster.get(task.ledger_id)
     able = space.count(task.tier, task.size_bytes)
     if not able or ledger is None:
         return False
+    if task.reason is RepairReason.MISPLACED:
+        return any(_gains(cluster, situation, ledger, fragment, task, space) for fragment in cluster.fragments(ledger))
     if able > ledger.shape.quorum.ensemble_size:
         return True
     able_bookies = [each.bookie for each in space.targets if each.takes(task.tier, task.size_bytes)]
@@ -494,6 +515,31 @@ def has_target(cluster: ClusterMap, task: Task, space: _Space) -> bool:
     return True
 
 
+def _gains(
+    cluster: ClusterMap,
+    situation: Situation,
+    ledger: MappedLedger,
+    fragment: MappedFragment,
+    task: Task,
+    space: _Space,
+) -> bool:
+    """Return whether a target can take the place of the task's bookie so that a write set spans more zones."""
+    ensemble = [cluster.bookies[number] for number in fragment.places]
+    if task.bookie not in ensemble or fragment.last_entry_id is None:
+        return False
+    place = ensemble.index(task.bookie)
+    zones = _zones(cluster, situation, fragment)
+    sets = [tuple(places_of(mask)) for mask in ledger.shape.masks]
+    needed = min(situation.settings.placement.min_zones, ledger.shape.quorum.write_quorum)
+    names = {each.bookie_id for each in ensemble}
+    return any(
+        each.bookie.bookie_id not in names
+        and each.takes(task.tier, task.size_bytes)
+        and gains_zones(zones, place, situation.zone_of(each.bookie.bookie_id), sets, needed)
+        for each in space.targets
+    )
+
+
 class Counts(NamedTuple):
     """How a cluster's ledgers are, for its health.
 
@@ -505,6 +551,7 @@ class Counts(NamedTuple):
         bytes: About how many bytes queued tasks copy.
         lost: Ledgers with entries that are lost.
         left_to_writer: Open ledgers whose writer is expected to replace a bookie.
+        misplaced: Ledgers that span fewer zones than the settings ask for, whether they are to be moved or not.
         oldest_since_ns: The oldest reason of a task; 0 if there is none.
     """
 
@@ -514,11 +561,17 @@ class Counts(NamedTuple):
     bytes: int
     lost: int
     left_to_writer: int
+    misplaced: int
     oldest_since_ns: int
 
 
-def count(assessments: Iterable[Assessment]) -> Counts:
-    """Return the counts of all ledgers that are not whole."""
+def count(assessments: Iterable[Assessment], misplaced: int) -> Counts:
+    """Return the counts of all ledgers that are not whole.
+
+    Args:
+        assessments: Of those ledgers.
+        misplaced: How many ledgers are misplaced.
+    """
     short: Counter[str] = Counter()
     reasons: Counter[RepairReason] = Counter()
     states: Counter[RepairState] = Counter()
@@ -537,7 +590,7 @@ def count(assessments: Iterable[Assessment]) -> Counts:
                 size += task.size_bytes
             if task.since_ns and (not oldest or task.since_ns < oldest):
                 oldest = task.since_ns
-    return Counts(dict(short), dict(reasons), dict(states), size, lost, left, oldest)
+    return Counts(dict(short), dict(reasons), dict(states), size, lost, left, misplaced, oldest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +625,8 @@ def plan(cluster: ClusterMap, situation: Situation, now_ns: int, *, window: int 
         now_ns: The time.
         window: How many marks are published at most.
 
-    Cost: 10 microseconds for each ledger of the bookies that are not well; next to nothing if all are.
+    Cost: 10 microseconds for each ledger of the bookies that are not well, and for each ledger if several zones are
+        asked for.
     """
     standings = standings_of(cluster, situation, now_ns)
     found = [
@@ -604,5 +658,5 @@ def plan(cluster: ClusterMap, situation: Situation, now_ns: int, *, window: int 
         any(each.reason.blind for each in holds),
         situation.paused(now_ns),
         wanted,
-        count(found),
+        count(found, sum(is_misplaced(cluster, situation, ledger_id) for ledger_id in cluster)),
     )

@@ -355,10 +355,13 @@ class Repairer:
         tried = any(mark.tries for mark in marks)
 
         def fits(fragment: Fragment, place: int, reasons: frozenset[RepairReason]) -> bool:
-            planned = RepairReason.REBALANCE in reasons
+            planned, misplaced = RepairReason.REBALANCE in reasons, RepairReason.MISPLACED in reasons
             # After a failed try a bookie that is not among the best may do what those did not.
             return self._membership.may_take(
-                own, metadata, fragment, place, among_best=not (tried or planned), spread=planned
+                *(own, metadata, fragment, place),
+                among_best=not (tried or planned),
+                spread=planned,
+                gains=misplaced,
             )
 
         return ledger_work(metadata, marks, own, self._presence, fits)

@@ -252,6 +252,11 @@ class Situation:
         """How long an open ledger may stand still before its writer is taken to be gone."""
         return int(self.settings.repair.open_grace_s * SECOND_NS)
 
+    def zone_of(self, name: str) -> str:
+        """Return the zone of a bookie; empty if it is not known."""
+        facts = self.bookies.get(name)
+        return facts.location.partition("/")[0] if facts is not None else ""
+
     @property
     def moves_misplaced(self) -> bool:
         """Whether ledgers are moved that lie in too few zones."""

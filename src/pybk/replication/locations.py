@@ -235,6 +235,29 @@ def keeps_spread(now: Sequence[Location], then: Sequence[Location], write_quorum
     )
 
 
+def gains_zones(zones: Sequence[str], place: int, zone: str, sets: Iterable[Sequence[int]], needed: int) -> bool:
+    """Return whether a write set comes to span more zones, and none fewer, if a bookie of a zone takes a place.
+
+    Each such move brings an ensemble nearer to what a policy asks for, so that moves of this kind end.
+
+    Args:
+        zones: The zone of each place; empty if it is not known.
+        place: The place.
+        zone: The zone of the bookie.
+        sets: The places of each write set.
+        needed: How many zones a write set has to span; more do not count.
+    """
+    gains = False
+    for places in sets:
+        if place in places:
+            others = {zones[each] for each in places if each != place}
+            before, after = (min(len({*others, each} - {""}), needed) for each in (zones[place], zone))
+            if after < before:
+                return False
+            gains |= after > before
+    return gains
+
+
 def _spread(stand: Sequence[Location], places: Iterable[int]) -> tuple[int, int, int]:
     """Return how many zones, racks and hosts are known to be spanned."""
     there = [stand[place] for place in places]

@@ -1,4 +1,4 @@
-"""Real bookies that are rebalanced when a person asks for it: an empty one fills up, and no entry is ever short."""
+"""Real bookies whose copies move when a person asks for it: to emptier bookies, or to more zones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk import ClusterAdmin, LedgerManager, RepairReason, SafetyCheckError
+from pybk import ClusterAdmin, LedgerManager, PlacementSettings, RepairReason, RepairState, SafetyCheckError
 from pybk.admin.cli import main
 from pybk.bookie.server import BookieServer
 from pybk.healing import auditing, repairing, situation, surplus_dropping
@@ -26,6 +26,20 @@ ENTRIES = 10
 LEDGERS = 60
 
 
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have repairs look often."""
+    monkeypatch.setattr(auditing, "TICK_S", 0.1)
+    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(surplus_dropping, "LOOK_S", 0.2)
+    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+
+
+def make(client: LedgerManager) -> None:
+    """Make a closed ledger on three bookies."""
+    with client.create_ledger(password=b"p", ensemble_size=3, write_quorum=3, ack_quorum=2) as writer:
+        writer.append_many([b"x" * 100] * ENTRIES)
+
+
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Three small bookies that repair themselves, and are 60 % full; a fourth one is empty."""
@@ -37,15 +51,11 @@ def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
         return replace(found, capacity=sizes, tiers={tier: size * 4 // 10 for tier, size in sizes.items()})
 
     monkeypatch.setattr(BookieServer, "registration", small)
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(surplus_dropping, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    quick(monkeypatch)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         client = cluster.connect()
         for _ in range(LEDGERS):
-            with client.create_ledger(password=b"p", ensemble_size=3, write_quorum=3, ack_quorum=2) as writer:
-                writer.append_many([b"x" * 100] * ENTRIES)
+            make(client)
         cluster.bookies.append(cluster.open_bookie(3))
         admin = ClusterAdmin(client)
         wait_until(lambda: admin.plan_rebalance().moves, "the auditor has looked at all bookies")
@@ -154,6 +164,35 @@ def test_moves_wait_while_repairs_are_held_and_for_their_target(three: Inside, m
     quiet.append(True)
     wait_until(ended(three, admin, client))
     assert all(mark.reason is RepairReason.REBALANCE for mark in marks)
+
+
+def test_misplaced_ledgers_are_counted_and_moved_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    with inside(tmp_path, count=0, autorecovery=True) as cluster:
+        zones = ["a", "b", "a", "b"]
+        cluster.bookies += [cluster.open_bookie(place, rack=zone) for place, zone in enumerate(zones)]
+        client = cluster.connect()
+        admin = ClusterAdmin(client)
+        admin.change_settings(lambda found: replace(found, placement=PlacementSettings(min_zones=3)))
+        wait_until(lambda: metadata_of(client).settings.placement.min_zones == 3)
+        for _ in range(10):
+            make(client)
+        before = ensembles(client)
+        wait_until(lambda: admin.status().misplaced == 10)
+        assert any("placement.repair has them moved" in reason for reason in admin.status().reasons)
+
+        admin.change_settings(lambda found: replace(found, placement=PlacementSettings(min_zones=3, repair=True)))
+        marks = metadata_of(client).list_under_replicated
+        wait_until(lambda: len(found := marks()) == 10 and {each.state for each in found} == {RepairState.NO_TARGET})
+        assert (ensembles(client), admin.status().misplaced) == (before, 10), "a move within two zones is of no use"
+
+        cluster.bookies.append(cluster.open_bookie(4, rack="c"))
+        wait_until(lambda: admin.status().misplaced == 0 and not marks())
+        there = {service_of(manager).bookie: zone for manager, zone in zip(cluster.bookies, [*zones, "c"], strict=True)}
+        for ledger_id, ensemble in ensembles(client).items():
+            assert {there[bookie] for bookie in ensemble} == {"a", "b", "c"}
+            assert len(set(ensemble) - set(before[ledger_id])) == 1
+        check_whole(cluster, client)
 
 
 def test_the_command_plans_and_applies(
