@@ -81,6 +81,8 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.futures import AppendFuture
 from pybk.healing.rebalance import RebalanceMove, RebalancePlan, TierFullness
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_status import ScrubProgress, ScrubStatus
 from pybk.healing.scrubbing import ScrubReport
 from pybk.health import Health, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
@@ -104,6 +106,7 @@ from pybk.metrics import HistogramSnapshot, MetricKey, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
+from pybk.replication.replica_check import ReplicaProblem, ReplicasCheck
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
@@ -250,12 +253,17 @@ __all__ = [
     "RepairReason",
     "RepairSettings",
     "RepairState",
+    "ReplicaProblem",
+    "ReplicasCheck",
     "Replicated",
     "Retention",
     "RewoundError",
     "SafetyCheckError",
+    "ScrubKind",
+    "ScrubProgress",
     "ScrubReport",
     "ScrubSettings",
+    "ScrubStatus",
     "SealMismatchError",
     "Secret",
     "SkippedSnapshot",

@@ -7,8 +7,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pybk.arguments import existing_id, member_of
 from pybk.cluster_checks import (
     BookieStatus,
     ClusterStatus,
@@ -43,14 +45,18 @@ from pybk.errors import (
 )
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_quick
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
+from pybk.replication.replica_check import ReplicasCheck
 
 if TYPE_CHECKING:
+    from pybk.client.backend import ClusterBackend
     from pybk.metadata.cluster import ClusterMetadata
 
 logger = logging.getLogger(__name__)
@@ -73,8 +79,8 @@ _EMPTYING: Final = frozenset({BookieState.DRAINING, BookieState.DRAINED})
 class ClusterAdmin:
     """The administration of a cluster.
 
-    Everything is read from the metadata store, and written to it; no bookie is asked. Every call may raise
-    MetadataUnreachableError, and ClosedError after the manager was closed. Changes are durable on return.
+    Everything is read from the metadata store, and written to it; only ``scrub_ledger`` asks bookies. Every call may
+    raise MetadataUnreachableError, and ClosedError after the manager was closed. Changes are durable on return.
 
     Args:
         manager: A manager of the cluster, by ``LedgerManager.connect`` or of a bookie; it is not closed.
@@ -94,12 +100,16 @@ class ClusterAdmin:
         self._manager = manager
 
     @property
-    def _metadata(self) -> ClusterMetadata:
+    def _backend(self) -> ClusterBackend:
         from pybk.client.backend import ClusterBackend  # imported only here, because it imports ZeroMQ
 
         backend = backend_of(self._manager)
         assert isinstance(backend, ClusterBackend)
-        return backend.membership.metadata
+        return backend
+
+    @property
+    def _metadata(self) -> ClusterMetadata:
+        return self._backend.membership.metadata
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
@@ -521,6 +531,79 @@ class ClusterAdmin:
         """Resume as ``resume_repair`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.resume_repair, accept_loss_of, by)
 
+    # ---- scrubs --------------------------------------------------------------------------------------------------
+
+    def scrub(self, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
+        """Ask all bookies to check their stored entries at once, also those that do not run now; returns at once.
+
+        Bookies check at ``scrub.bytes_per_second``, and have what is damaged copied from their peers. ``scrub_status``
+        shows how far they are.
+
+        Args:
+            kind: ``DEEP``: the checksum of each record. ``LIGHT``: the index against the files. ``QUICK``: the auditor
+                reads a few entries of each replica.
+            by: The person who asks, for others.
+
+        Raises:
+            UsageError: ``kind`` or ``by`` is something else.
+
+        Durability: The request is among the settings of the cluster on return.
+        """
+        wanted = f"{member_of(ScrubKind, kind, 'kind')}_asked_ns"
+
+        def asked(found: ClusterSettings) -> ClusterSettings:
+            later_ns = max(time.time_ns(), getattr(found.scrub, wanted) + 1)  # whatever the clock of the last person
+            return replace(found, scrub=replace(found.scrub, **{wanted: later_ns}))
+
+        return self.change_settings(asked, by)
+
+    async def scrub_async(self, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
+        """Ask as ``scrub`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.scrub, kind, by)
+
+    def scrub_status(self) -> tuple[ScrubStatus, ...]:
+        """Return how the checks of each bookie proceed, by name, and after them the quick audits of the auditor.
+
+        Bookies note that once a minute, so a request shows a minute later at most.
+
+        Cost: One round trip for each bookie.
+        """
+        metadata = self._metadata
+        bookies = [
+            status_of_notes(each.bookie.bookie_id, _noted(partial(metadata.read_scrub, each.bookie)))
+            for each in self.bookies()
+        ]
+        return (*bookies, status_of_quick(_noted(metadata.read_quick_audit)))
+
+    async def scrub_status_async(self) -> tuple[ScrubStatus, ...]:
+        """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.scrub_status)
+
+    def scrub_ledger(self, ledger_id: int) -> ReplicasCheck:
+        """Read all entries of a ledger from each of its bookies now, which check their checksums.
+
+        Nothing is marked or repaired, because one denial is no proof: the entries may be under way. ``scrub`` has the
+        bookies repair what is damaged, and ``LedgerManager.replicate`` copies what is missing.
+
+        Args:
+            ledger_id: The ledger. The fragment of an open ledger that has no end yet is left out.
+
+        Returns:
+            What each bookie lacks.
+
+        Raises:
+            NoSuchLedgerError: The ledger was never created, or was deleted.
+
+        Cost: Reads each copy of each entry, at the rate at which bookies answer reads for copies.
+        """
+        from pybk.client.replica_check import check_replicas  # imported only here, because it imports ZeroMQ
+
+        return check_replicas(self._backend, existing_id(ledger_id))
+
+    async def scrub_ledger_async(self, ledger_id: int) -> ReplicasCheck:
+        """Read as ``scrub_ledger`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.scrub_ledger, ledger_id)
+
     # ---- rebalance -----------------------------------------------------------------------------------------------
 
     def plan_rebalance(self) -> RebalancePlan:
@@ -714,6 +797,15 @@ def _ledger_ids(ids: Iterable[Any]) -> frozenset[int]:
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def _noted(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Return notes; None if there are none, or they cannot be used."""
+    try:
+        return read()
+    except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+        logger.warning("notes of checks cannot be used: %s", error)
+        return None
 
 
 def _report_of(metadata: ClusterMetadata) -> dict[str, Any] | None:

@@ -51,6 +51,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.healing.embedded_scrub import EmbeddedScrub
+from pybk.healing.scrub_status import ScrubStatus, status_of_notes
 from pybk.healing.scrubbing import ScrubReport, StoreScrub, check_store
 from pybk.health import Health
 from pybk.keys import LedgerKeys
@@ -63,6 +64,7 @@ from pybk.reader import LedgerReader, checked_whole
 from pybk.seal import LedgerSeal, unlocked
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.repair.scrub_notes import load_notes
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
 from pybk.writer import LedgerWriter
@@ -1014,6 +1016,25 @@ class LedgerManager:
     async def scrub_async(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
         """Check as ``scrub`` does, in a thread, which also calls ``progress``."""
         return await asyncio.to_thread(self.scrub, progress=progress)
+
+    def scrub_status(self) -> ScrubStatus:
+        """Return how the checks of the store's entries proceed: since when everything was checked, and what is damaged.
+
+        Read-only, what the process that writes the store noted last.
+
+        Raises:
+            IllegalOperationError: The manager is that of a cluster, where ``ClusterAdmin.scrub_status`` has it.
+        """
+        backend = self._usable()
+        if not isinstance(backend, StoreBackend):
+            raise IllegalOperationError(f"{self.location} is a cluster; ClusterAdmin.scrub_status has its scrubs")
+        if isinstance(backend.companion, StoreScrub):
+            return status_of_notes(self.location, backend.companion.notes())
+        return status_of_notes(self.location, load_notes(backend.store.fs, backend.store.volumes.root))
+
+    async def scrub_status_async(self) -> ScrubStatus:
+        """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.scrub_status)
 
     def health(self) -> Health:
         """Return the health of the manager: whether it accepts appends, and the reason if not; see ``Health``."""

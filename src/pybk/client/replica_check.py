@@ -13,8 +13,9 @@ from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger, batch_of
 from pybk.ledger_check import LengthCheck
 from pybk.replication.entry_runs import whole
+from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import Effect, EntriesRead
-from pybk.replication.replica_check import ReplicaCheckMachine
+from pybk.replication.replica_check import ReplicaCheckMachine, ReplicaProblem, ReplicasCheck
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
@@ -94,3 +95,28 @@ def check_replica(
     check = ReplicaCheck(backend.driver, ledger, machine)
     backend.driver.run(check, machine.start)
     return check
+
+
+def check_replicas(backend: ClusterBackend, ledger_id: int) -> ReplicasCheck:
+    """Read all copies of all entries of a ledger, checked by the bookies; fragments without an end are left out.
+
+    Raises:
+        NoSuchLedgerError: It was never created, or was deleted.
+    """
+    stored = backend.membership.metadata.read_ledger(ledger_id)
+    metadata = stored.metadata
+    entry_bytes = metadata.length // max(metadata.last_entry_id + 1, 1)
+    problems, copies, read_bytes = [], 0, 0
+    for number, fragment in enumerate(metadata.fragments):
+        first, end = fragment.first_entry_id, fragment_end(metadata, number)
+        if end is None or end < first:
+            continue
+        for place, bookie in enumerate(fragment.ensemble):
+            check = check_replica(backend, stored, place, first, end, digest=None, entry_bytes=entry_bytes)
+            copies += check.entries
+            read_bytes += check.bytes
+            found = check.machine
+            problem = ReplicaProblem(bookie, first, found.missing, found.damaged, found.unknown, found.silent)
+            if any(problem[2:]):
+                problems.append(problem)
+    return ReplicasCheck(ledger_id, copies, read_bytes, tuple(problems))

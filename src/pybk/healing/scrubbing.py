@@ -363,7 +363,7 @@ class StoreScrub:
         if notes is None:
             return
         try:
-            schedules, damaged = _decoded(notes)
+            schedules, damaged = decoded_notes(notes)
         except (KeyError, TypeError, ValueError) as error:
             logger.warning("%s: the checks begin anew, as their notes are damaged: %r", self._root, error)
             return
@@ -387,7 +387,7 @@ class StoreScrub:
         return self._owner.store.volumes.root
 
     def notes(self) -> dict[str, Any]:
-        """Return what is remembered, as JSON has it; ``oldest`` has by kind since when everything was checked."""
+        """Return what is remembered, as JSON has it."""
         with self._lock:
             return {
                 "kinds": {kind.value: schedule.encode() for kind, schedule in self._schedules.items()},
@@ -487,7 +487,7 @@ def _bytes_of(store: StoreReader, ledger_id: int) -> int:
         return 0
 
 
-def _decoded(
+def decoded_notes(
     notes: Mapping[str, Any],
 ) -> tuple[dict[ScrubKind, ScrubSchedule], dict[tuple[int, int], tuple[DamagedEntries, DamagedEntries]]]:
     """Return the schedules and the damage in notes; raises KeyError, TypeError or ValueError if they are not notes."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Final, NamedTuple
 
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import Bookie, LedgerMetadata
 from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import (
     Answered,
@@ -54,6 +54,42 @@ class Span(NamedTuple):
         if self.first == self.last:
             return str(self.first)
         return f"{self.first}-{self.last}" + (f" by {self.step}" if self.step > 1 else "")
+
+
+class ReplicaProblem(NamedTuple):
+    """What is wrong with one bookie's copies of a ledger.
+
+    Attributes:
+        bookie: The bookie.
+        first_entry_id: The first entry of the fragment.
+        missing: Entries that it denies.
+        damaged: Entries that it has with wrong bytes.
+        unknown: Entries that it can neither return nor deny.
+        silent: Whether it did not answer, so that nothing is known of the rest.
+    """
+
+    bookie: Bookie
+    first_entry_id: int
+    missing: tuple[Span, ...]
+    damaged: tuple[Span, ...]
+    unknown: tuple[Span, ...]
+    silent: bool
+
+
+class ReplicasCheck(NamedTuple):
+    """The result of a check of all copies of a ledger.
+
+    Attributes:
+        ledger_id: The ledger.
+        copies: Sound copies of entries that were read.
+        read_bytes: Their encoded bytes.
+        problems: What is wrong.
+    """
+
+    ledger_id: int
+    copies: int
+    read_bytes: int
+    problems: tuple[ReplicaProblem, ...]
 
 
 class ReplicaCheckMachine:

@@ -17,7 +17,20 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from pybk.admin.cli import bookie, cluster, feature_level, ledger, log, metadata, permissions, repair, spark, store, wal
+from pybk.admin.cli import (
+    bookie,
+    cluster,
+    feature_level,
+    ledger,
+    log,
+    metadata,
+    permissions,
+    repair,
+    scrub,
+    spark,
+    store,
+    wal,
+)
 from pybk.admin.cli.arguments import check_path
 from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, REFUSED, SOUND
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
@@ -38,6 +51,7 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     bookie.add_verbs,
     cluster.add_cluster,
     repair.add_repair,
+    scrub.add_scrub,
     metadata.add_metadata,
     spark.add_spark,
 )

@@ -1,0 +1,134 @@
+"""The command ``pybk scrub``: have stored entries be checked, and see how their checks proceed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url
+from pybk.admin.cli.cluster import admin_of, shown_bytes, shown_time
+from pybk.admin.cli.credentials import takes_secret
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table, progress_bar
+from pybk.errors import UsageError
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_status import ScrubStatus
+from pybk.manager import LedgerManager
+
+
+def add_scrub(commands: Any) -> None:
+    """Add ``pybk scrub`` and ``pybk scrub status``."""
+    text = (
+        "of a directory: check the checksum of each stored entry now, also while another process writes it; of a "
+        "cluster: ask all bookies to do so, and return at once. Exit 1 for damage"
+    )
+    command = add_command(commands, "scrub", _scrub, text, STORE_OR_CLUSTER)
+    takes_secret(command)
+    command.add_argument(
+        "--kind",
+        choices=[kind.value for kind in ScrubKind],
+        default=ScrubKind.DEEP.value,
+        help="of a cluster: every checksum (the default), the index against the files, or a few entries of each",
+    )
+    command.add_argument(
+        "--ledger", metavar="ID", type=int, help="of a cluster: read this ledger from all of its bookies now"
+    )
+    text = "show since when everything was checked, and what is damaged; exit 1 for damage"
+    takes_secret(add_command(commands, "scrub status", _status, text, STORE_OR_CLUSTER))
+
+
+def _scrub(parsed: argparse.Namespace) -> int:
+    if not is_url(parsed.path):
+        return _scrub_store(parsed)
+    if parsed.ledger is not None:
+        return _scrub_ledger(parsed)
+    with admin_of(parsed) as admin:
+        settings = admin.scrub(ScrubKind(parsed.kind))
+    if parsed.json:
+        print_json(settings.scrub.as_dict())
+    else:
+        print(f"all bookies are asked; `pybk scrub status {parsed.path}` shows how far they are")
+    return SOUND
+
+
+def _scrub_store(parsed: argparse.Namespace) -> int:
+    if parsed.ledger is not None or parsed.kind != ScrubKind.DEEP:
+        raise UsageError("--ledger and --kind are for clusters; of a directory, every checksum is checked")
+    with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar("scrub") as progress:
+        report = manager.scrub(progress=progress)
+    if parsed.json:
+        print_json({**report._asdict(), "damaged": [each._asdict() for each in report.damaged]})
+    else:
+        if report.damaged:
+            print_table(report.damaged, ("ledger", "first entry", "last", "problem"))
+        print(
+            f"{counted(len(report.damaged), 'damaged record')} in {counted(report.ledgers, 'ledger')}, "
+            f"{shown_bytes(report.read_bytes)} were read"
+        )
+    return DAMAGED if report.damaged else SOUND
+
+
+def _scrub_ledger(parsed: argparse.Namespace) -> int:
+    if parsed.kind != ScrubKind.DEEP:
+        raise UsageError(f"--kind {parsed.kind} is for all ledgers; of one ledger, every checksum is checked")
+    with admin_of(parsed) as admin:
+        found = admin.scrub_ledger(parsed.ledger)
+    rows = [
+        (each.bookie.bookie_id, each.first_entry_id, *map(_spans, each[2:5]), "yes" if each.silent else "")
+        for each in found.problems
+    ]
+    names = ("bookie", "fragment", "missing", "damaged", "unknown", "silent")
+    if parsed.json:
+        problems = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({**found._asdict(), "problems": problems})
+    else:
+        if rows:
+            print_table(rows, names)
+        print(f"{counted(found.copies, 'sound copy', 'sound copies')} of entries, {shown_bytes(found.read_bytes)}")
+    return DAMAGED if rows else SOUND
+
+
+def _spans(spans: Sequence[object]) -> str:
+    return ", ".join(map(str, spans))
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    if is_url(parsed.path):
+        with admin_of(parsed) as admin:
+            found = admin.scrub_status()
+    else:
+        with LedgerManager.open(parsed.path, read_only=True) as manager:
+            found = (manager.scrub_status(),)
+    damaged = [(status.name, *each) for status in found for each in status.damaged]
+    if parsed.json:
+        print_json([_as_json(status) for status in found])
+    else:
+        rows = [
+            (status.name, kind.value, shown_time(each.oldest_ns), f"{each.asked:.0%}" if each.asked else "", _way(each))
+            for status in found
+            for kind, each in sorted(status.kinds.items())
+        ]
+        print_table(rows, ("of", "kind", "all checked since (UTC)", "asked and left", "under way"))
+        for status in found:
+            if not status.kinds:
+                print(f"{status.name} has noted nothing yet", file=sys.stderr)
+        if damaged:
+            print_table(damaged, ("of", "ledger", "first entry", "last", "problem"))
+    return DAMAGED if damaged else SOUND
+
+
+def _way(progress: Any) -> str:
+    return "yes" if progress.under_way else ""
+
+
+def _as_json(status: ScrubStatus) -> dict[str, Any]:
+    return {
+        "of": status.name,
+        "noted_ns": status.noted_ns,
+        "kinds": {
+            kind.value: {"oldest_ns": each.oldest_ns, "asked": each.asked, "under_way": each.under_way}
+            for kind, each in status.kinds.items()
+        },
+        "damaged": [each._asdict() for each in status.damaged],
+    }
