@@ -23,7 +23,6 @@ from pybk.errors import NoSuchLedgerError, PybkError, SafetyCheckError
 from pybk.metadata.registration import BookieState
 from tests.cluster.child import PASSWORD
 from tests.cluster.processes import Child
-from tests.cluster.soak.bookie import TIERS
 from tests.cluster.soak.members import SoakBookie, SoakCluster
 from tests.cluster.soak.watch import Watch
 from tests.waiting import wait_until
@@ -246,12 +245,12 @@ class Faults:
             self._hurt_for(seconds, bookie, "bookies wiped and replaced", bookie.start)
 
     def _lose_device(self) -> None:
-        """Empty the directory of a tier, as when a device is replaced."""
+        """Empty the directory of a tier, as when a device is replaced; the index, which a bookie needs, stays."""
         if bookie := self._victim():
-            name = self._source.choice(sorted(TIERS.values()))
+            name = self._source.choice(("hdd", "ssd/entries"))
             bookie.kill()
-            for path in (bookie.directory / name).iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(bookie.directory / name)
+            (bookie.directory / name).mkdir()
             self._hurt_for(0.0, bookie, f"devices lost ({name})", bookie.start)
 
     def _work_on(self, bookie: SoakBookie, what: str, call: Callable[[SoakBookie], None]) -> None:
