@@ -11,6 +11,13 @@ earlier, when the grace of an absent bookie ends.
 
     feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
 
+The feeds' keys are collected, and read together when their turn comes: first the marks, then the metadata of the same
+ledgers. A worker changes a ledger before it removes the mark (H5). So a mark that is gone is never compared with
+metadata from before its repair, which would publish it again.
+
+Each write of a mark takes a round trip, and a plan may want a thousand. After ``TRUST_NS`` the effects that are left
+are given up, and what has come in since is read. Then the machine asks again for those that it still wants.
+
 Losing the election, or the metadata store, ends what is under way and nothing else: the machine starts from nothing
 when it is elected again. While the store cannot be reached, the thread tries once per tick, and the machine is notified
 of that, because what cannot be seen is not absent.
@@ -28,7 +35,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, PybkError, UnsupportedFormatError
 from pybk.flags import StorageHint
@@ -92,6 +99,8 @@ TRUST_NS: Final = 10**9
 _PAGE: Final = 500
 _MARKS_PAGE: Final = 1000
 
+T = TypeVar("T")
+
 Call = Callable[[], Iterable[Event]]
 """What another thread wants done: it reads something, and returns the events that follow."""
 
@@ -129,13 +138,19 @@ class Auditing:
         self._swept = False
         """Whether everything that had been deleted before the election was announced to bookies."""
         self._announce_at = 0.0
-        self._wanted: set[MarkKey] = set()
-        """Marks whose present values are reported to the machine after this step's effects."""
+        self._changes_lock = threading.Lock()
+        """Guards the three attributes below."""
+        self._changed_ledgers: set[int] = set()
+        """Ledgers whose metadata have changed, and were not read since."""
+        self._changed_marks: set[int] = set()
+        """Ledgers whose marks have changed, and were not read since."""
+        self._tried_marks: set[MarkKey] = set()
+        """Marks that effects may have changed, and whose present values the machine awaits."""
         self._thread = threading.Thread(target=self._run, name="pybk-auditor", daemon=True)
         with ExitStack() as undo:
             watches = (
-                metadata.watch_below(LEDGERS_KEY, partial(self._feed, self._ledgers_changed)),
-                metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._marks_changed)),
+                metadata.watch_below(LEDGERS_KEY, partial(self._feed, self._changed_ledgers)),
+                metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._changed_marks)),
                 metadata.watch_below(BOOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
                 metadata.watch_below(COOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
                 metadata.watch_settings(lambda _: self._inbox.put(self._settings)),
@@ -230,13 +245,24 @@ class Auditing:
         if self._election.leads:
             effects += self._machine.step(LeaseExtended(now_ns + TRUST_NS), now_ns)
         effects += self._machine.step(event, now_ns)
-        self._wanted = set()
+        until = time.monotonic() + TRUST_NS / 1e9
+        tried: set[MarkKey] = set()
+        given_up: list[MarkKey] = []
         try:
             for effect in effects:
+                key = _key_of(effect)
+                if tried and key is not None and time.monotonic() > until and not isinstance(effect, DropMark):
+                    given_up.append(key)
+                    continue
+                if key is not None:
+                    tried.add(key)
                 self._perform(effect)
         finally:
-            if self._wanted:
-                self._inbox.put(partial(self._marks_now, self._wanted))
+            self._note(self._tried_marks, tried)
+            if given_up:
+                self._inbox.put(partial(self._ask_again, given_up))
+        if any(isinstance(effect, PublishMark) for effect in effects):
+            self._metadata.announce_marks()
 
     def _now_ns(self) -> int:
         """Return the time: nanoseconds since 1970 when this began, and since then by a clock that is not set."""
@@ -275,10 +301,12 @@ class Auditing:
     def _back(self) -> Iterator[Event]:
         """Yield what follows when the metadata store answers again."""
         found = self._read_bookies()  # raises as long as it does not
-        self._lost_store = False
+        missed, self._lost_store = self._lost_store, False  # the call that failed has read nothing
         self._session_ns = self._now_ns()
         yield StoreBack()
         yield found
+        if missed:
+            yield ChangesMissed()
 
     def _tick(self) -> Iterator[Event]:
         if self._lost_store:
@@ -334,32 +362,42 @@ class Auditing:
             after = page.after
         return found
 
-    def _feed(self, read: Callable[[frozenset[str]], Iterable[Event]], keys: frozenset[str] | None) -> None:
+    def _feed(self, changed: set[int], keys: frozenset[str] | None) -> None:
         """Take what a feed reports; called by a thread of the metadata store."""
         if keys is None:
             self._inbox.put(lambda: (ChangesMissed(),))
         else:
-            self._inbox.put(partial(read, keys))
+            self._note(changed, {found for key in keys if (found := ledger_in_key(key)) is not None})
 
-    def _ledgers_changed(self, keys: frozenset[str]) -> Iterator[Event]:
-        ledger_ids = sorted(found for key in keys if (found := ledger_in_key(key)) is not None)
-        if self._election.leads and ledger_ids:
-            yield self._read_ledgers(ledger_ids)
+    def _note(self, changed: set[T], found: set[T]) -> None:
+        """Add what has changed to a set of these, and have all of them read, unless that is to be done already."""
+        with self._changes_lock:
+            due = bool(self._changed_ledgers or self._changed_marks or self._tried_marks)
+            changed |= found
+        if found and not due:
+            self._inbox.put(self._changes)
 
-    def _marks_changed(self, keys: frozenset[str]) -> Iterator[Event]:
-        ledger_ids = {found for key in keys if (found := ledger_in_key(key)) is not None}
-        if self._election.leads and ledger_ids:
-            marks: dict[MarkKey, UnderReplicatedLedger | None] = {}
-            for ledger_id in ledger_ids:
-                marks |= self._marks_of(ledger_id)
+    def _changes(self) -> Iterator[Event]:
+        """Yield the present state of all that has changed."""
+        with self._changes_lock:
+            ledger_ids = self._changed_ledgers | self._changed_marks
+            marked = self._changed_marks | {key.ledger_id for key in self._tried_marks}
+            marks: dict[MarkKey, UnderReplicatedLedger | None] = dict.fromkeys(self._tried_marks)
+            for changed in (self._changed_ledgers, self._changed_marks, self._tried_marks):
+                changed.clear()
+        if not self._election.leads:
+            return
+        for ledger_id in marked:
+            marks |= self._marks_of(ledger_id)
+        if ledger_ids or marked:
+            yield self._read_ledgers(sorted(ledger_ids | marked))
+        if marks:
             yield MarksChanged(marks)
 
-    def _marks_now(self, keys: set[MarkKey]) -> Iterator[Event]:
-        """Yield the present values of marks that effects may have changed."""
-        marks: dict[MarkKey, UnderReplicatedLedger | None] = dict.fromkeys(keys)
-        for ledger_id in {key.ledger_id for key in keys}:
-            marks |= self._marks_of(ledger_id)
-        yield MarksChanged(marks)
+    def _ask_again(self, keys: Iterable[MarkKey]) -> Iterator[Event]:
+        """Yield what is known of marks whose effects were given up; the machine asks again for what it wants."""
+        known = self._machine.situation.marks
+        yield MarksChanged({key: known.get(key) for key in keys})
 
     def _marks_of(self, ledger_id: int) -> dict[MarkKey, UnderReplicatedLedger | None]:
         """Return the marks of a ledger, and None for those that the machine still knows."""
@@ -454,22 +492,19 @@ class Auditing:
         elif isinstance(effect, ReadLedgers):
             self._inbox.put(partial(self._read_again, sorted(effect.ledgers)))
         elif isinstance(effect, PublishMark):
-            self._wanted.add(effect.key)
             metadata.mark_under_replicated(
                 *(effect.key.ledger_id, effect.key.bookie, effect.first_entry_id),
                 reason=effect.reason,
                 size_bytes=effect.size_bytes,
                 since_ns=effect.since_ns,
                 state=effect.state,
+                announce=False,
             )
         elif isinstance(effect, WithdrawMark):
-            self._wanted.add(effect.key)
             metadata.withdraw_mark(effect.key.ledger_id, effect.key.bookie, effect.reasons)
         elif isinstance(effect, ChangeMark):
-            self._wanted.add(MarkKey(effect.mark.ledger_id, effect.mark.bookie))
             metadata.update_mark(effect.mark, state=effect.state, tries=0)
         elif isinstance(effect, DropMark):
-            self._wanted.add(MarkKey(effect.mark.ledger_id, effect.mark.bookie))
             metadata.unmark_under_replicated(effect.mark)
         elif isinstance(effect, SaveState):
             metadata.write_auditor_state(encode_state(effect.state))
@@ -480,6 +515,15 @@ class Auditing:
 
     def _read_again(self, ledger_ids: list[int]) -> Iterator[Event]:
         yield self._read_ledgers(ledger_ids)
+
+
+def _key_of(effect: Effect) -> MarkKey | None:
+    """Return the mark that an effect changes; None if it changes none."""
+    if isinstance(effect, PublishMark | WithdrawMark):
+        return effect.key
+    if isinstance(effect, ChangeMark | DropMark):
+        return MarkKey(effect.mark.ledger_id, effect.mark.bookie)
+    return None
 
 
 def _space(found: BookieRegistration) -> dict[StorageHint, Space]:

@@ -172,6 +172,7 @@ class UnderReplication(AuthenticatedValues):
         since_ns: int | None = None,
         target: str = "",
         state: RepairState = RepairState.QUEUED,
+        announce: bool = True,
     ) -> None:
         """Record durably that a bookie misses entries of a ledger, or is to be replaced.
 
@@ -188,11 +189,13 @@ class UnderReplication(AuthenticatedValues):
             since_ns: The time of the mark, nanoseconds since 1970; None for now.
             target: The name of the bookie that takes the copies of a rebalance; empty leaves that of the mark.
             state: The state of a new mark.
+            announce: Whether the workers are called; False if more marks follow, and then ``announce_marks``.
 
         Raises:
             UsageError: A number is out of its range.
 
-        Cost: Two reads and two writes; one read if a derived cause is there already.
+        Cost: Two reads and two writes, or one of each without an announcement; one read if a derived cause is there
+            already.
         """
         key = missing_key(ledger_id, bookie)
         new = UnderReplicatedLedger(
@@ -216,7 +219,8 @@ class UnderReplication(AuthenticatedValues):
                     return
             except (MetadataExistsError, MetadataVersionError):
                 continue
-            self._announce()
+            if announce:
+                self.announce_marks()
             return
 
     def list_under_replicated(self, *, after: int = -1, count: int = 1000) -> list[UnderReplicatedLedger]:
@@ -341,7 +345,8 @@ class UnderReplication(AuthenticatedValues):
         """Call ``callback`` after marks were added, as ``MetadataStore.watch`` does; removed marks cause no call."""
         return self._store.watch(NEWS_KEY, callback)
 
-    def _announce(self) -> None:
+    def announce_marks(self) -> None:
+        """Have the callbacks of ``watch_under_replicated`` called, because marks were added."""
         node = self._store.get(NEWS_KEY)
         with suppress(MetadataExistsError, MetadataVersionError):  # another process has announced at this moment
             if node is None:

@@ -24,18 +24,18 @@ from pybk.metadata.registration import BookieState
 from tests.cluster.child import PASSWORD
 from tests.cluster.processes import Child
 from tests.cluster.soak.members import SoakBookie, SoakCluster
-from tests.cluster.soak.watch import Watch
+from tests.cluster.soak.watch import PROGRESS_S, Watch
 from tests.waiting import wait_until
 from tests.zookeeper_server import ZooKeeperServer
 
 HURT_MAX = 2
-WHOLE_S = 240.0
+WHOLE_S = 420.0
 """How long the cluster may take to become whole again, faults of the other class included."""
 
 LEFT_S = 15.0
 """After how long somebody recovers a ledger that its writer has left."""
 
-DRAIN_S = 240.0
+DRAIN_S = 420.0
 
 
 class Faults:
@@ -107,7 +107,10 @@ class Faults:
     def wait_until_mended(self) -> None:
         """Wait until all that was broken is mended, and all work of people is done."""
         for thread in self._working:
-            thread.join()
+            while thread.is_alive():
+                thread.join(PROGRESS_S)
+                if thread.is_alive():
+                    self._watch.say(f"waiting for {thread.name}; {'; '.join(self._watch.why)[:400]}")
         self._working.clear()
         assert not self.failures, self.failures
         assert not self._hurt, self._hurt

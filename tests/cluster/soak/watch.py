@@ -29,7 +29,7 @@ class Watch:
         short_s: The longest time during which a ledger was marked all the time.
         seen: How many looks saw what.
         holds: How many looks saw which hold.
-        expected: How many bookies belong to the cluster.
+        why: Why the cluster was not whole at the last look.
     """
 
     def __init__(self, cluster: SoakCluster) -> None:
@@ -41,7 +41,7 @@ class Watch:
         self.seen: Counter[str] = Counter()
         self.holds: Counter[str] = Counter()
         self._marked: dict[int, float] = {}
-        self._why = ["nothing was seen yet"]
+        self.why = ["nothing was seen yet"]
         self._since = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -55,9 +55,9 @@ class Watch:
             except PybkError as error:
                 why = [f"it could not be seen: {error}"]
                 self.seen[f"looks ended by {type(error).__name__}"] += 1
-            if why or self._why:
+            if why or self.why:
                 self._since = time.monotonic()
-            self._why = why
+            self.why = why
             self.seen["whole" if not why else "not whole"] += 1
 
     def _look(self) -> list[str]:
@@ -115,14 +115,14 @@ class Watch:
             AssertionError: It was not in time.
         """
         began = time.monotonic()
-        self._why = ["it was not looked at since"]
+        self.why = ["it was not looked at since"]
         said = began
-        while self._why or time.monotonic() - self._since < STEADY_S:
+        while self.why or time.monotonic() - self._since < STEADY_S:
             now = time.monotonic()
-            assert now < began + seconds, f"{what}: not whole after {seconds:g} s: {'; '.join(self._why)}"
+            assert now < began + seconds, f"{what}: not whole after {seconds:g} s: {'; '.join(self.why)}"
             if now > said + PROGRESS_S:
                 said = now
-                self.say(f"{what}: waiting, because {'; '.join(self._why)[:400] or 'it is whole only since now'}")
+                self.say(f"{what}: waiting, because {'; '.join(self.why)[:400] or 'it is whole only since now'}")
             time.sleep(0.1)
         return time.monotonic() - began
 

@@ -1,0 +1,137 @@
+"""The auditor of a process against a real metadata store: in which order it reads, and how long it writes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.healing import auditing, situation
+from pybk.healing.auditing import Auditing
+from pybk.ledger import Bookie
+from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.ledgers import LEDGERS_KEY
+from pybk.metadata.registration import BookieState
+from tests.client.test_limbo_repair import fill
+from tests.cluster.inside import Inside, inside
+from tests.healing.test_repairing import metadata_of
+from tests.waiting import wait_until
+
+LEDGERS = 12
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    """Four bookies that repair nothing by themselves, and whose auditor looks often."""
+    monkeypatch.setattr(auditing, "TICK_S", 0.1)
+    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    with inside(tmp_path, count=4) as cluster:
+        yield cluster
+
+
+def drain(metadata: ClusterMetadata, name: str) -> Bookie:
+    return metadata.change_cookie(name, lambda cookie: replace(cookie, state=BookieState.DRAINING)).bookie
+
+
+def move(metadata: ClusterMetadata, ledger_id: int, bookie: Bookie) -> None:
+    """Do what a worker does after its copies: give the place of a bookie to another one, and then remove the mark."""
+    marks = [mark for mark in metadata.marks_of(ledger_id) if mark.bookie == bookie]
+    found = metadata.read_ledger(ledger_id)
+    (spare,) = {each.bookie for each in metadata.list_bookies()} - set(found.metadata.fragments[0].ensemble)
+    fragments = tuple(
+        each._replace(ensemble=tuple(spare if place == bookie else place for place in each.ensemble))
+        for each in found.metadata.fragments
+    )
+    new = replace(found.metadata, fragments=fragments, version=found.metadata.version + 1)
+    metadata.write_ledger(new, found.version)
+    assert all(metadata.unmark_under_replicated(mark) for mark in marks)
+
+
+def test_a_mark_is_not_published_again_after_its_repair(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = four.connect()
+    metadata = metadata_of(client)
+    ledgers = [fill(client, 20) for _ in range(LEDGERS)]
+    named = [each for each in ledgers if _names(metadata, each, "bookie-0")]
+    published: Counter[int] = Counter()
+    own = metadata_of(four.connect())
+    publish, watch_below = own.mark_under_replicated, own.watch_below
+
+    def publish_and_repair(ledger_id: int, bookie: Bookie, *arguments: Any, **options: Any) -> None:
+        publish(ledger_id, bookie, *arguments, **options)
+        published[ledger_id] += 1
+        if published[ledger_id] == 1:
+            move(metadata, ledger_id, bookie)
+
+    def report_late(key: str, callback: Callable[[Any], None]) -> Any:
+        """Report changes of ledgers half a second later than those of marks, as a feed may."""
+
+        def late(keys: Any) -> None:
+            threading.Timer(0.5, callback, (keys,)).start()
+
+        return watch_below(key, late if key == LEDGERS_KEY else callback)
+
+    monkeypatch.setattr(own, "mark_under_replicated", publish_and_repair)
+    monkeypatch.setattr(own, "watch_below", report_late)
+    with auditor_of(own) as auditor:
+        wait_until(lambda: auditor.report is not None)
+        drain(metadata, "bookie-0")
+        wait_until(lambda: _state(metadata, "bookie-0") is BookieState.DRAINED)
+    assert published == dict.fromkeys(named, 1)
+
+
+def test_the_auditor_reads_what_has_changed_before_it_writes_all_marks(
+    four: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auditing, "TRUST_NS", 10**7)
+    client = four.connect()
+    metadata = metadata_of(client)
+    ledgers = [fill(client, 20) for _ in range(LEDGERS)]
+    named = [each for each in ledgers if _names(metadata, each, "bookie-0")]
+    published: Counter[int] = Counter()
+    own = metadata_of(four.connect())
+    publish = own.mark_under_replicated
+
+    def publish_and_move_the_others(ledger_id: int, bookie: Bookie, *arguments: Any, **options: Any) -> None:
+        publish(ledger_id, bookie, *arguments, **options)
+        published[ledger_id] += 1
+        for each in named:
+            if not published[each] and _names(metadata, each, "bookie-0"):
+                move(metadata, each, bookie)
+        time.sleep(0.02)  # longer than its trust
+
+    monkeypatch.setattr(own, "mark_under_replicated", publish_and_move_the_others)
+    with auditor_of(own) as auditor:
+        wait_until(lambda: auditor.report is not None)
+        bookie = drain(metadata, "bookie-0")
+        wait_until(lambda: published.total())
+        (first,) = metadata.list_under_replicated()
+        move(metadata, first.ledger_id, bookie)
+        wait_until(lambda: _state(metadata, "bookie-0") is BookieState.DRAINED)
+    assert published.total() < len(named)
+
+
+@contextmanager
+def auditor_of(metadata: ClusterMetadata) -> Iterator[Auditing]:
+    auditor = Auditing(metadata, "the auditor")
+    try:
+        yield auditor
+    finally:
+        auditor.stop()
+
+
+def _names(metadata: ClusterMetadata, ledger_id: int, name: str) -> bool:
+    fragments = metadata.read_ledger(ledger_id).metadata.fragments
+    return any(bookie.bookie_id == name for fragment in fragments for bookie in fragment.ensemble)
+
+
+def _state(metadata: ClusterMetadata, name: str) -> BookieState:
+    cookie = metadata.read_cookie(name)
+    assert cookie is not None
+    return cookie.state
