@@ -87,13 +87,13 @@ def test_metrics_are_separate_by_type_and_tier() -> None:
     metrics.scope("orders", "nvme").observe("read_ns", 200)
     snapshot = metrics.snapshot()
     assert snapshot.counters == {
-        ("checkpoints", "", ""): 1,
-        ("reads", "orders", "nvme"): 5,
-        ("reads", "orders", "hdd"): 7,
+        MetricKey("checkpoints"): 1,
+        MetricKey("reads", "orders", "nvme"): 5,
+        MetricKey("reads", "orders", "hdd"): 7,
     }
     assert all(isinstance(key, MetricKey) for key in (*snapshot.counters, *snapshot.histograms))
-    assert list(snapshot.histograms) == [("read_ns", "orders", "nvme")]
-    assert snapshot.histograms["read_ns", "orders", "nvme"].sum == 600  # type: ignore[index]  # plain tuples do
+    assert list(snapshot.histograms) == [MetricKey("read_ns", "orders", "nvme")]
+    assert snapshot.histograms[MetricKey("read_ns", "orders", "nvme")].sum == 600
 
 
 def test_appended_counts_entries_bytes_and_latency() -> None:

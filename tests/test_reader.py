@@ -17,7 +17,7 @@ from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag, StorageHint
 from pybk.manager import LedgerManager
-from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY
+from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY, MetricKey
 from pybk.reader import LedgerReader
 from tests.internals import descriptor_of, waiting_followers
 from tests.storage.real_store import numbered, open_quick, payloads
@@ -282,18 +282,18 @@ def test_reads_are_counted_by_type_and_tier(manager: LedgerManager) -> None:
         next(orders.read(number % 10, number % 10))
     list(other.read(0, 4))
     snapshot = manager.metrics()
-    assert snapshot.counters[READ_ENTRIES, "orders", "nvme"] == 10 + 6 + 200  # type: ignore[index]  # a plain tuple is equal
-    assert snapshot.counters[READ_BYTES, "orders", "nvme"] == (10 + 6 + 200) * size  # type: ignore[index]  # as above
-    assert snapshot.counters[READ_ENTRIES, "other", "ssd"] == 5  # type: ignore[index]  # as above
-    latency = snapshot.histograms[READ_LATENCY, "orders", "nvme"]  # type: ignore[index]  # as above
+    assert snapshot.counters[MetricKey(READ_ENTRIES, "orders", "nvme")] == 10 + 6 + 200
+    assert snapshot.counters[MetricKey(READ_BYTES, "orders", "nvme")] == (10 + 6 + 200) * size
+    assert snapshot.counters[MetricKey(READ_ENTRIES, "other", "ssd")] == 5
+    latency = snapshot.histograms[MetricKey(READ_LATENCY, "orders", "nvme")]
     assert 3 <= latency.count <= 10
     assert 0 < latency.quantile(0.5) < 10**9
     manager.move_ledger(orders.ledger_id, StorageHint.HDD)
     list(orders.read(0, 9))
     next(orders.read(5, 5))
     counters = manager.metrics().counters
-    assert counters[READ_ENTRIES, "orders", "hdd"] == 11  # type: ignore[index]  # as above
-    assert counters[READ_ENTRIES, "orders", "nvme"] == 216  # type: ignore[index]  # as above
+    assert counters[MetricKey(READ_ENTRIES, "orders", "hdd")] == 11
+    assert counters[MetricKey(READ_ENTRIES, "orders", "nvme")] == 216
 
 
 def test_repr_names_the_ledger(manager: LedgerManager) -> None:

@@ -84,7 +84,7 @@ from pybk.healing.rebalance import RebalanceMove, RebalancePlan, TierFullness
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubProgress, ScrubStatus
 from pybk.healing.scrubbing import ScrubReport
-from pybk.health import Health, HealthState
+from pybk.health import Health, HealthReason, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration, BookieState
@@ -178,6 +178,7 @@ __all__ = [
     "ForkedProcessError",
     "Fragment",
     "Health",
+    "HealthReason",
     "HealthState",
     "HistogramSnapshot",
     "IllegalOperationError",

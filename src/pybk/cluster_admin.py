@@ -24,7 +24,6 @@ from pybk.cluster_checks import (
     bytes_on,
     drain_failures,
     ledgers_on,
-    listed,
     rebalance_candidates,
     rebalance_failures,
     rebalance_progress,
@@ -47,6 +46,7 @@ from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_quick
+from pybk.health import listed
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.registration import BookieCookie, BookieState

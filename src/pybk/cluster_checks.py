@@ -14,15 +14,13 @@ from typing import Any, Final
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
+from pybk.health import LISTED_MAX, HealthReason, ledger_reasons, listed, paused_reason, repair_reasons
 from pybk.ledger import Bookie
 from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import Location
 from pybk.replication.placement import Candidate, tier_of
-
-LISTED_MAX: Final = 20
-"""The most ledgers that one message names."""
 
 SPACE_FACTOR: Final = 1.2
 """The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""
@@ -92,7 +90,7 @@ class ClusterStatus:
 
     Attributes:
         verdict: The worst of all reasons.
-        reasons: Why the verdict is not ``OK``, a sentence each.
+        reasons: Why the verdict is not ``OK``, with the codes that ``Health.reasons`` has; the bad ones first.
         auditor: The bookie whose auditor reports; empty if there is none.
         reported_ns: When it reported, nanoseconds since 1970; 0 without an auditor.
         bookies: How many bookies there are in each state.
@@ -112,7 +110,7 @@ class ClusterStatus:
     """
 
     verdict: ClusterVerdict
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[HealthReason, ...] = ()
     auditor: str = ""
     reported_ns: int = 0
     bookies: Mapping[BookieState, int] = field(default_factory=FrozenDict, hash=False)
@@ -235,12 +233,6 @@ def statuses_of(cookies: Iterable[BookieCookie], registrations: Iterable[BookieR
             )
         )
     return found
-
-
-def listed(items: Sequence[object]) -> str:
-    """Return items for a message, at most ``LISTED_MAX`` of them."""
-    more = f" and {len(items) - LISTED_MAX} more" if len(items) > LISTED_MAX else ""
-    return ", ".join(map(str, items[:LISTED_MAX])) + more
 
 
 # ---- copies --------------------------------------------------------------------------------------------------------
@@ -575,17 +567,9 @@ def status_with_report(
         "stuck": _ids(report, "stuck"),
         "misplaced": int(report.get("misplaced", 0)),
     }
-    bad = [f"repairs are on hold, but for entries with one copy: {text}" for text in holds]
-    warn = []
-    if report.get("frozen"):
-        warn.append("the auditor waits until it is known which bookies are registered")
-    away = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == "lost"}
-    if away:
-        warn.append(f"bookies count as lost: {listed(sorted(away))}")
-    limbo = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == "in_limbo"}
-    if limbo:
-        warn.append(f"bookies copy back what they may have lost: {listed(sorted(limbo))}")
-    return _status(found, bookies, settings, now_ns, bad, warn)
+    # Which bookies run, and are read-only, is known better from their registrations.
+    reasons = [each for each in repair_reasons(report) if each.code not in ("bookies_absent", "bookies_read_only")]
+    return _status(found, bookies, settings, now_ns, reasons)
 
 
 def status_without_report(
@@ -607,7 +591,7 @@ def status_without_report(
     states: dict[RepairState, list[int]] = {state: [] for state in RepairState}
     for mark in marks:
         states[mark.state].append(mark.ledger_id)
-    found = {
+    found: dict[str, Any] = {
         "short": FrozenDict(short_by_copies(copies, {mark.ledger_id for mark in marks})),
         "queued_bytes": sum(mark.size_bytes for mark in marks if mark.state is RepairState.QUEUED),
         "lost": tuple(sorted(set(states[RepairState.LOST]))),
@@ -615,8 +599,9 @@ def status_without_report(
         "no_target": tuple(sorted(set(states[RepairState.NO_TARGET]))),
         "stuck": tuple(sorted(set(states[RepairState.STUCK]))),
     }
-    warn = ["no auditor reports, so ledgers of absent bookies are counted only if they are marked"]
-    return _status(found, bookies, settings, now_ns, [], warn)
+    text = "no auditor reports, so ledgers of absent bookies are counted only if they are marked"
+    reasons = [HealthReason("no_auditor", text), *ledger_reasons(found["short"], found)]
+    return _status(found, bookies, settings, now_ns, reasons)
 
 
 def _ids(report: Mapping[str, Any], name: str) -> tuple[int, ...]:
@@ -628,31 +613,17 @@ def _status(
     bookies: Sequence[BookieStatus],
     settings: ClusterSettings,
     now_ns: int,
-    bad: list[str],
-    warn: list[str],
+    reasons: list[HealthReason],
 ) -> ClusterStatus:
-    short: Mapping[str, int] = found["short"]
-    if found["lost"]:
-        bad.append(f"entries are lost of ledgers {listed(found['lost'])}")
-    if short.get("0"):
-        bad.append(f"ledgers with entries that no running bookie has a sound copy of: {short['0']}")
-    if some := sum(count for copies, count in short.items() if copies != "0"):
-        warn.append(f"ledgers with fewer copies than they should have: {some}")
-    for name, text in _TERMINAL.items():
-        if found[name]:
-            warn.append(f"{text}: {listed(found[name])}")
-    if misplaced := found.get("misplaced"):
-        remedy = "they are moved" if settings.placement.repair else "the setting placement.repair has them moved"
-        warn.append(f"ledgers in fewer zones than placement.min_zones asks for: {misplaced}; {remedy}")
     paused = settings.repair.paused_until_ns
     if paused > now_ns:
-        by = f" by {settings.repair.paused_by}" if settings.repair.paused_by else ""
-        warn.append(f"repairs are paused{by} for {(paused - now_ns) / 1e9:.0f} s more")
-    warn += _about_bookies(bookies, now_ns)
-    verdict = ClusterVerdict.BAD if bad else ClusterVerdict.WARN if warn else ClusterVerdict.OK
+        reasons.append(paused_reason(paused, settings.repair.paused_by, now_ns))
+    reasons += _about_bookies(bookies, now_ns)
+    bad = [each for each in reasons if _is_bad(each)]
+    verdict = ClusterVerdict.BAD if bad else ClusterVerdict.WARN if reasons else ClusterVerdict.OK
     return ClusterStatus(
         verdict=verdict,
-        reasons=(*bad, *warn),
+        reasons=(*bad, *(each for each in reasons if each not in bad)),
         bookies=FrozenDict(Counter(each.state for each in bookies)),
         absent=tuple(each.name for each in bookies if each.absent),
         paused_until_ns=paused if paused > now_ns else 0,
@@ -660,18 +631,15 @@ def _status(
     )
 
 
-_TERMINAL: Final = {
-    "waiting": "ledgers wait for a recovery by their owner",
-    "no_target": "no bookie can take the copies of ledgers",
-    "stuck": "the repair of ledgers failed repeatedly",
-}
+def _is_bad(reason: HealthReason) -> bool:
+    return reason.code in ("entries_lost", "no_live_copy") or reason.code.startswith("hold_")
 
 
-def _about_bookies(bookies: Sequence[BookieStatus], now_ns: int) -> Iterator[str]:
+def _about_bookies(bookies: Sequence[BookieStatus], now_ns: int) -> Iterator[HealthReason]:
     for each in bookies:
         if each.absent and not (each.state is BookieState.MAINTENANCE and each.until_ns > now_ns):
-            yield f"bookie {each.name} does not run"
+            yield HealthReason("bookies_absent", f"bookie {each.name} does not run")
         elif each.state is BookieState.ACTIVE and each.read_only:
-            yield f"bookie {each.name} is read-only"
+            yield HealthReason("bookies_read_only", f"bookie {each.name} is read-only")
         elif each.state is BookieState.MAINTENANCE and each.until_ns <= now_ns:
-            yield f"the maintenance of bookie {each.name} should have ended"
+            yield HealthReason("maintenance_over", f"the maintenance of bookie {each.name} should have ended")

@@ -18,6 +18,7 @@ from pybk.healing.service import Autorecovery
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.epochs import outdated
 from pybk.metadata.url import open_metadata
+from pybk.metrics import Metrics
 from pybk.storage.directories import find_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.transport.client_links import Links
@@ -142,6 +143,7 @@ def join(
     for address in advertise:
         check_address(address, secret=True)
     metadata, keys = open_cluster_for(path, url, secret, tiers)
+    metrics = Metrics()
     with ExitStack() as undo:
         undo.callback(metadata.close)
         bookie = BookieServer.open(
@@ -156,11 +158,11 @@ def join(
             moved=moved,
             replace_lost=replace_lost,
             advertise=advertise,
+            metrics=metrics,
         )
         undo.callback(bookie.close)
-        backend = ClusterBackend(
-            url, Membership(metadata, bookie.bookie.bookie_id), lambda: Links(keys), config, bookie
-        )
+        membership = Membership(metadata, bookie.bookie.bookie_id, metrics)
+        backend = ClusterBackend(url, membership, lambda: Links(keys), config, bookie)
         undo.pop_all()
         undo.callback(backend.close)
         if autorecovery:

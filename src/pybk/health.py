@@ -1,28 +1,34 @@
-"""The health of a manager: its states, and every rule that decides which one holds.
+"""The health of a manager: its states, the codes of all reasons, and every rule that decides which one holds.
 
-To add a state, add it to ``HealthState`` and return it from the rule below that can see the condition. The Prometheus
-exporter shows all states in ``HEALTH_STATES``.
+To add a condition, add its code to ``REASON_STATES``, with the state that it causes, and return a ``HealthReason`` from
+the rule below that can see it. The Prometheus exporter shows all states in ``HEALTH_STATES``, and each reason's code.
 
 | backend | rule | input |
 |---|---|---|
 | a live store | ``store_health`` | ``Log.error``, ``Log.refusal``, free space, ``Store.troubles`` |
 | a read-only store | ``read_only_store_health`` | none |
-| a bookie | ``bookie_health`` | its store's health, whether its thread runs, ledgers in limbo |
-| a cluster's client without a bookie | ``client_health`` | the registered bookies |
+| a bookie | ``bookie_health`` | its store's health, whether its thread runs and it is registered, its state, limbo |
+| a cluster's client without a bookie | ``client_health`` | the registered bookies, and the auditor's last report |
 
-Where several states apply, the worse one is returned: ``failed``, ``read_only``, ``in_limbo``, ``degraded``, ``ok``.
+Where several reasons hold, the worst state is returned: ``failed``, ``read_only``, ``in_limbo``, ``degraded``, ``ok``.
 A part of the store that works around a failure and retries reports it in ``Store.troubles``
 (``pybk.storage.troubles``), and removes it once the retry succeeds.
+
+``repair_reasons`` says what an auditor's report shows; ``ClusterAdmin.status`` uses it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+from pybk.frozen_dict import FrozenDict
+from pybk.storage.troubles import CHECKING
 
 if TYPE_CHECKING:
     from pybk.ledger import Bookie
+    from pybk.metadata.registration import BookieState
     from pybk.storage.readonly import ReadOnlyStore
     from pybk.storage.store import Store
 
@@ -32,20 +38,102 @@ HealthState = Literal["ok", "degraded", "in_limbo", "read_only", "failed"]
 HEALTH_STATES: Final[tuple[HealthState, ...]] = get_args(HealthState)
 """All states, each worse than those before it."""
 
+REASON_STATES: Final[Mapping[str, HealthState]] = FrozenDict(
+    {
+        # a store
+        "store_failed": "failed",
+        "store_full": "read_only",
+        "opened_read_only": "read_only",
+        "trouble": "degraded",
+        "damaged_records": "degraded",
+        # a bookie
+        "not_serving": "failed",
+        "removed": "failed",
+        "superseded": "failed",
+        "metadata_outdated": "read_only",
+        "draining": "read_only",
+        "drained": "read_only",
+        "retired": "read_only",
+        "in_limbo": "in_limbo",
+        "maintenance": "degraded",
+        "maintenance_over": "degraded",
+        "not_registered": "degraded",
+        # a client: which bookies there are
+        "no_bookie": "failed",
+        "too_few_bookies": "failed",
+        "few_bookies": "degraded",
+        "no_spare_bookie": "degraded",
+        "metadata_unreachable": "degraded",
+        "report_unreadable": "degraded",
+        # a client: the auditor
+        "no_auditor": "degraded",
+        "auditor_silent": "degraded",
+        "auditor_reading": "degraded",
+        "repairs_paused": "degraded",
+        "hold_store_unreachable": "degraded",
+        "hold_session_young": "degraded",
+        "hold_few_registered": "degraded",
+        "hold_zone_absent": "degraded",
+        "hold_rack_absent": "degraded",
+        "hold_many_lost": "degraded",
+        "hold_few_writable": "degraded",
+        "hold_little_space": "degraded",
+        "hold_other": "degraded",
+        # a client: ledgers and bookies
+        "entries_lost": "degraded",
+        "no_live_copy": "degraded",
+        "one_copy_left": "degraded",
+        "under_replicated": "degraded",
+        "misplaced": "degraded",
+        "waiting_for_owner": "degraded",
+        "no_target": "degraded",
+        "repair_stuck": "degraded",
+        "bookies_lost": "degraded",
+        "bookies_absent": "degraded",
+        "bookies_in_limbo": "degraded",
+        "bookies_flapping": "degraded",
+        "bookies_read_only": "degraded",
+    }
+)
+"""The code of each reason, and the state that it causes. Codes are stable: alerts and probes may rely on them."""
+
+DEFAULT_ENSEMBLE_SIZE: Final = 3
+"""How many bookies a ledger has unless its creator says otherwise."""
+
+SILENT_S: Final = 60.0
+"""An auditor that has not reported for so long does not work, although its session lasts; it reports every 10 s."""
+
+LISTED_MAX: Final = 20
+"""The most ledgers or bookies that one message names."""
+
+
+class HealthReason(NamedTuple):
+    """A reason why a manager, a bookie or a cluster is not well.
+
+    Attributes:
+        code: What kind of reason it is: a key of ``REASON_STATES``, stable from one version to the next.
+        text: A sentence for people.
+    """
+
+    code: str
+    text: str
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """The health of a manager at one moment.
 
     Attributes:
-        state: ``"ok"``; ``"degraded"`` (all calls work, and ``troubles`` says what failed and is retried);
+        state: ``"ok"``; ``"degraded"`` (all calls work, and ``reasons`` says what needs attention or is retried);
             ``"in_limbo"`` (a bookie that ended by accident copies back from its peers what it may have lost);
-            ``"read_only"`` (opened read-only, or short of space); or ``"failed"`` (close it and open it again).
-        reason: The reason for a state other than ``"ok"``; empty for ``"ok"``.
+            ``"read_only"`` (opened read-only, short of space, or a bookie that is drained); or ``"failed"`` (of a store
+            or a bookie: close it and open it again; of a client: too few bookies are there for any usual ledger).
+        reason: The text of the worst reason; empty for ``"ok"``.
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
         free_bytes: Free bytes by directory.
         troubles: Failures and refusals that are being retried, one text each. None of them affects durable entries.
+        reasons: All reasons, the worst state first; empty for ``"ok"``.
     """
 
     state: HealthState
@@ -54,63 +142,295 @@ class Health:
     tail_bytes: int
     free_bytes: Mapping[str, int]
     troubles: tuple[str, ...] = ()
+    reasons: tuple[HealthReason, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        reasons: Iterable[HealthReason],
+        outstanding_bytes: int = 0,
+        tail_bytes: int = 0,
+        free_bytes: Mapping[str, int] = FrozenDict(),  # it cannot be changed
+        troubles: tuple[str, ...] = (),
+    ) -> Health:
+        """Return the health that follows from reasons; the other arguments are attributes."""
+        found = tuple(sorted(reasons, key=lambda each: -HEALTH_STATES.index(REASON_STATES[each.code])))
+        state: HealthState = REASON_STATES[found[0].code] if found else "ok"
+        text = found[0].text if found else ""
+        return cls(state, text, outstanding_bytes, tail_bytes, free_bytes, troubles, found)
 
 
-def store_health(store: Store) -> Health:
-    """Return the health of a live store; reads the free space of each directory."""
-    state: HealthState = "ok"
-    reason = ""
+# ---- stores --------------------------------------------------------------------------------------------------------
+
+
+def store_health(store: Store, *reasons: HealthReason) -> Health:
+    """Return the health of a live store; reads the free space of each directory.
+
+    Args:
+        store: The store.
+        reasons: What else is known, of a bookie.
+    """
     troubles = store.troubles.all()
     refusal = store.log.refusal
     if refusal is not None:
         troubles = (f"appending: {refusal}", *troubles)
+    damage = store.troubles.of(CHECKING)
+    found = [
+        *reasons,
+        *_store_reasons(store),
+        *(HealthReason("damaged_records" if each == damage else "trouble", each) for each in troubles),
+    ]
+    return Health.of(found, store.log.outstanding_bytes, store.tail_bytes, _free_bytes(store), troubles)
+
+
+def _store_reasons(store: Store) -> Iterator[HealthReason]:
     if store.log.error is not None:
-        state, reason = "failed", str(store.log.error)
+        yield HealthReason("store_failed", str(store.log.error))
     elif store.scheduler.full is not None:
-        state, reason = "read_only", store.scheduler.full
-    elif troubles:
-        state, reason = "degraded", troubles[0]
-    return Health(state, reason, store.log.outstanding_bytes, store.tail_bytes, _free_bytes(store), troubles)
+        yield HealthReason("store_full", store.scheduler.full)
 
 
 def read_only_store_health(store: ReadOnlyStore) -> Health:
     """Return the health of a store that is open read-only."""
-    return Health("read_only", "opened read-only", 0, 0, _free_bytes(store))
+    return Health.of([HealthReason("opened_read_only", "opened read-only")], free_bytes=_free_bytes(store))
 
 
 def _free_bytes(store: Store | ReadOnlyStore) -> dict[str, int]:
     return {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
 
 
-def bookie_health(
-    store: Store, bookie: Bookie, error: BaseException | None, in_limbo: Callable[[], Sequence[int]]
-) -> Health:
-    """Return the health of a bookie.
+# ---- bookies -------------------------------------------------------------------------------------------------------
 
-    Args:
-        store: The bookie's store.
-        bookie: The bookie, for the reason.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieCondition:
+    """What a bookie's health depends on besides its store.
+
+    Attributes:
+        bookie: The bookie, for the texts.
+        state: The state in its cookie.
         error: The error that ended the bookie's thread, None while it serves.
-        in_limbo: Returns the ledgers in limbo; called only if nothing worse is found.
+        superseded: Whether another process serves under its name.
+        registered: Whether it is registered; a bookie that has not begun yet counts as registered.
+        outdated: Why the metadata store may not be used; None if it may.
+        retired: Whether it was made read-only until its next start.
+        in_limbo: Returns the ledgers in limbo.
     """
-    health = store_health(store)
-    if error is not None:
-        return replace(health, state="failed", reason=f"bookie {bookie} serves no more: {error!r}")
-    limbo = in_limbo() if health.state in ("ok", "degraded") else ()
-    if not limbo:
-        return health
-    reason = f"{len(limbo)} ledgers are in limbo until bookie {bookie} has got back what it may lack of them"
-    return replace(health, state="in_limbo", reason=reason)
+
+    bookie: Bookie
+    state: BookieState
+    error: BaseException | None
+    superseded: bool
+    registered: bool
+    outdated: Exception | None
+    retired: bool
+    in_limbo: Callable[[], Sequence[int]] = field(repr=False)
 
 
-def client_health(where: str, bookies: int, outstanding_bytes: int) -> Health:
-    """Return the health of a cluster's client that is not a bookie.
+def bookie_health(store: Store, condition: BookieCondition) -> Health:
+    """Return the health of a bookie; reads no metadata."""
+    return store_health(store, *_bookie_reasons(condition))
+
+
+def _bookie_reasons(condition: BookieCondition) -> Iterator[HealthReason]:
+    bookie, state = condition.bookie, condition.state.value
+    if condition.error is not None:
+        code = "removed" if state == "removed" else "superseded" if condition.superseded else "not_serving"
+        yield HealthReason(code, f"bookie {bookie} serves no more: {condition.error!r}")
+        return
+    if condition.outdated is not None:
+        yield HealthReason("metadata_outdated", str(condition.outdated))
+    elif condition.retired:
+        yield HealthReason("retired", f"bookie {bookie} was retired: it takes no entries of writers until it restarts")
+    if state in ("draining", "drained"):
+        yield HealthReason(state, f"bookie {bookie} is {state}: it takes no entries of writers")
+    if limbo := condition.in_limbo():
+        text = f"{len(limbo)} ledgers are in limbo until bookie {bookie} has got back what it may lack of them"
+        yield HealthReason("in_limbo", text)
+    if state == "maintenance":
+        yield HealthReason("maintenance", f"bookie {bookie} is in maintenance: it gets no copies")
+    if not condition.registered:
+        yield HealthReason(
+            "not_registered",
+            f"the session of bookie {bookie} with the metadata store has ended: new clients do not find it until it "
+            "has registered again",
+        )
+
+
+# ---- clients -------------------------------------------------------------------------------------------------------
+
+
+class SeenReport(NamedTuple):
+    """The auditor's report as a client saw it last.
+
+    Attributes:
+        report: The report; None if there was none.
+        age_s: For how many seconds it has not changed.
+        trouble: Why it could not be read; None if it could.
+    """
+
+    report: Mapping[str, Any] | None
+    age_s: float = 0.0
+    trouble: HealthReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSight:
+    """What a client knows of its cluster without asking.
+
+    Attributes:
+        where: The name of the metadata store in the texts.
+        bookies: How many bookies are registered.
+        writable: The names of those that registered as taking entries.
+        seen: The auditor's report.
+        ensembles: The sizes of the ensembles of the ledgers that this client writes.
+        paused_until_ns: When a pause of the repairs ends; 0 if there is none.
+    """
+
+    where: str
+    bookies: int
+    writable: frozenset[str]
+    seen: SeenReport
+    ensembles: tuple[int, ...] = ()
+    paused_until_ns: int = 0
+
+
+_TAKE_ENTRIES: Final = frozenset({"live", "in_limbo", "flapping", "maintenance"})
+"""Statuses of bookies that take entries of writers."""
+
+
+def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> Health:
+    """Return the health of a cluster's client that is not a bookie: that of its cluster, as far as the client sees it.
 
     Args:
-        where: The name of the metadata store in the reason.
-        bookies: The number of registered bookies.
+        sight: What the client knows.
         outstanding_bytes: Bytes appended and not acknowledged by an ack quorum yet.
+        now_ns: The time, nanoseconds since 1970.
     """
-    if bookies:
-        return Health("ok", "", outstanding_bytes, 0, {})
-    return Health("failed", f"no bookie is registered at {where}", outstanding_bytes, 0, {})
+    if not sight.bookies:
+        reason = HealthReason("no_bookie", f"no bookie is registered at {sight.where}")
+        return Health.of([reason], outstanding_bytes)
+    reasons = [*_room_for_ensembles(sight), *_auditor_reasons(sight.seen)]
+    if sight.paused_until_ns > now_ns:
+        reasons.append(paused_reason(sight.paused_until_ns, "", now_ns))
+    return Health.of(reasons, outstanding_bytes)
+
+
+def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
+    """Yield a reason if the writable bookies do not suffice for the open ledgers and one bookie more."""
+    report = sight.seen.report or {}
+    refusing = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] not in _TAKE_ENTRIES}
+    count = len(sight.writable - refusing)
+    sizes = [size for size in (*report.get("ensembles", ()), *sight.ensembles) if size] or [DEFAULT_ENSEMBLE_SIZE]
+    smallest, largest = min(sizes), max(sizes)
+    if count < smallest:
+        yield HealthReason(
+            "too_few_bookies",
+            f"{count} writable bookies are registered, and the smallest usual ensemble takes {smallest}: start more, "
+            "or free space where they are read-only",
+        )
+    elif count < largest:
+        yield HealthReason(
+            "few_bookies",
+            f"{count} writable bookies are registered, and ensembles have up to {largest}: start more",
+        )
+    elif count == largest:
+        yield HealthReason(
+            "no_spare_bookie",
+            f"{count} writable bookies are registered, as many as an ensemble has: none can take the place of one that "
+            "fails; start another",
+        )
+
+
+def _auditor_reasons(seen: SeenReport) -> Iterator[HealthReason]:
+    """Yield what is known from the auditor, or why nothing is."""
+    if seen.trouble is not None:
+        yield seen.trouble
+    if seen.report is None:
+        if seen.trouble is None:
+            yield HealthReason(
+                "no_auditor",
+                "no auditor reports, so nothing is repaired, and what is missing is not known: open a bookie with "
+                "autorecovery",
+            )
+        return
+    if seen.age_s > SILENT_S:
+        yield HealthReason(
+            "auditor_silent",
+            f"the auditor, {seen.report.get('auditor', '')}, has not reported for {seen.age_s:.0f} s: restart it",
+        )
+    yield from repair_reasons(seen.report)
+
+
+def listed(items: Sequence[object]) -> str:
+    """Return items for a message, at most ``LISTED_MAX`` of them."""
+    more = f" and {len(items) - LISTED_MAX} more" if len(items) > LISTED_MAX else ""
+    return ", ".join(map(str, items[:LISTED_MAX])) + more
+
+
+def paused_reason(until_ns: int, by: str, now_ns: int) -> HealthReason:
+    """Return the reason of a pause of the repairs by a person."""
+    who = f" by {by}" if by else ""
+    return HealthReason("repairs_paused", f"repairs are paused{who} for {(until_ns - now_ns) / 1e9:.0f} s more")
+
+
+def repair_reasons(report: Mapping[str, Any]) -> Iterator[HealthReason]:
+    """Yield what an auditor's report shows: holds, ledgers that are not whole, bookies that are not well."""
+    for hold in report.get("holds", ()):
+        code = f"hold_{hold['reason']}"
+        text = f"repairs are on hold, but for entries with one copy: {hold['text']}"
+        yield HealthReason(code if code in REASON_STATES else "hold_other", text)
+    if report.get("phase") == "reading":
+        yield HealthReason(
+            "auditor_reading", "the auditor reads all ledgers first, so what is missing is not known yet"
+        )
+    yield from ledger_reasons(
+        report.get("short", {}), {name: report.get(name, ()) for name in ("lost", "waiting", "no_target", "stuck")}
+    )
+    if misplaced := report.get("misplaced", 0):
+        yield HealthReason(
+            "misplaced",
+            f"ledgers in fewer zones than placement.min_zones asks for: {misplaced}; the setting placement.repair has "
+            "them moved",
+        )
+    for status, (code, text) in _BOOKIE_REASONS.items():
+        names = sorted({str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == status})
+        if names:
+            yield HealthReason(code, f"{text}: {listed(names)}")
+
+
+_BOOKIE_REASONS: Final = {
+    "lost": ("bookies_lost", "bookies count as lost"),
+    "absent": ("bookies_absent", "bookies do not run, and are waited for"),
+    "in_limbo": ("bookies_in_limbo", "bookies copy back what they may have lost"),
+    "flapping": ("bookies_flapping", "bookies were absent several times within an hour"),
+    "read_only": ("bookies_read_only", "bookies are read-only"),
+}
+"""The reason for a bookie of each status; those that a person has asked for are none."""
+
+
+def ledger_reasons(short: Mapping[str, int], listed_ids: Mapping[str, Sequence[int]]) -> Iterator[HealthReason]:
+    """Yield the reasons of ledgers that are not whole.
+
+    Args:
+        short: How many ledgers are short, by the copies that are left: ``"0"``, ``"1"``, ``"2"``, ``"more"``.
+        listed_ids: Ledgers by ``lost``, ``waiting``, ``no_target`` and ``stuck``.
+    """
+    for name, (code, text) in _LEDGER_REASONS.items():
+        if ids := listed_ids[name]:
+            yield HealthReason(code, f"{text}: {listed(ids)}")
+    if none := short.get("0", 0):
+        text = f"ledgers with entries that no running bookie has a sound copy of: {none}"
+        yield HealthReason("no_live_copy", text)
+    if one := short.get("1", 0):
+        yield HealthReason("one_copy_left", f"ledgers with entries of which one copy is left: {one}")
+    if more := sum(count for copies, count in short.items() if copies not in ("0", "1")):
+        yield HealthReason("under_replicated", f"ledgers with fewer copies than they should have: {more}")
+
+
+_LEDGER_REASONS: Final = {
+    "lost": ("entries_lost", "entries are lost of ledgers"),
+    "waiting": ("waiting_for_owner", "ledgers wait for a recovery by their owner"),
+    "no_target": ("no_target", "no bookie can take the copies of ledgers"),
+    "stuck": ("repair_stuck", "the repair of ledgers failed repeatedly"),
+}

@@ -1,11 +1,21 @@
-"""Counters and latency histograms, kept separately for each ledger type and tier."""
+"""Counters, histograms and gauges of a manager, by ledger type and tier, or by other labels.
+
+A metric's name ends with its unit: ``_ns`` (nanoseconds, exported as seconds) or ``_bytes``. ``docs/metrics.md`` lists
+all, and a test compares the list with what a cluster exports.
+
+The values of labels come from small sets, such as codes and reasons, and never are ids or names of ledgers or bookies:
+each value is a series that is kept for ever. Ledger types are bounded by ``SCOPES_MAX``.
+
+**Counters and histograms** are recorded as things happen, once per batch. **Gauges** say how something is now; nobody
+keeps them: ``Metrics.add_gauges`` registers a function that a snapshot calls.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pybk.errors import UsageError
@@ -15,6 +25,11 @@ APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"
 APPEND_LATENCY: Final = "append_latency_ns"
 """From staging to durable, per entry."""
+
+CLIENT_ENTRIES: Final = "append_client_entries"
+CLIENT_BYTES: Final = "append_client_bytes"
+CLIENT_LATENCY: Final = "append_client_latency_ns"
+"""From staging to the acknowledgement of an ack quorum, per entry, at the client of a cluster."""
 
 READ_ENTRIES: Final = "read_entries"
 READ_BYTES: Final = "read_bytes"
@@ -26,6 +41,13 @@ REQUEST_FAULTS: Final = "request_faults"
 
 MEMBER_RECOVERIES: Final = "member_recoveries"
 """Rights to recover a ledger without its password that a bookie granted, one for each session and ledger."""
+
+SALVAGES: Final = "salvages"
+"""Starts of a bookie with a damaged store, of which it opened what is left."""
+
+AUDITOR_FINDINGS: Final = "auditor_findings"
+REPAIR_COPIED_BYTES: Final = "repair_copied_bytes"
+REPAIR_LEDGERS: Final = "repair_ledgers"
 
 UNSEALED_LEDGERS: Final = "unsealed_ledgers"
 """Readers that found their ledger closed without a seal."""
@@ -46,20 +68,35 @@ COMMITS_MAX: Final = 256
 """Commits of appends that are counted together."""
 
 SCOPES_MAX: Final = 1024
-"""Pairs of ledger type and tier that are counted separately; further types are counted under ``OTHER_TYPES``."""
+"""Combinations of ledger type, tier and labels that are kept; further types are counted under ``OTHER_TYPES``."""
 
 OTHER_TYPES: Final = ".other"
+
+Labels = tuple[tuple[str, str], ...]
+"""Names and values of labels besides ledger type and tier, always in the same order for one metric."""
 
 _SUB_BITS: Final = 3
 _SUB_BUCKETS: Final = 1 << _SUB_BITS
 
 
 class MetricKey(NamedTuple):
-    """The name, ledger type and tier of a counter or histogram; equal to the plain tuple. Unused parts are empty."""
+    """A metric's name and labels.
+
+    Attributes:
+        name: The name.
+        ledger_type: The ledger type; empty for none, and for the type of that name.
+        tier: The tier; empty for none.
+        labels: Other labels, as pairs of a name and a value.
+    """
 
     name: str
-    ledger_type: str
-    tier: str
+    ledger_type: str = ""
+    tier: str = ""
+    labels: Labels = ()
+
+
+Gauge = tuple[MetricKey, float]
+"""A gauge and its value now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +115,16 @@ class HistogramSnapshot:
     sum: int
     maximum: int
     buckets: tuple[tuple[int, int], ...]
+
+    def __add__(self, other: HistogramSnapshot) -> HistogramSnapshot:
+        """Return the histogram of the values of both."""
+        buckets = dict(self.buckets)
+        for highest, count in other.buckets:
+            buckets[highest] = buckets.get(highest, 0) + count
+        maximum = max(self.maximum, other.maximum)
+        return HistogramSnapshot(
+            self.count + other.count, self.sum + other.sum, maximum, tuple(sorted(buckets.items()))
+        )
 
     def quantile(self, q: float) -> int:
         """Return the value that this share of the values does not exceed.
@@ -151,22 +198,30 @@ def _highest(bucket: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """All metrics at one moment, e.g. ``snapshot.counters["appended_entries", "orders", "nvme"]``."""
+    """All metrics at one moment, e.g. ``snapshot.counters[MetricKey("appended_entries", "orders", "nvme")]``.
+
+    Attributes:
+        counters: Numbers that only grow.
+        histograms: Latencies and sizes.
+        gauges: How something is at the moment.
+    """
 
     counters: Mapping[MetricKey, int]
     histograms: Mapping[MetricKey, HistogramSnapshot]
+    gauges: Mapping[MetricKey, float] = field(default_factory=FrozenDict)
 
 
 class _Series:
     """The counters and histograms of one ledger type in one tier; used under the lock of the ``Metrics``."""
 
-    __slots__ = ("commits", "counters", "histograms", "single_reads")
+    __slots__ = ("commits", "confirmed", "counters", "histograms", "single_reads")
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
         self.histograms: dict[str, Histogram] = {}
         self.single_reads: deque[int] = deque()
         self.commits: deque[tuple[int, int, int]] = deque()
+        self.confirmed: deque[tuple[int, int, int]] = deque()
 
     def add(self, name: str, amount: int) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount
@@ -178,11 +233,15 @@ class _Series:
         histogram.record(ns, count)
 
     def count_commits(self) -> None:
-        for _ in range(len(self.commits)):  # others only add to it meanwhile
-            entries, size_bytes, latency_ns = self.commits.popleft()
-            self.add(APPENDED_ENTRIES, entries)
-            self.add(APPENDED_BYTES, size_bytes)
-            self.observe(APPEND_LATENCY, latency_ns, entries)
+        self._count(self.commits, APPENDED_ENTRIES, APPENDED_BYTES, APPEND_LATENCY)
+        self._count(self.confirmed, CLIENT_ENTRIES, CLIENT_BYTES, CLIENT_LATENCY)
+
+    def _count(self, collected: deque[tuple[int, int, int]], entries_of: str, bytes_of: str, latency_of: str) -> None:
+        for _ in range(len(collected)):  # others only add to it meanwhile
+            entries, size_bytes, latency_ns = collected.popleft()
+            self.add(entries_of, entries)
+            self.add(bytes_of, size_bytes)
+            self.observe(latency_of, latency_ns, entries)
 
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         self.add(READ_ENTRIES, entries)
@@ -207,12 +266,13 @@ class MetricsScope:
     Threads: any.
     """
 
-    __slots__ = ("_commits", "_lock", "_series", "single_reads")
+    __slots__ = ("_commits", "_confirmed", "_lock", "_series", "single_reads")
 
     def __init__(self, lock: threading.Lock, series: _Series) -> None:
         self._lock = lock
         self._series = series
         self._commits = series.commits
+        self._confirmed = series.confirmed
         self.single_reads: Final = series.single_reads
 
     def add(self, name: str, amount: int = 1) -> None:
@@ -235,6 +295,13 @@ class MetricsScope:
             with self._lock:
                 self._series.count_commits()
 
+    def confirmed(self, entries: int, size_bytes: int, latency_ns: int) -> None:
+        """Count entries of a client that an ack quorum has acknowledged, as ``appended`` does."""
+        self._confirmed.append((entries, size_bytes, latency_ns))
+        if len(self._confirmed) >= COMMITS_MAX:
+            with self._lock:
+                self._series.count_commits()
+
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         """Count entries that were read and verified together, their bytes, and how long that took."""
         with self._lock:
@@ -247,7 +314,7 @@ class MetricsScope:
 
 
 class Metrics:
-    """Counters and histograms of a manager.
+    """Counters, histograms and gauges of a manager.
 
     Threads: any. One lock, taken once per call, so callers record once per batch and not per entry.
 
@@ -256,42 +323,55 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._series: dict[tuple[str, str], _Series] = {}
+        self._series: dict[tuple[str, str, Labels], _Series] = {}
+        self._gauges: list[Callable[[], Iterable[Gauge]]] = []
 
-    def scope(self, ledger_type: str = "", tier: str = "") -> MetricsScope:
-        """Return the scope for one ledger type in one tier."""
+    def scope(self, ledger_type: str = "", tier: str = "", labels: Labels = ()) -> MetricsScope:
+        """Return the scope for one ledger type in one tier, or for other labels."""
         with self._lock:
-            return MetricsScope(self._lock, self._of(ledger_type, tier))
+            return MetricsScope(self._lock, self._of(ledger_type, tier, labels))
 
-    def add(self, name: str, amount: int = 1, ledger_type: str = "", tier: str = "") -> None:
+    def add(self, name: str, amount: int = 1, ledger_type: str = "", tier: str = "", labels: Labels = ()) -> None:
         """Add to a counter, which begins at 0."""
         with self._lock:
-            self._of(ledger_type, tier).add(name, amount)
+            self._of(ledger_type, tier, labels).add(name, amount)
 
-    def observe(self, name: str, ns: int, count: int = 1, ledger_type: str = "", tier: str = "") -> None:
-        """Record a latency in a histogram, ``count`` times, nanoseconds."""
+    def observe(
+        self, name: str, ns: int, count: int = 1, ledger_type: str = "", tier: str = "", labels: Labels = ()
+    ) -> None:
+        """Record a latency in a histogram, ``count`` times, nanoseconds; or a size in bytes."""
         with self._lock:
-            self._of(ledger_type, tier).observe(name, ns, count)
+            self._of(ledger_type, tier, labels).observe(name, ns, count)
+
+    def add_gauges(self, read: Callable[[], Iterable[Gauge]]) -> None:
+        """Have each snapshot call ``read`` for gauges.
+
+        Args:
+            read: Returns the gauges as they are now, without waiting for anything. It is called by any thread, also
+                after the close of what it looks at.
+        """
+        self._gauges.append(read)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return all present metrics; the values of one recording call are included all or none."""
         counters = {}
         histograms = {}
         with self._lock:
-            for (ledger_type, tier), series in self._series.items():
+            for scope, series in self._series.items():
                 series.count_commits()
                 series.count_single_reads()
                 for name, value in series.counters.items():
-                    counters[MetricKey(name, ledger_type, tier)] = value
+                    counters[MetricKey(name, *scope)] = value
                 for name, histogram in series.histograms.items():
-                    histograms[MetricKey(name, ledger_type, tier)] = histogram.snapshot()
-        return MetricsSnapshot(FrozenDict(counters), FrozenDict(histograms))
+                    histograms[MetricKey(name, *scope)] = histogram.snapshot()
+        gauges = {key: value for read in self._gauges for key, value in read()}
+        return MetricsSnapshot(FrozenDict(counters), FrozenDict(histograms), FrozenDict(gauges))
 
-    def _of(self, ledger_type: str, tier: str) -> _Series:
+    def _of(self, ledger_type: str, tier: str, labels: Labels) -> _Series:
         """Return the counters and histograms to record in; the caller holds the lock."""
-        series = self._series.get((ledger_type, tier))
+        series = self._series.get((ledger_type, tier, labels))
         if series is None:
-            if len(self._series) >= SCOPES_MAX:
+            if ledger_type and len(self._series) >= SCOPES_MAX:
                 ledger_type = OTHER_TYPES
-            series = self._series.setdefault((ledger_type, tier), _Series())
+            series = self._series.setdefault((ledger_type, tier, labels), _Series())
         return series

@@ -151,11 +151,13 @@ def test_ls_of_a_cluster(
     status, out, err = run(capsys, "ls", url)
     assert (status, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert lines[0][:9] == ["ledger", "type", "state", "quorums", "bookies", "entries", "bytes", "digest", "sealed"]
-    assert lines[2][:9] == ["0", "orders", "closed", "1/1/1", "a", "2", "13", "HMAC_SHA256", "yes"]
-    assert lines[3][:5] == ["1", "open", "1/1/1", "a", "HMAC_SHA256"]
+    assert lines[0][:7] == ["ledger", "type", "state", "quorums", "copies", "bookies", "entries"]
+    assert lines[2][:10] == ["0", "orders", "closed", "1/1/1", "1", "a", "2", "13", "HMAC_SHA256", "yes"]
+    assert lines[3][:6] == ["1", "open", "1/1/1", "1", "a", "HMAC_SHA256"]
     first, second = json.loads(run(capsys, "ls", "--json", url)[1])
-    assert (first["entries"], first["fragments"]) == (2, [{"first": 0, "bookies": ["a"]}])
+    (fragment,) = first["fragments"]
+    assert (first["entries"], fragment["first"], fragment["bookies"]) == (2, 0, ["a"])
+    assert fragment["conditions"] == ["runs"]
     assert second["entries"] is None
     assert (first["sealed"], second["sealed"]) == (True, None)
 

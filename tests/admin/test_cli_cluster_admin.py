@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 from pybk import BookieState, ClusterAdmin, LedgerManager
 from pybk import cluster_admin as cluster_admin_module
 from pybk.admin.cli import main
+from pybk.config import StoreConfig
+from pybk.connect import join, open_cluster
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 
 
@@ -146,3 +151,37 @@ def test_repairs_are_listed_paused_and_resumed(cluster: Inside, capsys: pytest.C
     assert (status, "at most 86400" in err) == (2, True)
     status, found = run_json(capsys, "repair", "resume", cluster.url, "--accept-loss-of", "bookie-1")
     assert (status, found["paused_until_ns"], found["accepted_losses"]) == (0, 0, ["bookie-1"])
+
+
+def test_ls_shows_which_copies_are_short(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    client = cluster.connect()
+    ledger_id, name = make_ledger(client)
+    bookie = next(each for each in client.ledger_metadata(ledger_id).fragments[-1].ensemble if each.bookie_id == name)
+    place = int(name.rpartition("-")[2])
+
+    def row() -> dict[str, Any]:
+        status, rows = run_json(capsys, "ls", cluster.url)
+        assert status == 0
+        (found,) = rows
+        assert isinstance(found, dict)
+        return found
+
+    found = row()
+    assert (found["copies"], found["fragments"][0]["conditions"]) == (3, ["runs"] * 3)
+    assert bookie.instance.hex() in found["fragments"][0]["instances"]
+    metadata, _ = open_cluster(cluster.url, SECRET, create=False)
+    with metadata:
+        metadata.mark_under_replicated(ledger_id, bookie, 2)
+        assert row()["copies"] == 2, "a copy that was found to lack entries does not count"
+        metadata.unmark_under_replicated(metadata.marks_of(ledger_id)[0])
+    cluster.bookies[place].close()
+    wait_until(lambda: f"{name} (absent)" in row()["bookies"])
+    assert row()["copies"] == 2
+    shutil.rmtree(cluster.directory / f"bookie-{place}")
+    directory = str(cluster.directory / f"bookie-{place}")
+    listen = ["tcp://127.0.0.1:*"]
+    config = StoreConfig(**QUICK)
+    with closing(join(directory, listen, cluster.url, SECRET, config, bookie_id=name, replace_lost=True)):
+        wait_until(lambda: f"{name} (replaced)" in row()["bookies"])
+        assert row()["copies"] == 2
+        assert f"{name} (replaced)" in run(capsys, "ls", cluster.url)[1]

@@ -8,7 +8,7 @@ import pytest
 
 from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.flags import StorageHint
-from pybk.metrics import APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES
+from pybk.metrics import APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES, MetricKey
 from tests.storage.real_store import open_quick, python
 
 prometheus = pytest.importorskip("prometheus_client")
@@ -23,15 +23,15 @@ def test_appends_are_counted_by_type_and_tier(tmp_path: Path) -> None:
         events.append_async(b"z").result()
         metrics = manager.metrics()
     overhead = ENTRY_HEADER_BYTES + 32
-    counters = {tuple(key): value for key, value in metrics.counters.items()}
-    assert counters[APPENDED_ENTRIES, "orders", "nvme"] == 8
-    assert counters[APPENDED_BYTES, "orders", "nvme"] == 8 * overhead + 701
-    assert counters[APPENDED_ENTRIES, "events", "hdd"] == 1
-    histograms = {tuple(key): value for key, value in metrics.histograms.items()}
-    latency = histograms[APPEND_LATENCY, "orders", "nvme"]
+    counters = metrics.counters
+    assert counters[MetricKey(APPENDED_ENTRIES, "orders", "nvme")] == 8
+    assert counters[MetricKey(APPENDED_BYTES, "orders", "nvme")] == 8 * overhead + 701
+    assert counters[MetricKey(APPENDED_ENTRIES, "events", "hdd")] == 1
+    histograms = metrics.histograms
+    latency = histograms[MetricKey(APPEND_LATENCY, "orders", "nvme")]
     assert latency.count == 8
     assert 0 < latency.quantile(0.5) <= latency.quantile(0.99) <= latency.maximum
-    assert histograms[APPEND_LATENCY, "events", "hdd"].count == 1
+    assert histograms[MetricKey(APPEND_LATENCY, "events", "hdd")].count == 1
 
 
 def test_prometheus_sees_them_all(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_prometheus_sees_them_all(tmp_path: Path) -> None:
         assert value("pybk_read_entries_total") == 5
         assert value("pybk_appended_entries_total", store="two", ledger_type="") == 1
         assert value("pybk_append_latency_seconds_count") == 5
-        latency = one.metrics().histograms[APPEND_LATENCY, 'or"ders', "nvme"]  # type: ignore[index]  # a plain tuple is equal
+        latency = one.metrics().histograms[MetricKey(APPEND_LATENCY, 'or"ders', "nvme")]
         assert value("pybk_append_latency_seconds_sum") == pytest.approx(latency.sum / 1e9)
         bounds = [repr(bound / 1e9) for bound in BUCKETS_NS]
         counts = [value("pybk_append_latency_seconds_bucket", le=bound) for bound in [*bounds, "+Inf"]]

@@ -416,7 +416,7 @@ def test_a_failed_bookie_reports_its_failure(four: Inside, monkeypatch: pytest.M
     manager = four.bookies[0]
     assert manager.health().state == "ok"
     assert manager.health().free_bytes
-    assert four.connect().health().state == "ok"
+    assert [reason.code for reason in four.connect().health().reasons] == ["no_auditor"]
     service = service_of(manager)
     monkeypatch.setattr(service.machine, "commit", lambda: 1 / 0)
     wait_until(lambda: manager.health().state == "failed")

@@ -19,6 +19,7 @@ from pybk.ledger import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
 from pybk.metadata.registration import BookieState
+from pybk.metrics import Metrics
 from tests.client.test_limbo_repair import fill
 from tests.cluster.inside import Inside, inside
 from tests.healing.test_repairing import metadata_of
@@ -119,7 +120,7 @@ def test_the_auditor_reads_what_has_changed_before_it_writes_all_marks(
 
 @contextmanager
 def auditor_of(metadata: ClusterMetadata) -> Iterator[Auditing]:
-    auditor = Auditing(metadata, "the auditor")
+    auditor = Auditing(metadata, "the auditor", Metrics())
     try:
         yield auditor
     finally:

@@ -179,7 +179,7 @@ def test_misplaced_ledgers_are_counted_and_moved_when_asked(tmp_path: Path, monk
             make(client)
         before = ensembles(client)
         wait_until(lambda: admin.status().misplaced == 10)
-        assert any("placement.repair has them moved" in reason for reason in admin.status().reasons)
+        assert any("placement.repair has them moved" in reason.text for reason in admin.status().reasons)
 
         admin.change_settings(lambda found: replace(found, placement=PlacementSettings(min_zones=3, repair=True)))
         marks = metadata_of(client).list_under_replicated

@@ -15,9 +15,8 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -40,11 +39,11 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.health import Health, bookie_health
+from pybk.health import BookieCondition, Health, bookie_health
 from pybk.ledger import Bookie
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
-from pybk.metrics import MEMBER_RECOVERIES, REQUEST_FAULTS
+from pybk.metrics import MEMBER_RECOVERIES, REQUEST_FAULTS, SALVAGES, Gauge, MetricKey
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
 from pybk.replication.locations import Location
@@ -274,6 +273,9 @@ class BookieServer:
         self.position = PositionRecorder(self.replicas.store, self._metadata, self.bookie, identity.boots)
         self.position.record()
         self._age = AgeWatch(self._metadata, self.replicas, lambda seen: self.post(partial(self._note_seen, seen)))
+        metrics = self.replicas.store.metrics
+        metrics.add(SALVAGES, int(self.replicas.store.salvage is not None))
+        metrics.add_gauges(self._gauges)
         self._keeper = threading.Thread(target=self._keep, args=(registered,), name="pybk-bookie-keeper", daemon=True)
         start_thread(self._keeper)
 
@@ -740,11 +742,26 @@ class BookieServer:
             return []
 
     def health(self) -> Health:
-        """Return the bookie's health: that of its store, in limbo, or failed if it stopped serving."""
-        health = bookie_health(self.replicas.store, self.bookie, self._error, self.replicas.in_limbo)
-        if self._age.error is None or health.state == "failed":
-            return health
-        return replace(health, state="read_only", reason=str(self._age.error))
+        """Return the bookie's health: that of its store, of its state in the cluster, and of its serving.
+
+        Cost: No request; one ``statvfs`` for each directory.
+        """
+        registered = self.registered
+        condition = BookieCondition(
+            bookie=self.bookie,
+            state=self._cookie.state,
+            error=self._error,
+            superseded=registered is not None and registered.superseded,
+            registered=registered is None or registered.registered,
+            outdated=self._age.error,
+            retired=self._retired,
+            in_limbo=self.replicas.in_limbo,
+        )
+        return bookie_health(self.replicas.store, condition)
+
+    def _gauges(self) -> Iterator[Gauge]:
+        yield MetricKey("limbo_ledgers"), len(self.replicas.in_limbo())
+        yield MetricKey("registered"), self.registered is not None and self.registered.registered
 
     def in_limbo(self) -> list[int]:
         """Return the ids of the ledgers in limbo, ascending."""

@@ -47,6 +47,7 @@ from weakref import WeakSet, WeakValueDictionary
 from pybk.backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
 from pybk.client.broadcast import flush, move, proven_lac, repair
 from pybk.client.driver import Driver
+from pybk.client.followed_report import FollowedReport
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import LimboBookie, LimboRepair
 from pybk.client.reader import LacReading, Reading, Recovering
@@ -72,7 +73,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.group_commit import Completion
-from pybk.health import Health, client_health
+from pybk.health import DEFAULT_ENSEMBLE_SIZE, ClusterSight, Health, client_health
 from pybk.keys import KeyRing
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
 from pybk.transport.cluster_keys import RightsKey
@@ -100,7 +101,7 @@ STRAGGLER_BYTES: Final = 16 << 20
 _PAGE: Final = 500
 """Ledgers that one request for a listing asks for."""
 
-_DEFAULTS: Final = Quorums(3, 3, 2)
+_DEFAULTS: Final = Quorums(DEFAULT_ENSEMBLE_SIZE, 3, 2)
 _ENTRIES_GUESSED: Final = 64
 """Entries that the first read of a ledger asks for, while their size is unknown."""
 
@@ -201,6 +202,7 @@ class ClusterBackend:
         self._writings: WeakValueDictionary[int, Writing] = WeakValueDictionary()
         """The writers of this client, by ledger id; a handle and its futures keep theirs alive by its append queue."""
         self._limbo_repair = None if bookie is None else LimboRepair(self.driver, membership, bookie)
+        self._report = FollowedReport(self._metadata)
         self.companion: Companion | None = None
         """What works in the background; stopped by ``close``."""
         membership.on_change = self._bookies_changed
@@ -268,6 +270,7 @@ class ClusterBackend:
                 closing.callback(self.bookie.close)
             closing.callback(self.wire.close)
             closing.callback(self.membership.close)
+            closing.callback(self._report.close)
             if self.companion is not None:
                 closing.callback(self.companion.stop)
                 self.companion.begin_stop()
@@ -290,12 +293,35 @@ class ClusterBackend:
             logger.warning("ledger %d: the entries appended last may be lost: %s", writing.ledger.ledger_id, error)
 
     def health(self) -> Health:
-        """Return the health of this process's bookie if it has one, else of the client."""
-        outstanding = sum(writing.appender.outstanding_bytes for writing in self._live_writings())
+        """Return the health of this process's bookie if it has one, else of the cluster as this client sees it.
+
+        Cost: The first call makes three requests to the metadata store, and watches the auditor's report; later ones
+        make none. Whether a bookie takes entries is known from its registration and that report, so it may be known up
+        to ten seconds late.
+        """
+        writings = self._live_writings()
+        outstanding = sum(writing.appender.outstanding_bytes for writing in writings)
         if self.bookie is not None:
             health = self.bookie.health()
             return replace(health, outstanding_bytes=health.outstanding_bytes + outstanding)
-        return client_health(self.where, len(self.membership.bookies), outstanding)
+        registered = self.membership.bookies
+        sight = ClusterSight(
+            where=self.where,
+            bookies=len(registered),
+            writable=frozenset(name for name, each in registered.items() if not each.read_only),
+            seen=self._report.now(),
+            ensembles=tuple(each.ledger.metadata.ensemble_size for each in writings if not each.completion.done),
+            paused_until_ns=self._paused_until_ns(),
+        )
+        return client_health(sight, outstanding, time.time_ns())
+
+    def _paused_until_ns(self) -> int:
+        """Return when a pause of the repairs ends, as the settings say that this client knows."""
+        try:
+            return self._metadata.settings.repair.paused_until_ns
+        except PybkError as error:
+            logger.warning("whether repairs are paused is not known: %s", error)
+            return 0
 
     def catch_up(self) -> None:
         """Do nothing: each call reads the state of its ledger anew."""

@@ -60,6 +60,7 @@ class Membership:
         metadata: The metadata of the cluster.
         near: Name of the bookie that comes first in ensembles and reads while it is registered: the one of this
             process, or one on this host; None: no bookie is preferred.
+        metrics: Counts what the client does; None counts it in an object of its own.
 
     Attributes:
         bookies: The available bookies, by name; replaced as a whole, never changed.
@@ -72,7 +73,7 @@ class Membership:
     Threads: any.
     """
 
-    def __init__(self, metadata: ClusterMetadata, near: str | None = None) -> None:
+    def __init__(self, metadata: ClusterMetadata, near: str | None = None, metrics: Metrics | None = None) -> None:
         self.metadata: Final = metadata
         self.near = near
         self._random = random.Random()
@@ -84,7 +85,7 @@ class Membership:
         self._located: Mapping[Bookie, Location] = {}
         """Where bookies stand: those that were registered at some time, and others by their cookies."""
         self._misplaced = 0
-        self.metrics = Metrics()
+        self.metrics: Final = metrics or Metrics()
         self.too_old: Mapping[str, BookieRegistration] = {}
         self.seen_ns = 0
         """When the registrations were read last, by the monotonic clock."""

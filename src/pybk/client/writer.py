@@ -150,7 +150,7 @@ class Writing(Conversation[WriterMachine]):
         """Finish the batches and the calls of ``force`` up to an entry."""
         now_ns = time.monotonic_ns()
         for entries in self.appender.acknowledged(last):
-            self._meter.appended(len(entries.sizes), entries.encoded_bytes, now_ns - entries.staged_ns)
+            self._meter.confirmed(len(entries.sizes), entries.encoded_bytes, now_ns - entries.staged_ns)
         while self.forcing and self.forcing[0][0] <= last:
             self.driver.group.finish(self.forcing[0][1])
             self.forcing.pop(0)

@@ -76,10 +76,12 @@ from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger
+from pybk.metrics import AUDITOR_FINDINGS
 from pybk.storage.io.failures import start_thread
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +113,11 @@ class Auditing:
     Args:
         metadata: The cluster's metadata.
         name: The name of the bookie of this process, for people.
+        metrics: Counts what is found.
 
     Attributes:
         report: The machine's last report; None while this process does not lead.
+        reported_ns: When it was made, nanoseconds since 1970.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -121,11 +125,13 @@ class Auditing:
     Threads: its own; ``stop`` any.
     """
 
-    def __init__(self, metadata: ClusterMetadata, name: str) -> None:
+    def __init__(self, metadata: ClusterMetadata, name: str, metrics: Metrics) -> None:
         self._metadata = metadata
         self._name = name
+        self._metrics = metrics
         self._machine = AuditorMachine()
         self.report: Report | None = None
+        self.reported_ns = 0
         self._inbox: SimpleQueue[Call] = SimpleQueue()
         self._reading: Iterator[Event] | None = None
         """What is still to be read of everything; None if nothing is."""
@@ -500,6 +506,7 @@ class Auditing:
                 state=effect.state,
                 announce=False,
             )
+            self._metrics.add(AUDITOR_FINDINGS, labels=(("reason", effect.reason.value),))
         elif isinstance(effect, WithdrawMark):
             metadata.withdraw_mark(effect.key.ledger_id, effect.key.bookie, effect.reasons)
         elif isinstance(effect, ChangeMark):
@@ -510,8 +517,9 @@ class Auditing:
             metadata.write_auditor_state(encode_state(effect.state))
         else:
             assert isinstance(effect, Report)
+            self.reported_ns = self._now_ns()
             self.report = effect
-            metadata.write_auditor_report(encode_report(effect, self._name, self._now_ns()))
+            metadata.write_auditor_report(encode_report(effect, self._name, self.reported_ns))
 
     def _read_again(self, ledger_ids: list[int]) -> Iterator[Event]:
         yield self._read_ledgers(ledger_ids)

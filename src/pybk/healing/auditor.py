@@ -34,6 +34,7 @@ from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.plan import (
     DERIVED,
+    NEVER_NS,
     WINDOW,
     Assessment,
     Counts,
@@ -85,9 +86,6 @@ JUDGED_MAX: Final = 1000
 
 STUCK_LISTED_MAX: Final = 100
 """How many ledgers a report names in each list."""
-
-NEVER_NS: Final = 1 << 63
-"""Later than any time."""
 
 _BATCH: Final = 200
 """Above so many changes the order of the tasks is sorted again."""
@@ -390,6 +388,9 @@ class Report:
         stuck: Ledgers whose repair failed repeatedly.
         bookies: The bookies that are not live.
         read_ns: When all ledgers were read last; 0 for never.
+        members: How many bookies have each status.
+        ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are.
+        ledgers: How many ledgers there are, by whether they are closed, and by type (``ClusterMap.counts``).
     """
 
     phase: str
@@ -408,6 +409,9 @@ class Report:
     stuck: tuple[int, ...]
     bookies: tuple[ReportedBookie, ...]
     read_ns: int
+    members: Mapping[str, int]
+    ensembles: tuple[int, int]
+    ledgers: Mapping[tuple[bool, str], int]
 
 
 Effect = ReadEverything | ReadLedgers | PublishMark | WithdrawMark | ChangeMark | DropMark | SaveState | Report
@@ -979,6 +983,12 @@ class AuditorMachine:
             stuck=listed[RepairState.STUCK],
             bookies=tuple(self._reported_bookies(now_ns)),
             read_ns=self._read_ns,
+            members=Counter(
+                standing_of(self.situation, facts.bookie, now_ns).status.value
+                for facts in self.situation.bookies.values()
+            ),
+            ensembles=self.map.open_ensembles,
+            ledgers=self.map.counts(),
         )
 
     def _reported_bookies(self, now_ns: int) -> Iterator[ReportedBookie]:

@@ -94,6 +94,8 @@ def encode_report(report: Report, auditor: str, now_ns: int) -> dict[str, Any]:
             for each in report.bookies
         ],
         "read_ns": report.read_ns,
+        "members": dict(report.members),
+        "ensembles": list(report.ensembles),
     }
 
 

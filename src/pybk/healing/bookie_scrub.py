@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError
 from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrubbing import CHECKING, ScrubTerms, text_of
+from pybk.healing.scrubbing import ScrubTerms, text_of
 from pybk.ledger import LedgerMetadata
 from pybk.metadata.underreplication import RepairReason
 from pybk.storage.repair.record_check import DamagedEntries
+from pybk.storage.troubles import CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,7 +21,11 @@ from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.metrics import OTHER_TYPES
 from pybk.replication.quorum import Quorum
+
+TYPES_MAX: Final = 100
+"""How many ledger types are counted separately."""
 
 
 class LedgerShape(NamedTuple):
@@ -32,12 +36,14 @@ class LedgerShape(NamedTuple):
         masks: The write sets, as bits of places.
         closed: Whether the end is final.
         tier: The tier of the entries.
+        ledger_type: The type; ``OTHER_TYPES`` for one that came after ``TYPES_MAX`` others.
     """
 
     quorum: Quorum
     masks: tuple[int, ...]
     closed: bool
     tier: StorageHint
+    ledger_type: str
 
 
 class MappedLedger(NamedTuple):
@@ -90,6 +96,9 @@ class ClusterMap:
         self._shapes: Final[dict[LedgerShape, LedgerShape]] = {}
         self._open_sizes: Final[Counter[int]] = Counter()
         """How many open ledgers have each ensemble size."""
+        self._counts: Final[Counter[tuple[bool, str]]] = Counter()
+        """How many ledgers there are, by whether they are closed, and by type; none of them is 0."""
+        self._types: Final[set[str]] = set()
         self._packing: Final[dict[int, Struct]] = {}
         self._touched: set[int] | None = None
         """Ledgers that a delta changed since ``begin_read``; None if the metadata are not being read."""
@@ -112,6 +121,15 @@ class ClusterMap:
     def largest_open_ensemble(self) -> int:
         """The largest ensemble of a ledger that is not closed; 0 if all are closed."""
         return max(self._open_sizes, default=0)
+
+    @property
+    def open_ensembles(self) -> tuple[int, int]:
+        """The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are closed."""
+        return min(self._open_sizes, default=0), self.largest_open_ensemble
+
+    def counts(self) -> dict[tuple[bool, str], int]:
+        """Return how many ledgers there are, by whether they are closed, and by type (``TYPES_MAX``)."""
+        return dict(self._counts)
 
     def get(self, ledger_id: int) -> MappedLedger | None:
         """Return a ledger; None if it is not known."""
@@ -216,15 +234,20 @@ class ClusterMap:
         for number in after - before:
             self._held[number].add(ledger_id)
         self._ledgers[ledger_id] = new
+        self._counts[new.shape.closed, new.shape.ledger_type] += 1
         if not new.shape.closed:
             self.open_ledgers.add(ledger_id)
             self._open_sizes[new.shape.quorum.ensemble_size] += 1
         return True
 
     def _unlink(self, ledger_id: int, old: MappedLedger, numbers: set[int]) -> None:
-        """Remove a ledger from the sets of open ledgers and of some bookies."""
+        """Remove a ledger from the counts, and from the sets of open ledgers and of some bookies."""
         for number in numbers:
             self._held[number].discard(ledger_id)
+        key = old.shape.closed, old.shape.ledger_type
+        self._counts[key] -= 1
+        if not self._counts[key]:
+            del self._counts[key]
         if not old.shape.closed:
             self.open_ledgers.discard(ledger_id)
             size = old.shape.quorum.ensemble_size
@@ -235,7 +258,7 @@ class ClusterMap:
     def _mapped(self, metadata: LedgerMetadata, version: int) -> MappedLedger:
         quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         closed = metadata.state is LedgerState.CLOSED
-        shape = LedgerShape(quorum, quorum.masks(), closed, metadata.tier)
+        shape = LedgerShape(quorum, quorum.masks(), closed, metadata.tier, self._type(metadata))
         shape = self._shapes.setdefault(shape, shape)
         packing = self._struct(quorum.ensemble_size)
         packed = b"".join(
@@ -244,6 +267,14 @@ class ClusterMap:
         )
         last, length = (metadata.last_entry_id, metadata.length) if closed else (-1, 0)
         return MappedLedger(version, shape, last, length, packed)
+
+    def _type(self, metadata: LedgerMetadata) -> str:
+        name = str(metadata.ledger_type)
+        if name not in self._types:
+            if len(self._types) >= TYPES_MAX:
+                return OTHER_TYPES
+            self._types.add(name)
+        return name
 
     def _number(self, bookie: Bookie) -> int:
         number = self._numbers.get(bookie)

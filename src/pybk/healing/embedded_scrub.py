@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrubbing import CHECKING, ScrubTerms, text_of
+from pybk.healing.scrubbing import ScrubTerms, text_of
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import APPEND_LATENCY, Metrics
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.scrub_notes import load_notes, save_notes
 from pybk.storage.store import Store
+from pybk.storage.troubles import CHECKING
 
 
 class EmbeddedScrub:

@@ -46,6 +46,9 @@ WINDOW: Final = 1000
 DERIVED: Final = (RepairReason.LOST, RepairReason.DRAINING, RepairReason.MISPLACED)
 """The reasons that the auditor derives; it withdraws a mark of them when they do not hold any more."""
 
+NEVER_NS: Final = 1 << 63
+"""Later than any time."""
+
 _RANK: Final = {reason: reason.rank for reason in RepairReason}
 
 
@@ -540,6 +543,25 @@ def _gains(
     )
 
 
+class Shortage(NamedTuple):
+    """Ledgers that are short for the same reason, with the same number of copies.
+
+    Attributes:
+        ledgers: How many.
+        bytes: About how many bytes their tasks copy, also those that no worker can make.
+        oldest_since_ns: The oldest reason of a task; 0 if there is none.
+    """
+
+    ledgers: int
+    bytes: int
+    oldest_since_ns: int
+
+
+WITHIN_GRACE: Final = "absent"
+LEFT_TO_WRITER: Final = "writer"
+"""Why a ledger is short that needs no repair: a bookie is within its grace, or its writer replaces one."""
+
+
 class Counts(NamedTuple):
     """How a cluster's ledgers are, for its health.
 
@@ -553,6 +575,8 @@ class Counts(NamedTuple):
         left_to_writer: Open ledgers whose writer is expected to replace a bookie.
         misplaced: Ledgers that span fewer zones than the settings ask for, whether they are to be moved or not.
         oldest_since_ns: The oldest reason of a task; 0 if there is none.
+        shortages: The ledgers of ``short``, also by the most urgent reason of a task, ``WITHIN_GRACE`` or
+            ``LEFT_TO_WRITER``: by reason and copies.
     """
 
     short: dict[str, int]
@@ -563,6 +587,7 @@ class Counts(NamedTuple):
     left_to_writer: int
     misplaced: int
     oldest_since_ns: int
+    shortages: dict[tuple[str, str], Shortage]
 
 
 def count(assessments: Iterable[Assessment], misplaced: int) -> Counts:
@@ -577,9 +602,13 @@ def count(assessments: Iterable[Assessment], misplaced: int) -> Counts:
     states: Counter[RepairState] = Counter()
     size = lost = left = 0
     oldest = 0
+    shortages: dict[tuple[str, str], Shortage] = {}
     for each in assessments:
         if each.copies < each.write_quorum:
-            short[str(each.copies) if each.copies <= 2 else "more"] += 1
+            copies = str(each.copies) if each.copies <= 2 else "more"
+            short[copies] += 1
+            key = _why_short(each), copies
+            shortages[key] = _added(shortages.get(key), each)
         lost += each.lost
         left += each.left_to_writer
         if each.tasks:
@@ -590,7 +619,23 @@ def count(assessments: Iterable[Assessment], misplaced: int) -> Counts:
                 size += task.size_bytes
             if task.since_ns and (not oldest or task.since_ns < oldest):
                 oldest = task.since_ns
-    return Counts(dict(short), dict(reasons), dict(states), size, lost, left, misplaced, oldest)
+    return Counts(dict(short), dict(reasons), dict(states), size, lost, left, misplaced, oldest, shortages)
+
+
+def _why_short(assessment: Assessment) -> str:
+    """Return the reason under which a ledger that is short is counted."""
+    if assessment.tasks:
+        return min((task.reason for task in assessment.tasks), key=_RANK.__getitem__).value
+    return LEFT_TO_WRITER if assessment.left_to_writer else WITHIN_GRACE
+
+
+def _added(shortage: Shortage | None, assessment: Assessment) -> Shortage:
+    """Return a shortage with a further ledger."""
+    ledgers, size, oldest = shortage or (0, 0, 0)
+    times = [task.since_ns for task in assessment.tasks if task.since_ns]
+    oldest = min([*times, oldest or NEVER_NS])
+    size += sum(task.size_bytes for task in assessment.tasks)
+    return Shortage(ledgers + 1, size, 0 if oldest == NEVER_NS else oldest)
 
 
 @dataclass(frozen=True, slots=True)

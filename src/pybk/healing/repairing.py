@@ -47,6 +47,7 @@ from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.storage.io.failures import start_thread
 from pybk.workers import Workers
@@ -295,7 +296,9 @@ class Repairer:
     def _note_failure(self, ledger_id: int, text: str) -> None:
         """Record a failure in the marks of a ledger; after ``TRIES`` they are stuck."""
         try:
-            for mark in self._metadata.marks_of(ledger_id):
+            marks = self._metadata.marks_of(ledger_id)
+            self._count_ledger(marks, "failed")
+            for mark in marks:
                 if self._is_due(mark):
                     tries = mark.tries + 1
                     stuck = tries >= TRIES and mark.state is RepairState.QUEUED
@@ -322,18 +325,25 @@ class Repairer:
                 self._recover(ledger_id)
                 continue
             for fragment in work.fragments:
-                self._copy(RemoteLedger(metadata, version, self._metadata.describe(metadata)), *fragment)
+                copied = self._copy(RemoteLedger(metadata, version, self._metadata.describe(metadata)), *fragment)
+                self._membership.metrics.add(REPAIR_COPIED_BYTES, copied, labels=(("reason", _reason_of(marks)),))
             self._unmark(work.filled)
-            self.repaired += bool(work.fragments)
+            if work.fragments:
+                self.repaired += 1
+                self._count_ledger(marks, "done")
             if all(fragment.replaced is None for fragment in work.fragments):
                 return
+
+    def _count_ledger(self, marks: Sequence[UnderReplicatedLedger], result: str) -> None:
+        labels = (("reason", _reason_of(marks)), ("result", result))
+        self._membership.metrics.add(REPAIR_LEDGERS, labels=labels)
 
     def _unmark(self, marks: Iterable[UnderReplicatedLedger]) -> None:
         for mark in marks:
             self._metadata.unmark_under_replicated(mark)
 
-    def _copy(self, ledger: RemoteLedger, first_entry_id: int, replaced: Bookie | None) -> None:
-        """Complete a fragment at this bookie, which takes a place in it, or has one already."""
+    def _copy(self, ledger: RemoteLedger, first_entry_id: int, replaced: Bookie | None) -> int:
+        """Complete a fragment at this bookie, which takes or has a place in it; return the bytes that were copied."""
         own = self._bookie.bookie
         lost = frozenset((own if replaced is None else replaced,))
         stay = lost if replaced is None else frozenset()
@@ -343,6 +353,7 @@ class Repairer:
         copy = FragmentCopy(self._driver, ledger, machine)
         self._driver.run(copy, machine.start)
         self.copied_bytes += machine.copied_bytes
+        return machine.copied_bytes
 
     # ---- judgements ----------------------------------------------------------------------------------------------
 
@@ -433,6 +444,11 @@ def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
     groups = groupby(sorted(candidates, key=lambda each: (key(each), each.since_ns, each.ledger_id)), key)
     alike = [list(group) for _, group in groups]
     return [group[at : at + BATCH] for group in alike for at in range(0, len(group), BATCH)]
+
+
+def _reason_of(marks: Iterable[UnderReplicatedLedger]) -> str:
+    """Return the most urgent reason of a ledger's marks, for metrics."""
+    return min((mark.reason for mark in marks), key=lambda reason: reason.rank, default=RepairReason.MISSING).value
 
 
 def bucket_of(ledger_id: int) -> int:

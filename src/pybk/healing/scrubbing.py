@@ -62,9 +62,6 @@ DAMAGED_MAX: Final = 1000
 LEDGERS_NAMED: Final = 10
 """Ledgers that a text about damage names."""
 
-CHECKING: Final = "checking stored entries"
-"""What the troubles of a store call it."""
-
 TERMS_S: Final = 1.0
 """Seconds for which the terms of the owner are remembered."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -9,8 +10,10 @@ from pybk.healing.auditing import Auditing
 from pybk.healing.bookie_scrub import BookieScrub
 from pybk.healing.quick_auditing import QuickAuditing
 from pybk.healing.repairing import Repairer
+from pybk.healing.report_gauges import report_gauges
 from pybk.healing.scrubbing import StoreScrub
 from pybk.healing.surplus_dropping import SurplusDropping
+from pybk.metrics import Gauge, MetricKey
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
@@ -42,7 +45,7 @@ class Autorecovery:
     def __init__(self, backend: ClusterBackend, bookie: BookieServer) -> None:
         driver, membership = backend.driver, backend.membership
         with ExitStack() as undo:
-            self.auditing: Final = Auditing(membership.metadata, bookie.bookie.bookie_id)
+            self.auditing: Final = Auditing(membership.metadata, bookie.bookie.bookie_id, membership.metrics)
             undo.callback(self.auditing.stop)
             self.repairer: Final = Repairer(driver, membership, bookie, backend.recover_abandoned)
             undo.callback(self.repairer.stop)
@@ -53,9 +56,22 @@ class Autorecovery:
             undo.callback(self.scrub.stop)
             self.quick_auditing: Final = QuickAuditing(backend, self.auditing)
             undo.pop_all()
+        self._ended = False
+        membership.metrics.add_gauges(self._gauges)
+
+    def _gauges(self) -> Iterator[Gauge]:
+        if self._ended:
+            return
+        leads, report = self.auditing.leads, self.auditing.report
+        yield MetricKey("auditor_leader"), leads
+        if leads and report is not None:
+            yield from report_gauges(report, self.auditing.reported_ns)
+        yield MetricKey("repair_throttle_ratio"), self.repairer.foreground_share()
+        yield MetricKey("surplus_bytes"), self.surplus.drops.surplus_bytes
 
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
+        self._ended = True
         self.repairer.begin_stop()
         self.surplus.begin_stop()
         self.scrub.begin_stop()

@@ -48,6 +48,10 @@ class AuditorRecords(AuthenticatedValues):
         report = self.read_auditor_report()
         return report is not None and not report["holds"] and report["paused_until_ns"] <= now_ns
 
+    def watch_auditor_report(self, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after each change of the report, as ``MetadataStore.watch`` does."""
+        return self._store.watch(REPORT_KEY, callback)
+
     def write_auditor_report(self, values: Mapping[str, Any]) -> None:
         """Replace the auditor's report; it disappears with the session of the process that made it."""
         self.write_document(ValueKind.AUDITOR_REPORT, REPORT_KEY, values, leased=True)

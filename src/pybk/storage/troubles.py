@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Final
 
 logger = logging.getLogger(__name__)
+
+CHECKING: Final = "checking stored entries"
+"""The trouble of damaged records that a scrub has found, until they are mended; it has a code of its own in health."""
 
 
 class Troubles:

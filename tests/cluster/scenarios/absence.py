@@ -115,7 +115,7 @@ def scenario_04_three_of_five(directory: Path) -> Figures:
         held_after = time.monotonic() - began
         status = it.status()
         assert status.verdict is ClusterVerdict.BAD
-        assert any("on hold" in reason for reason in status.reasons)
+        assert any("on hold" in reason.text for reason in status.reasons)
         it.until(lambda: all(it.standing(name) == "lost" for name in victims), "the three to be lost")
         it.until(lambda: one <= {ledger_id for _, ledger_id in it.copied()}, "copies of ledgers with one copy")
         it.reports(10)

@@ -69,7 +69,7 @@ class Watch:
         self._marked = {ledger_id: self._marked.get(ledger_id, now) for ledger_id in marked}
         self.short_s = max([self.short_s, *(now - since for since in self._marked.values())])
         self.holds.update(status.holds)
-        why = list(status.reasons) if status.verdict is not ClusterVerdict.OK else []
+        why = [reason.text for reason in status.reasons] if status.verdict is not ClusterVerdict.OK else []
         if marks:
             example = marks[0]
             why.append(

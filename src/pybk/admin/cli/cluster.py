@@ -129,13 +129,14 @@ def _as_json(status: ClusterStatus) -> dict[str, Any]:
     return {
         "schema": 1,
         **{name: getattr(status, name) for name in ClusterStatus.__dataclass_fields__},
+        "reasons": [reason._asdict() for reason in status.reasons],
     }
 
 
 def _print(status: ClusterStatus) -> None:
     print(f"the cluster is {status.verdict}")
     for reason in status.reasons:
-        print(f"  {reason}")
+        print(f"  {reason.text}")
     rows = [
         ("bookies", _counts(status.bookies) + (f"; absent: {', '.join(status.absent)}" if status.absent else "")),
         ("auditor", status.auditor or "none"),

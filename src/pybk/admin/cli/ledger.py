@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, print_json, print_table
+from pybk.cluster_checks import Copies
 from pybk.config import StoreConfig
 from pybk.connect import open_cluster
 from pybk.credentials import PASSWORD
 from pybk.errors import UnauthorizedError
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.healing.cluster_map import ClusterMap
+from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
 from pybk.seal import end_is_sealed
 from pybk.storage.readonly import ReadOnlyStore
+
+if TYPE_CHECKING:
+    from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metadata.underreplication import UnderReplicatedLedger
 
 _PAGE: Final = 500
 """Ledgers whose metadata is read from a cluster at a time."""
@@ -62,7 +69,7 @@ def _ls(parsed: argparse.Namespace) -> int:
         return SOUND
     names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
     if is_url(parsed.path):
-        names[3:4] = ["quorums", "bookies"]
+        names[3:4] = ["quorums", "copies", "bookies"]
     times = (datetime.fromtimestamp(row["created_ns"] // 1_000_000_000, UTC) for row in rows)
     shown = [
         (*(_shown(row[name]) for name in names), f"{time:%Y-%m-%d %H:%M:%S}")
@@ -121,22 +128,57 @@ def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     with secret_needed():
         metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:
+        live = {found.bookie for found in metadata.list_bookies()}
+        members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
         after = -1
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
-            rows += [_cluster_row(found.metadata) for found in metadata.read_sound_ledgers(ids)]
+            cluster = ClusterMap()
+            page = list(metadata.read_sound_ledgers(ids))
+            for found in page:
+                cluster.apply(found.metadata.ledger_id, found.metadata, found.version)
+            copies = Copies(cluster, live, _marks_of(metadata, after, ids[-1]))
+            rows += [_cluster_row(found.metadata, copies, partial(_condition, live, members)) for found in page]
             after = ids[-1]
     return rows
 
 
-def _cluster_row(metadata: LedgerMetadata) -> dict[str, Any]:
+def _marks_of(metadata: ClusterMetadata, after: int, last: int) -> list[UnderReplicatedLedger]:
+    """Return the marks of the ledgers above ``after``, up to ``last``."""
+    marks: list[UnderReplicatedLedger] = []
+    while page := metadata.list_under_replicated(after=after, count=_PAGE):
+        marks += [mark for mark in page if mark.ledger_id <= last]
+        after = page[-1].ledger_id
+        if after >= last:
+            break
+    return marks
+
+
+def _condition(live: Collection[Bookie], members: Mapping[str, Bookie], bookie: Bookie) -> str:
+    """Return why a bookie has no copies now: another instance has its name, or it does not run; empty if it runs."""
+    if bookie in live:
+        return ""
+    return "absent" if members.get(bookie.bookie_id) == bookie else "replaced"
+
+
+def _cluster_row(metadata: LedgerMetadata, copies: Copies, condition: Callable[[Bookie], str]) -> dict[str, Any]:
     closed = metadata.state is LedgerState.CLOSED
     row = _row(metadata, metadata.last_entry_id + 1 if closed else None, metadata.length if closed else None)
+    fewest = copies.fewest(metadata.ledger_id)
     return {
         **row,
         "quorums": f"{metadata.ensemble_size}/{metadata.write_quorum}/{metadata.ack_quorum}",
-        "bookies": ", ".join(bookie.bookie_id for bookie in metadata.fragments[-1].ensemble),
+        "copies": metadata.write_quorum if fewest is None else fewest,
+        "bookies": ", ".join(
+            f"{bookie.bookie_id} ({found})" if (found := condition(bookie)) else bookie.bookie_id
+            for bookie in metadata.fragments[-1].ensemble
+        ),
         "fragments": [
-            {"first": fragment.first_entry_id, "bookies": [bookie.bookie_id for bookie in fragment.ensemble]}
+            {
+                "first": fragment.first_entry_id,
+                "bookies": [bookie.bookie_id for bookie in fragment.ensemble],
+                "instances": [bookie.instance.hex() for bookie in fragment.ensemble],
+                "conditions": [condition(bookie) or "runs" for bookie in fragment.ensemble],
+            }
             for fragment in metadata.fragments
         ],
     }

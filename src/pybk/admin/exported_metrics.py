@@ -1,0 +1,106 @@
+"""What is said about each metric that is exported: its labels and its meaning; ``docs/metrics.md`` lists them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+
+class Exported(NamedTuple):
+    """What is said about a metric.
+
+    Attributes:
+        kind: ``COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
+        labels: The names of its labels besides ``store``.
+        help: Its meaning, a sentence.
+    """
+
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+COUNTER: Final = "counter"
+GAUGE: Final = "gauge"
+HISTOGRAM: Final = "histogram"
+
+_TYPE: Final = ("ledger_type", "tier")
+
+EXPORTED: Final[Mapping[str, Exported]] = {
+    # appends, reads and the log
+    "appended_entries": Exported(COUNTER, _TYPE, "Entries that became durable."),
+    "appended_bytes": Exported(COUNTER, _TYPE, "Encoded bytes of entries that became durable."),
+    "append_latency_ns": Exported(HISTOGRAM, _TYPE, "From staging an entry to durable, per entry."),
+    "append_client_entries": Exported(COUNTER, _TYPE, "Entries that an ack quorum has acknowledged to a client."),
+    "append_client_bytes": Exported(COUNTER, _TYPE, "Encoded bytes of entries that an ack quorum has acknowledged."),
+    "append_client_latency_ns": Exported(
+        HISTOGRAM, _TYPE, "From staging an entry to the acknowledgement of an ack quorum."
+    ),
+    "read_entries": Exported(COUNTER, _TYPE, "Entries that were read and verified."),
+    "read_bytes": Exported(COUNTER, _TYPE, "Encoded bytes of entries that were read and verified."),
+    "read_latency_ns": Exported(HISTOGRAM, _TYPE, "From asking for entries to verified entries, per batch."),
+    "checkpoints": Exported(COUNTER, (), "Checkpoints of the log."),
+    "compactions": Exported(COUNTER, (), "Compactions of cold segments."),
+    "request_faults": Exported(COUNTER, (), "Requests that a bookie refused because of a defect in it."),
+    "member_recoveries": Exported(
+        COUNTER, (), "Rights to recover a ledger without its password that a bookie granted."
+    ),
+    "unsealed_ledgers": Exported(COUNTER, _TYPE, "Readers that found their ledger closed without a seal."),
+    "misplaced_choices": Exported(COUNTER, _TYPE, "Ensembles that were chosen with write sets in too few zones."),
+    # the auditor
+    "auditor_leader": Exported(GAUGE, (), "Whether this process is the cluster's auditor; the sum over all must be 1."),
+    "auditor_pass_timestamp_ns": Exported(GAUGE, ("check",), "When the auditor last completed a check."),
+    "auditor_findings": Exported(COUNTER, ("reason",), "Marks that this process published as auditor."),
+    "members": Exported(GAUGE, ("state",), "Bookies that belong to the cluster, by status."),
+    "repair_hold": Exported(GAUGE, ("reason",), "1 for each reason to hold repairs, 0 for the others."),
+    "repair_paused_until_timestamp_ns": Exported(
+        GAUGE, (), "When a pause of the repairs ends; 0 if they are not paused."
+    ),
+    "under_replicated_ledgers": Exported(
+        GAUGE, ("reason", "copies"), "Ledgers with too few live sound copies of an entry."
+    ),
+    "under_replicated_bytes": Exported(
+        GAUGE, ("reason", "copies"), "About how many bytes the repairs of those ledgers copy."
+    ),
+    "under_replicated_oldest_timestamp_ns": Exported(
+        GAUGE,
+        ("reason", "copies"),
+        "Since when the oldest of those ledgers needs its repair; absent if that is unknown.",
+    ),
+    "ledgers_lost": Exported(GAUGE, (), "Ledgers with entries that no bookie has, and none is expected to have."),
+    "ledgers_waiting_for_owner": Exported(GAUGE, (), "Abandoned ledgers that wait for a recovery by their owner."),
+    "ledgers_without_target": Exported(GAUGE, (), "Ledgers whose copies no bookie can take."),
+    "ledgers_stuck": Exported(GAUGE, (), "Ledgers whose repair failed repeatedly."),
+    "misplaced_ledgers": Exported(GAUGE, (), "Ledgers with write sets in too few zones."),
+    "ledgers": Exported(GAUGE, ("state", "ledger_type"), "Ledgers of the cluster."),
+    "repair_planned_bytes": Exported(
+        GAUGE, (), "About how many bytes were to be copied since the cluster was whole last."
+    ),
+    "repair_done_bytes": Exported(GAUGE, (), "How many of those were copied."),
+    # the worker
+    "repair_copied_bytes": Exported(COUNTER, ("reason",), "Bytes that repairs copied to this bookie."),
+    "repair_ledgers": Exported(COUNTER, ("reason", "result"), "Repairs of ledgers that this bookie tried."),
+    "repair_throttle_ratio": Exported(GAUGE, (), "Share of the rate that the appends of applications leave to copies."),
+    "surplus_bytes": Exported(GAUGE, (), "Bytes of surplus copies that this bookie has found and not dropped yet."),
+    # the scrub
+    "scrub_bytes": Exported(COUNTER, _TYPE, "Bytes of records, or of their headers, that scrubs have read."),
+    "scrub_damaged_records": Exported(
+        COUNTER, _TYPE, "Damaged records that scrubs found; one that stays damaged counts again with each check."
+    ),
+    # a bookie
+    "salvages": Exported(COUNTER, (), "Starts of this bookie with what is left of a damaged store."),
+    "limbo_ledgers": Exported(GAUGE, (), "Ledgers in limbo on this bookie."),
+    "registered": Exported(GAUGE, (), "Whether this bookie is registered."),
+    # the manager's health
+    "state": Exported(GAUGE, ("pybk_state",), "The state of the manager's health: 1 for the one that holds."),
+    "health_reason": Exported(GAUGE, ("code",), "1 for each reason why the state is not ok."),
+    "outstanding_bytes": Exported(GAUGE, (), "Bytes appended and not durable yet."),
+    "tail_bytes": Exported(GAUGE, (), "Bytes of log that the next open would read."),
+    "free_bytes": Exported(GAUGE, ("directory",), "Free bytes of a directory's device."),
+}
+
+
+def exported_name(name: str, kind: str) -> str:
+    """Return the name under which Prometheus sees a metric."""
+    shown = f"pybk_{name.removesuffix('_ns')}_seconds" if name.endswith("_ns") else f"pybk_{name}"
+    return f"{shown}_total" if kind == COUNTER else shown
