@@ -14,10 +14,10 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.cluster.scenarios import absence, auditor
+from tests.cluster.scenarios import absence, auditor, draining, ledgers, pace
 from tests.cluster.scenarios.catalog import SCENARIOS, NotHere, Scenario
 
-PARTS = (absence, auditor)
+PARTS = (absence, auditor, pace, ledgers, draining)
 """The modules that enter the scenarios."""
 
 

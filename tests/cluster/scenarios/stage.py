@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from pybk import AppendFuture, ClusterAdmin, ClusterStatus, LedgerManager, LedgerMetadata, PybkError
+from pybk import AppendFuture, BookieStatus, ClusterAdmin, ClusterStatus, LedgerManager, LedgerMetadata, PybkError
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.ledger import Bookie
 from pybk.metadata.cluster import ClusterMetadata
@@ -218,6 +218,18 @@ class Stage:
         assert isinstance(found, StageBookie)
         return found
 
+    def zones(self, count: int) -> None:
+        """Have the bookies that are made from now on stand in so many zones in turn."""
+        self.cluster.zones = count
+
+    def seen(self, name: str) -> BookieStatus:
+        """Return what is known of a bookie."""
+        return next(each for each in self.admin.bookies(removed=True) if each.name == name)
+
+    def rates(self) -> dict[str, float]:
+        """Return how many bytes per second each bookie may copy."""
+        return {name: self.figures(name)["rate"] for name, each in self.cluster.bookies.items() if each.alive}
+
     def leader(self) -> str:
         """Wait for the auditor's report, and return its bookie."""
         return wait_until(lambda: self.status().auditor, "an auditor", pause_s=LOOK_S)
@@ -235,7 +247,7 @@ class Stage:
         found: str = child.wait_for(lambda: child.said("figures")[before:])[0]
         return dict(json.loads(found))
 
-    def _said(self, word: str) -> list[tuple[str, str]]:
+    def said(self, word: str) -> list[tuple[str, str]]:
         """Return what all processes of bookies said after a word, and which bookie."""
         return [
             (name, line)
@@ -246,11 +258,11 @@ class Stage:
 
     def copied(self) -> list[tuple[str, int]]:
         """Return the copies that were begun: the bookie that copied to itself, and the ledger."""
-        return [(name, int(line)) for name, line in self._said("copy")]
+        return [(name, int(line)) for name, line in self.said("copy")]
 
-    def copied_bytes(self, ledgers: set[int] | None = None) -> int:
-        """Return how many bytes were copied, of all ledgers or of some."""
-        pairs = [line.split() for _, line in self._said("copied")]
+    def copied_bytes(self, ledgers: set[int] | None = None, by: str = "") -> int:
+        """Return how many bytes were copied, of all ledgers or of some, by all bookies or by one."""
+        pairs = [line.split() for name, line in self.said("copied") if by in ("", name)]
         return sum(int(size) for ledger_id, size in pairs if ledgers is None or int(ledger_id) in ledgers)
 
     def held_bytes(self, name: str) -> int:
@@ -395,5 +407,6 @@ def stage(
         if load:
             made.begin_load()
             ending.callback(made.load.end)
-        made.leader()
+        # A young session is a reason to hold repairs, which is over then.
+        made.until(lambda: made.report().get("phase") == "leading" and not made.report()["holds"], "an auditor")
         yield made
