@@ -271,6 +271,9 @@ def test_bookies_above_their_line_are_no_targets() -> None:
     made.pass_time(LEASE_NS / SECOND_NS + GRACE_NS / SECOND_NS + 60)
     assert made.copied_bytes == 0
     assert {mark.state for mark in made.marks.values()} == {RepairState.NO_TARGET}
+    made.pass_time(60)
+    assert made.report is not None
+    assert len(made.report.no_target) == 10
     made.bookies["b3"].used = 0.5
     made.bookies_changed()
     made.pass_time(120)

@@ -962,8 +962,9 @@ class AuditorMachine:
         for key, task in self.wanted.items():
             by_state[task.state].add(key.ledger_id)
         for key, mark in self.situation.marks.items():
-            if mark.state is RepairState.STUCK:
-                by_state[RepairState.STUCK].add(key.ledger_id)
+            # The task of a mark that is left as it is has its own state, for when it is tried again.
+            if mark.state in (RepairState.STUCK, RepairState.NO_TARGET):
+                by_state[mark.state].add(key.ledger_id)
         listed = {state: tuple(sorted(each)[:STUCK_LISTED_MAX]) for state, each in by_state.items()}
         paused = self.situation.settings.repair.paused_until_ns
         return Report(
