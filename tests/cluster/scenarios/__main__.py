@@ -14,10 +14,10 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.cluster.scenarios import absence, auditor, draining, ledgers, pace
+from tests.cluster.scenarios import absence, auditor, disks, draining, ledgers, pace, placement
 from tests.cluster.scenarios.catalog import SCENARIOS, NotHere, Scenario
 
-PARTS = (absence, auditor, pace, ledgers, draining)
+PARTS = (absence, auditor, pace, ledgers, draining, disks, placement)
 """The modules that enter the scenarios."""
 
 

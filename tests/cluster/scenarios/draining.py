@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def scenario_18_stale(directory: Path) -> Figures:
         written = _count_writes(membership)
         for writer in writers:
             writer.append(b"an entry")
-            it.until(lambda writer=writer: victim not in it.ensemble(writer.ledger_id), "another ensemble")
+            it.until(partial(_has_left, it, victim, writer.ledger_id), "another ensemble")
             writer.append(b"another entry")
         assert written == {each.ledger_id: 1 for each in chosen}, f"changes of ensembles: {written}"
         for writer in writers:
@@ -141,6 +142,10 @@ def scenario_18_stale(directory: Path) -> Figures:
         it.until_whole()
         it.check()
         return {"ledgers that chose it": len(chosen), "ensemble changes of each": 1}
+
+
+def _has_left(it: Stage, name: str, ledger_id: int) -> bool:
+    return name not in it.ensemble(ledger_id)
 
 
 def _count_writes(membership: Membership) -> Counter[int]:

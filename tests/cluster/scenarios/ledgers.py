@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from pathlib import Path
 
 from pybk import BookieState, ClusterVerdict, LedgerState
 from pybk.metadata.underreplication import RepairState
 from tests.cluster.checker import check_writer
 from tests.cluster.child import PASSWORD
+from tests.cluster.processes import Child
 from tests.cluster.scenarios.catalog import scenario
 from tests.cluster.scenarios.stage import SHAPE, Figures, stage
 
@@ -75,12 +77,16 @@ def _state(bookies: object, name: str) -> BookieState:
     return found
 
 
+def _has_written(writer: Child) -> bool:
+    return len(writer.said("acked")) > 50
+
+
 @scenario(14, "a writer and a bookie are killed")
 def scenario_14_abandoned(directory: Path) -> Figures:
     with stage(directory, ledgers=10, load=False, repair={"open_grace_s": 2.0}) as it:
         killed, stopped = it.cluster.writer(window=10), it.cluster.writer(window=10)
         for writer in (killed, stopped):
-            writer.wait_for(lambda writer=writer: len(writer.said("acked")) > 50)
+            writer.wait_for(partial(_has_written, writer))
         ids = [int(writer.said("ledger")[0]) for writer in (killed, stopped)]
         both = set(it.ensemble(ids[0])) & set(it.ensemble(ids[1])) - {it.leader()}
         killed.kill()

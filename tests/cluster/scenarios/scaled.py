@@ -3,7 +3,8 @@
 ``python -m tests.cluster.scenarios.scaled ARGUMENTS`` is ``pybk ARGUMENTS``. A bookie's standard output gets a line for
 each event: ``copy LEDGER`` before a fragment is copied to it, ``copied LEDGER BYTES`` after that, and ``figures JSON``
 for each line ``figures`` of its standard input. The line ``slow MS`` makes each durable write take so many milliseconds
-longer.
+longer, and ``used SHARE`` makes its disks so full. So does the option ``--used SHARE``; ``--tiers`` gives each tier a
+directory of its own in the bookie's.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pybk import cluster_admin, connect
+from pybk.admin import standalone_bookie
 from pybk.admin.cli import main
+from pybk.bookie import server
 from pybk.bookie.server import BookieServer
+from pybk.client import limbo_repair
 from pybk.client.backend import ClusterBackend
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import PybkError
+from pybk.flags import StorageHint
 from pybk.healing import auditing, repairing, situation, surplus_dropping
 from pybk.healing.service import Autorecovery
 from pybk.healing.throttle import TokenBucket
 from pybk.metadata import lmdb_store
-from pybk.storage.io.filesystem import OsFile
+from pybk.storage.io.filesystem import OsFile, OsFileSystem
 
 LEASE_S = 1.0
 """The lease time of a scaled cluster on an LMDB store."""
@@ -40,6 +47,8 @@ SCALED: list[tuple[object, str, object]] = [
     (situation, "SESSION_NS_MIN", 10**9),
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
+    (server, "LOOK_SECONDS", 0.5),
+    (limbo_repair, "PAUSE_MAX_SECONDS", 2.0),
 ]
 """What is scaled down, and by which values."""
 
@@ -63,6 +72,7 @@ class ScaledBookie:
         self._companion: Autorecovery | None = None
         self._bookie: BookieServer | None = None
         self._slow_s = 0.0
+        self._used = 0.0
         scale()
         self._watch_copies()
         self._watch_disk()
@@ -90,7 +100,7 @@ class ScaledBookie:
             setattr(owner, name, value)
 
     def _watch_disk(self) -> None:
-        """Let durable writes take longer."""
+        """Let durable writes take longer, and disks look full."""
         write = OsFile.write_durable
 
         def write_durable(file: OsFile, *arguments: Any) -> None:
@@ -98,7 +108,12 @@ class ScaledBookie:
                 time.sleep(self._slow_s)
             write(file, *arguments)
 
+        def free_bytes(disk: OsFileSystem, path: str) -> int:
+            return int(disk.total_bytes(path) * (1 - self._used)) if self._used else free(disk, path)
+
+        free = OsFileSystem.free_bytes
         setattr(OsFile, "write_durable", write_durable)  # noqa: B010  # a method of a class, which mypy protects
+        setattr(OsFileSystem, "free_bytes", free_bytes)  # noqa: B010
 
     def obey(self, line: str) -> None:
         """Do what a line of the standard input says."""
@@ -107,8 +122,10 @@ class ScaledBookie:
             say("figures", json.dumps(self._figures()))
         elif word == "slow":
             self._slow_s = float(rest[0]) / 1e3
+        elif word == "used":
+            self._used = float(rest[0])
         else:
-            raise ValueError(f"{line!r} is not an order; a scaled bookie takes figures or slow MS")
+            raise ValueError(f"{line!r} is not an order; a scaled bookie takes figures, slow MS, used SHARE")
 
     def _figures(self) -> dict[str, Any]:
         companion, bookie = self._companion, self._bookie
@@ -134,6 +151,24 @@ def _obey(bookie: ScaledBookie) -> None:
     os._exit(3)
 
 
+def _run(arguments: list[str]) -> int:
+    """Take out the options that ``pybk`` does not know, and run the rest."""
+    bookie = ScaledBookie()
+    if "--used" in arguments:
+        at = arguments.index("--used")
+        bookie.obey(f"used {arguments[at + 1]}")
+        del arguments[at : at + 2]
+    if "--tiers" in arguments:
+        arguments.remove("--tiers")
+        setattr(standalone_bookie, "join", partial(_join_with_tiers, connect.join))  # noqa: B010
+    threading.Thread(target=_obey, args=(bookie,), daemon=True).start()
+    return main(arguments)
+
+
+def _join_with_tiers(join: Callable[..., ClusterBackend], root: str, *arguments: Any, **options: Any) -> ClusterBackend:
+    tiers = {StorageHint.SSD: f"{root}/ssd", StorageHint.HDD: f"{root}/hdd"}
+    return join(root, *arguments, tiers=tiers, **options)
+
+
 if __name__ == "__main__":
-    threading.Thread(target=_obey, args=(ScaledBookie(),), daemon=True).start()
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_run(sys.argv[1:]))

@@ -123,7 +123,7 @@ class StageBookie(BookieProcess):
         children: All its processes; the last one is the present one.
     """
 
-    def __init__(self, cluster: Cluster, name: str, location: str) -> None:
+    def __init__(self, cluster: Members, name: str, location: str) -> None:
         super().__init__(cluster, name)
         self.location = location
         self.children: list[Child] = []
@@ -132,7 +132,7 @@ class StageBookie(BookieProcess):
     def begin(self, listen: str = "tcp://127.0.0.1:*", *options: str) -> Child:
         """Start its process; options as of ``pybk bookie``."""
         arguments = ["bookie", str(self.directory), "--listen", listen, "--metadata", self._members.url]
-        arguments += ["--id", self.name, "--rack", self.location, "--json", *options]
+        arguments += ["--id", self.name, "--rack", self.location, "--json", *self._members.options, *options]
         log = self._members.directory / f"{self.name}.log"
         self.process = Child(arguments, self._members.secret, log, module=SCALED_PYBK)
         self.children.append(self.process)
@@ -144,9 +144,11 @@ class Members(Cluster):
 
     Attributes:
         zones: In how many zones; 0 for nowhere.
+        options: What each bookie is started with, as of ``pybk bookie`` or of ``tests.cluster.scenarios.scaled``.
     """
 
     zones = 0
+    options: tuple[str, ...] = ()
 
     def make(self, name: str) -> StageBookie:
         """Make a bookie that is not started yet."""
@@ -267,10 +269,11 @@ class Stage:
 
     def held_bytes(self, name: str) -> int:
         """Return how many bytes a bookie has of the closed ledgers that name it."""
-        bookie = next(each.bookie for each in self.admin.bookies() if each.name == name)
-        return sum(self._bytes_of(bookie, ledger_id) for ledger_id in self.named(name))
+        return sum(self.copy_bytes(name, ledger_id) for ledger_id in self.named(name))
 
-    def _bytes_of(self, bookie: Bookie, ledger_id: int) -> int:
+    def copy_bytes(self, name: str, ledger_id: int) -> int:
+        """Return how many bytes a bookie gives of a closed ledger."""
+        bookie = self.seen(name).bookie
         ledger = descriptor_of(self.client.open_ledger(ledger_id, password=PASSWORD))
         assert isinstance(ledger, RemoteLedger)
         return sum(map(len, copies(self.cluster, self.client, bookie, ledger).values()))
@@ -380,6 +383,7 @@ def stage(
     load: bool = True,
     url: str = "",
     repair: Mapping[str, Any] | None = None,
+    options: tuple[str, ...] = (),
 ) -> Iterator[Stage]:
     """Run a cluster with closed ledgers and writers at work.
 
@@ -393,11 +397,12 @@ def stage(
         load: Whether writers append to four open ledgers.
         url: The metadata store's; by default one in the directory.
         repair: Settings of repairs.
+        options: What each bookie is started with, too.
     """
     url = make_cluster(directory, SECRET, url=url)
     with ExitStack() as ending:
         cluster = Members(directory, url=url)
-        cluster.zones = zones
+        cluster.zones, cluster.options = zones, options
         ending.callback(cluster.close)
         made = Stage(cluster, entries, largest)
         made.change(**{"grace_s": 2 * LEASE_S, **(repair or {})})
