@@ -105,6 +105,16 @@ def test_a_mark_of_a_bookie_that_has_no_place_is_over() -> None:
     assert work(ledger((0, "abc"), last=9), found, presence={D: ABSENT}).over == (found,)
 
 
+@pytest.mark.parametrize("presence", list(Presence))
+def test_a_mark_of_entries_whose_places_others_have_is_over(presence: Presence) -> None:
+    late, due = mark(A, missing=10), mark(A, missing=9)
+    replaced = ledger((0, "abc"), (10, "bcd"), last=20)
+    assert work(replaced, late, presence={A: presence}) == LedgerWork((), (), (late,), ())
+    assert work(replaced, due, presence={A: presence}).over == ()
+    assert work(ledger((0, "abc"), (10, "acd"), last=20), late, presence={A: presence}).over == ()
+    assert work(ledger((0, "bcd"), (10, "abc")), late, presence={A: presence}).over == ()
+
+
 def test_in_recovery_no_mark_is_removed() -> None:
     unwritten, filled = mark(D, missing=3), mark(OWN, missing=3)
     done = work(ledger((0, "abo"), (10, "abc"), recovering=True), unwritten, filled)

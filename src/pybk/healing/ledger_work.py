@@ -12,6 +12,7 @@ fragment that has an end:
 | serves | rebalance, from the fragment's first entry on | the mark's target takes its place |
 | serves | lost, draining | nobody: it is back, and the cause is over |
 | absent | missing, damaged alone | nobody yet: it may come back within the grace |
+| any | missing, damaged, from an entry after its end on | nobody: without other fragments the cause is over |
 
 A rebalance moves one fragment, and is over once that fragment does not name the bookie any more, or names the target.
 
@@ -153,7 +154,7 @@ def _work_of(
     causes = mark.causes_by_reason()
     fill_from = min((first for reason, first in causes.items() if reason in _FILLED), default=None)
     work: list[FragmentWork] = []
-    named = unended = leaving = moving = False
+    named = unended = leaving = moving = due = False
     for number, fragment in enumerate(metadata.fragments):
         if mark.bookie not in fragment.ensemble:
             continue
@@ -162,6 +163,7 @@ def _work_of(
         why = _leaves(mark, presence, fragment)
         leaving |= bool(why - _REBALANCE)
         moving |= why == _REBALANCE
+        due |= fill_from is not None and (end is None or end >= fill_from)
         if end is None:
             unended = bool(why) or presence is not Presence.HERE
         elif why and (why != _REBALANCE or mark.target == own.bookie_id):
@@ -172,11 +174,12 @@ def _work_of(
             work.append(FragmentWork(fragment.first_entry_id, None))
     if not named:
         return _MarkWork([], fills=False, over=True, unended=False)
-    if leaving or moving or fill_from is not None:
+    if leaving or moving or due:
         # Entries of the fragment without an end cannot be filled up yet, so the mark stays.
-        fills = fill_from is not None and not leaving and mark.bookie == own and not _is_in_open_fragment(metadata, own)
+        fills = due and not leaving and mark.bookie == own and not _is_in_open_fragment(metadata, own)
         return _MarkWork(work, fills=fills, over=False, unended=unended)
-    over = presence is Presence.HERE and causes.keys() <= _AWAY | _REBALANCE
+    left = causes.keys() - _FILLED  # others have the places of the entries that it missed
+    over = not left or (presence is Presence.HERE and left <= _AWAY | _REBALANCE)
     return _MarkWork([], fills=False, over=over, unended=unended)
 
 
