@@ -50,6 +50,10 @@ def test_all_bookies_check_everything_when_asked(cluster: Inside, capsys: pytest
 
         assert len(before) == 4
         wait_until(is_done)
+    gauges = [key.labels for manager in cluster.bookies for key in manager.metrics().gauges if "scrub" in key.name]
+    assert sorted(gauges) == sorted([(("kind", "deep"),)] * 3 + [(("kind", "light"),)] * 3 + [(("kind", "quick"),)]), (
+        "each bookie has its own checks, and the auditor the quick ones"
+    )
     status, found = run_json(capsys, "scrub status", cluster.url)
     assert (status, [each["of"] for each in found]) == (0, ["bookie-0", "bookie-1", "bookie-2", "auditor"])
     status, out, _ = run(capsys, "scrub", "status", cluster.url)

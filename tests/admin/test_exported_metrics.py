@@ -33,6 +33,7 @@ RARE = {
     "pybk_under_replicated_oldest_timestamp_seconds": "a ledger that is short",
     "pybk_scrub_bytes_total": "a scrub",
     "pybk_scrub_damaged_records_total": "damage",
+    "pybk_scrub_oldest_timestamp_seconds": "a scrub",
 }
 """Metrics that appear with an event, which need not come before the scrape here."""
 

@@ -87,6 +87,9 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "scrub_damaged_records": Exported(
         COUNTER, _TYPE, "Damaged records that scrubs found; one that stays damaged counts again with each check."
     ),
+    "scrub_oldest_timestamp_ns": Exported(
+        GAUGE, ("kind",), "Since when everything was checked, by kind of check; when checks began if that is later."
+    ),
     # a bookie
     "salvages": Exported(COUNTER, (), "Starts of this bookie with what is left of a damaged store."),
     "limbo_ledgers": Exported(GAUGE, (), "Ledgers in limbo on this bookie."),

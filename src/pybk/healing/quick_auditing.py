@@ -77,6 +77,12 @@ class QuickAuditing:
         self._thread = threading.Thread(target=self._run, name="pybk-quick-audit", daemon=True)
         start_thread(self._thread)
 
+    @property
+    def oldest_ns(self) -> int | None:
+        """Since when every replica was audited, nanoseconds since 1970; None while this process does not lead."""
+        schedule = self._schedule
+        return None if schedule is None else schedule.oldest_ns
+
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_S):
             try:

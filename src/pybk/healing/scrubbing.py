@@ -39,7 +39,7 @@ from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.healing.scrub import ScrubKind, ScrubSchedule, part_of, rate_of
 from pybk.healing.throttle import TokenBucket
 from pybk.ledger import LedgerMetadata
-from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Metrics
+from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Gauge, MetricKey, Metrics
 from pybk.storage.io.failures import start_thread
 from pybk.storage.io.filesystem import PAGE_BYTES
 from pybk.storage.repair.record_check import CheckedPiece, DamagedEntries, check_piece
@@ -176,6 +176,11 @@ class StoreScrub:
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pybk-scrub", daemon=True)
         start_thread(self._thread)
+        owner.metrics.add_gauges(self._gauges)
+
+    def _gauges(self) -> list[Gauge]:
+        terms = self._terms
+        return [] if terms is None else [oldest_gauge(kind, self.oldest_ns(kind)) for kind in terms.periods]
 
     # ---- the thread ----------------------------------------------------------------------------------------------
 
@@ -439,6 +444,11 @@ class StoreScrub:
         self.begin_stop()
         if self._thread.is_alive():
             self._thread.join()
+
+
+def oldest_gauge(kind: ScrubKind, oldest_ns: int) -> Gauge:
+    """Return the gauge that says since when everything was checked."""
+    return MetricKey("scrub_oldest_timestamp_ns", labels=(("kind", kind.value),)), oldest_ns
 
 
 def check_store(

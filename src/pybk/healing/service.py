@@ -11,7 +11,8 @@ from pybk.healing.bookie_scrub import BookieScrub
 from pybk.healing.quick_auditing import QuickAuditing
 from pybk.healing.repairing import Repairer
 from pybk.healing.report_gauges import report_gauges
-from pybk.healing.scrubbing import StoreScrub
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrubbing import StoreScrub, oldest_gauge
 from pybk.healing.surplus_dropping import SurplusDropping
 from pybk.metrics import Gauge, MetricKey
 
@@ -68,6 +69,8 @@ class Autorecovery:
             yield from report_gauges(report, self.auditing.reported_ns)
         yield MetricKey("repair_throttle_ratio"), self.repairer.foreground_share()
         yield MetricKey("surplus_bytes"), self.surplus.drops.surplus_bytes
+        if (oldest_ns := self.quick_auditing.oldest_ns) is not None:
+            yield oldest_gauge(ScrubKind.QUICK, oldest_ns)
 
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
