@@ -54,9 +54,8 @@ def scenario_21_device(directory: Path) -> Figures:
         others = {each: it.copy_bytes(victim, each) for each in held if each in hdd}
         bookie = it.bookie(victim)
         bookie.terminate()
-        gone = sorted(path.name for path in (bookie.directory / "ssd").iterdir())
-        shutil.rmtree(bookie.directory / "ssd")
-        (bookie.directory / "ssd").mkdir()
+        gone = sorted(path.name for path in (bookie.directory / "ssd" / "entries").iterdir())
+        shutil.rmtree(bookie.directory / "ssd" / "entries")
         membership = cluster_backend_of(it.client).membership
         bookie.start()
         it.until(lambda: membership.find(it.seen(victim).bookie) is not None, "the client to find it")
@@ -89,7 +88,7 @@ def scenario_24_full(directory: Path) -> Figures:
         it.load.more(500)
         it.reports(10)
         assert not it.copied_bytes(set(it.closed)), "entries were copied to disks above the line"
-        assert any("no bookie can take" in reason for reason in it.status().reasons), it.status().reasons
+        assert any("no bookie can take" in reason.text for reason in it.status().reasons), it.status().reasons
         for name in it.cluster.bookies:
             if name != victim:
                 it.bookie(name).child.order("used 0.5")

@@ -32,7 +32,7 @@ def scenario_12_lost(directory: Path) -> Figures:
         tries = sum(each == ledger_id for _, each in it.copied())
         assert tries <= 2
         assert it.status().verdict is ClusterVerdict.BAD
-        assert any(str(ledger_id) in reason for reason in it.status().reasons)
+        assert any(str(ledger_id) in reason.text for reason in it.status().reasons)
         it.bookie(victim).start()
         back = it.until_whole()
         it.check()
