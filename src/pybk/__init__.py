@@ -9,6 +9,7 @@ from pybk.cluster_checks import (
     ClusterStatus,
     ClusterVerdict,
     DrainProgress,
+    OrphanReport,
     RebalanceProgress,
     RebalanceStart,
     RemovalProof,
@@ -87,6 +88,7 @@ from pybk.healing.scrubbing import ScrubReport
 from pybk.health import Health, HealthReason, HealthState
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
+from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieRegistration, BookieState
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataProblem, MetadataRestoreReport
 from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings, ScrubSettings
@@ -230,6 +232,8 @@ __all__ = [
     "NoSuchLogError",
     "NotEnoughBookiesError",
     "Opening",
+    "OrphanReplicas",
+    "OrphanReport",
     "OutOfMemoryError",
     "OutOfOrderError",
     "OwnerNeededError",

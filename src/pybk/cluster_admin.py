@@ -16,6 +16,7 @@ from pybk.cluster_checks import (
     ClusterStatus,
     Copies,
     DrainProgress,
+    OrphanReport,
     RebalanceProgress,
     RebalanceStart,
     RemovalProof,
@@ -47,7 +48,7 @@ from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalan
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_quick
 from pybk.health import listed
-from pybk.ledger import Bookie
+from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.metadata.settings import ClusterSettings
@@ -69,6 +70,9 @@ MAINTENANCE_SECONDS_MAX: Final = 30 * 86_400.0
 
 REQUESTS_SECONDS: Final = 10.0
 """How long a request that was sent before a bookie began to drain may still change the metadata of a ledger."""
+
+LONG_OPEN_NS: Final = 7 * 86_400 * 10**9
+"""The age of an open ledger from which on it may have been forgotten."""
 
 _PAGE: Final = 500
 """Ledgers or marks that are read at a time."""
@@ -706,6 +710,41 @@ class ClusterAdmin:
     async def abort_rebalance_async(self) -> int:
         """Abort as ``abort_rebalance`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.abort_rebalance)
+
+    # ---- orphans -------------------------------------------------------------------------------------------------
+
+    def orphans(self) -> OrphanReport:
+        """Return what belongs to nothing, or may be forgotten; nothing is changed, or deleted because of it.
+
+        Raises:
+            CorruptError, MetadataForgedError, UnsupportedFormatError: What a bookie has recorded cannot be used.
+
+        Cost: Reads the metadata of all ledgers and all marks, as ``drain_progress``.
+        """
+        metadata = self._metadata
+        marks, cluster, long_open = _marks(metadata), ClusterMap(), list[int]()
+        before_ns, after = time.time_ns() - LONG_OPEN_NS, -1
+        while ids := metadata.list_ledgers(after=after, count=_PAGE):
+            for stored in metadata.read_sound_ledgers(ids):
+                found = stored.metadata
+                cluster.apply(found.ledger_id, found, stored.version)
+                is_open = found.state is not LedgerState.CLOSED and len(found.fragments) == 1
+                if is_open and found.creation_time_ns < before_ns:
+                    long_open.append(found.ledger_id)
+            after = ids[-1]
+        copies = Copies(cluster, {each.bookie for each in self.bookies() if each.registered}, marks)
+        marked = sorted({mark.ledger_id for mark in marks if mark.ledger_id not in cluster})
+        proofs = metadata.deletion_proofs(marked)
+        return OrphanReport(
+            tuple(metadata.list_orphans()),
+            tuple(sorted(each for each in cluster if copies.fewest(each) == 0)),
+            tuple(long_open),
+            tuple(each for each, proof in zip(marked, proofs, strict=True) if proof is not None),
+        )
+
+    async def orphans_async(self) -> OrphanReport:
+        """Look as ``orphans`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.orphans)
 
     # ---- settings ------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
 from pybk.health import LISTED_MAX, HealthReason, ledger_reasons, listed, paused_reason, repair_reasons
 from pybk.ledger import Bookie
+from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
@@ -175,6 +176,23 @@ class RebalanceProgress:
     bytes_left: int
     stuck: tuple[UnderReplicatedLedger, ...] = ()
     absent_targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanReport:
+    """What of a cluster belongs to nothing, or may be forgotten.
+
+    Attributes:
+        replicas: What bookies hold of ledgers that have neither metadata nor a tombstone, as they recorded it last.
+        without_copies: Ledgers with entries that no running bookie has a sound copy of.
+        long_open: Ledgers made more than 7 days ago that are open, and whose metadata name no second fragment.
+        marks: Ledgers that are marked for repair and were deleted; the auditor removes the marks.
+    """
+
+    replicas: tuple[OrphanReplicas, ...] = ()
+    without_copies: tuple[int, ...] = ()
+    long_open: tuple[int, ...] = ()
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from pybk import ClusterAdmin, LedgerManager, PlacementSettings, RepairReason, RepairState, SafetyCheckError
+from pybk import (
+    ClusterAdmin,
+    LedgerManager,
+    OrphanReplicas,
+    OrphanReport,
+    PlacementSettings,
+    RepairReason,
+    RepairState,
+    SafetyCheckError,
+)
 from pybk.admin.cli import main
 from pybk.bookie.server import BookieServer
 from pybk.healing import auditing, repairing, situation, surplus_dropping
@@ -193,6 +202,28 @@ def test_misplaced_ledgers_are_counted_and_moved_when_asked(tmp_path: Path, monk
             assert {there[bookie] for bookie in ensemble} == {"a", "b", "c"}
             assert len(set(ensemble) - set(before[ledger_id])) == 1
         check_whole(cluster, client)
+
+
+def test_orphans_are_found_and_not_deleted(
+    three: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    client = three.connect()
+    admin = ClusterAdmin(client)
+    admin.change_settings(lambda found: replace(found, repair=replace(found.repair, surplus_delay_s=0.5)))
+    metadata = metadata_of(client)
+    assert admin.orphans() == OrphanReport()
+    forgotten = client.create_ledger(insecure=True)
+    stored = metadata.read_ledger(forgotten.ledger_id)
+    metadata.write_ledger(replace(stored.metadata, creation_time_ns=1), stored.version)
+    holder = service_of(three.bookies[0])
+    holder.replicas.fence(10**6, None)
+    found = wait_until(lambda: admin.orphans().replicas, "the bookie has looked at its ledgers")
+    assert found == (OrphanReplicas(holder.bookie, 1, (10**6,)),)
+    assert holder.replicas.state(10**6) is not None, "it stays"
+    assert admin.orphans().long_open == (forgotten.ledger_id,)
+    assert main(["cluster", "orphans", three.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replicas"] == [{"bookie": "bookie-0", "count": 1, "ledgers": [10**6]}]
 
 
 def test_the_command_plans_and_applies(

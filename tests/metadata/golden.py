@@ -84,6 +84,8 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     payloads[ValueKind.AUDITOR] = ("auditor", encode_json(encode_state(state)))
     payloads[ValueKind.AUDITOR_REPORT] = ("auditor-report", encode_json({"auditor": "bookie-1:3181"}))
     payloads[ValueKind.SCRUB] = ("scrub/bookie-1%3A3181", encode_json({"instance": to_base64(bookie(1).instance)}))
+    orphans = {"bookie_id": "bookie-1:3181", "count": 1, "instance": to_base64(bookie(1).instance), "ledger_ids": [7]}
+    payloads[ValueKind.ORPHANS] = ("orphans/bookie-1%3A3181", encode_json(orphans))
     assert set(payloads) == set(ValueKind)
     made = {}
     for kind, (key, payload) in payloads.items():

@@ -49,6 +49,7 @@ LATER_KINDS = (
     "AUDITOR",
     "AUDITOR_REPORT",
     "SCRUB",
+    "ORPHANS",
 )
 
 

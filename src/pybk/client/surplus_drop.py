@@ -175,6 +175,11 @@ class SurplusDrops:
         return sum(copy.size_bytes for copy in list(self.copies.values()))
 
     @property
+    def passed(self) -> bool:
+        """Whether the last ``look`` took the last page of a pass, so that ``orphans`` has all of them."""
+        return not self._left
+
+    @property
     def pause_s(self) -> float:
         """Seconds until the next ``look``, so that a pass over all ledgers takes ``delay_s``."""
         return self.delay_s / max(1, -(-len(self._bookie.replicas.ledgers()) // PAGE))

@@ -45,6 +45,7 @@ class SurplusDropping:
     def __init__(self, driver: Driver, membership: Membership, bookie: BookieServer) -> None:
         self._metadata = membership.metadata
         self.drops: Final = SurplusDrops(driver, membership, bookie)
+        self._bookie = bookie
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pybk-surplus", daemon=True)
         start_thread(self._thread)
@@ -57,6 +58,8 @@ class SurplusDropping:
                 if time.monotonic() >= looked + self.drops.pause_s and self._metadata.is_quiet(time.time_ns()):
                     looked = time.monotonic()
                     self.drops.look()
+                    if self.drops.passed:
+                        self._metadata.record_orphans(self._bookie.bookie, self.drops.orphans)
             except PybkError as error:
                 logger.warning("no surplus copies are dropped now: %s", error)
             except Exception:  # this thread must survive, or copies would fill up the disks

@@ -71,6 +71,7 @@ class ValueKind(IntEnum):
     AUDITOR = 18
     AUDITOR_REPORT = 19
     SCRUB = 20
+    ORPHANS = 21
 
 
 def new_token() -> bytes:

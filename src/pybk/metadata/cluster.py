@@ -43,6 +43,7 @@ from pybk.metadata.deletions import Deletions
 from pybk.metadata.durable_positions import DurablePositions
 from pybk.metadata.epochs import MetadataEpochs
 from pybk.metadata.locks import Locks
+from pybk.metadata.orphan_records import OrphanRecords
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.scrub_records import ScrubRecords
 from pybk.metadata.settings import Settings
@@ -108,6 +109,7 @@ class ClusterMetadata(
     Settings,
     MetadataEpochs,
     AuditorRecords,
+    OrphanRecords,
     ScrubRecords,
 ):
     """A cluster's metadata. Threads: any.

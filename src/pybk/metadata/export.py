@@ -16,12 +16,13 @@ from typing import Any, Final
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.metadata.auditor_records import AUDITOR_KEY, REPORT_KEY
 from pybk.metadata.authenticated_values import from_base64, to_base64
+from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.reports import MetadataExportReport
 from pybk.metadata.scrub_records import QUICK_KEY, SCRUB_KEY
 from pybk.metadata.store import MetadataStore
 
 EXPORT_FORMAT: Final = 1
-NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY, SCRUB_KEY, QUICK_KEY)
+NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY, ORPHANS_KEY, SCRUB_KEY, QUICK_KEY)
 """What has a lease, by the first names of keys; some stores do not distinguish leased keys from others.
 
 What the auditor has left is not exported either: it says for how long bookies were absent at that time. Nor is what

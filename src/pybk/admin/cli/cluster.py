@@ -31,6 +31,7 @@ def add_cluster(commands: Any) -> None:
     parser = commands.add_parser("cluster", help=text, description=text, allow_abbrev=False)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     add_verb(verbs, "status", _status, "show how a cluster is and why, and its repairs; exit 1 unless it is ok")
+    add_verb(verbs, "orphans", _orphans, "list replicas without metadata, and ledgers without copies")
     text = "plan which copies move to emptier bookies, and move them; exit 3 while that is refused"
     rebalance = add_verb(verbs, "rebalance", _rebalance, text)
     what = rebalance.add_mutually_exclusive_group()
@@ -167,6 +168,31 @@ def _left_to_copy(status: ClusterStatus) -> str:
 def age_of(since_ns: int) -> str:
     """Return for how long something has been so; empty if unknown."""
     return f"{max(0.0, (time.time_ns() - since_ns) / 1e9):.0f} s" if since_ns else ""
+
+
+# ---- orphans -------------------------------------------------------------------------------------------------------
+
+
+def _orphans(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        found = admin.orphans()
+    if parsed.json:
+        replicas = [
+            {"bookie": each.bookie.bookie_id, "count": each.total, "ledgers": each.ledger_ids}
+            for each in found.replicas
+        ]
+        lists = {name: getattr(found, name) for name in ("without_copies", "long_open", "marks")}
+        print_json({"replicas": replicas, **lists})
+        return SOUND
+    rows = [(f"on {each.bookie.bookie_id}, without metadata", each.total, each.ledger_ids) for each in found.replicas]
+    rows += [
+        ("without a copy", len(found.without_copies), found.without_copies),
+        ("open for more than 7 days", len(found.long_open), found.long_open),
+        ("deleted, and marked", len(found.marks), found.marks),
+    ]
+    shown = [(what, count, ", ".join(map(str, ids[:_LISTED_MAX]))) for what, count, ids in rows if count]
+    print_table(shown, ("what", "ledgers", "the first"))
+    return SOUND
 
 
 # ---- rebalance -----------------------------------------------------------------------------------------------------
