@@ -13,13 +13,16 @@ keeps them: ``Metrics.add_gauges`` registers a function that a snapshot calls.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from pybk.errors import UsageError
+from pybk.feature_level import NEWEST_LEVEL
 from pybk.frozen_dict import FrozenDict
+from pybk.version import __version__
 
 APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"
@@ -44,6 +47,9 @@ MEMBER_RECOVERIES: Final = "member_recoveries"
 
 SALVAGES: Final = "salvages"
 """Starts of a bookie with a damaged store, of which it opened what is left."""
+
+BOOKIE_TURN: Final = "bookie_turn_ns"
+"""How long a bookie's serving thread worked on the requests that had arrived together, until the replies were sent."""
 
 AUDITOR_FINDINGS: Final = "auditor_findings"
 REPAIR_COPIED_BYTES: Final = "repair_copied_bytes"
@@ -324,7 +330,11 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._series: dict[tuple[str, str, Labels], _Series] = {}
-        self._gauges: list[Callable[[], Iterable[Gauge]]] = []
+        began_ns = time.time_ns()
+        about = (("version", __version__), ("level", str(int(NEWEST_LEVEL))))
+        self._gauges: list[Callable[[], Iterable[Gauge]]] = [
+            lambda: ((MetricKey("build_info", labels=about), 1), (MetricKey("up_since_timestamp_ns"), began_ns))
+        ]
 
     def scope(self, ledger_type: str = "", tier: str = "", labels: Labels = ()) -> MetricsScope:
         """Return the scope for one ledger type in one tier, or for other labels."""

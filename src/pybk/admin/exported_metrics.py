@@ -92,8 +92,12 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     ),
     # a bookie
     "salvages": Exported(COUNTER, (), "Starts of this bookie with what is left of a damaged store."),
+    "bookie_turn_ns": Exported(HISTOGRAM, (), "How long a bookie works on the requests that have arrived together."),
     "limbo_ledgers": Exported(GAUGE, (), "Ledgers in limbo on this bookie."),
     "registered": Exported(GAUGE, (), "Whether this bookie is registered."),
+    # the process
+    "build_info": Exported(GAUGE, ("version", "level"), "1; the version of pybk, and the feature level that it knows."),
+    "up_since_timestamp_ns": Exported(GAUGE, (), "When the manager was opened."),
     # the manager's health
     "state": Exported(GAUGE, ("pybk_state",), "The state of the manager's health: 1 for the one that holds."),
     "health_reason": Exported(GAUGE, ("code",), "1 for each reason why the state is not ok."),

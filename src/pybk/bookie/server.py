@@ -43,7 +43,7 @@ from pybk.health import BookieCondition, Health, bookie_health
 from pybk.ledger import Bookie
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
-from pybk.metrics import MEMBER_RECOVERIES, REQUEST_FAULTS, SALVAGES, Gauge, MetricKey
+from pybk.metrics import BOOKIE_TURN, MEMBER_RECOVERIES, REQUEST_FAULTS, SALVAGES, Gauge, MetricKey
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
 from pybk.replication.locations import Location
@@ -380,7 +380,10 @@ class BookieServer:
         if self.wake_ns is not None and now_ns >= self.wake_ns:
             self.wake_ns = None
             self._perform(machine.woken(now_ns))
-        self.append_latency.note_turn(adds, now_ns - asked_ns, time.monotonic_ns() - now_ns)
+        took_ns = time.monotonic_ns() - now_ns
+        self.append_latency.note_turn(adds, now_ns - asked_ns, took_ns)
+        if arrived:
+            self.replicas.store.metrics.observe(BOOKIE_TURN, took_ns)
 
     def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
         """Pass a request to the machine, or to a worker if it must wait for the metadata store.
