@@ -66,11 +66,14 @@ def test_only_derived_causes_are_withdrawn(world: World) -> None:
     cluster.mark_under_replicated(7, bookie(1), 5)
     cluster.mark_under_replicated(7, bookie(1), 0, reason=RepairReason.LOST)
     cluster.mark_under_replicated(8, bookie(1), 0, reason=RepairReason.LOST)
+    (lost, _) = cluster.list_under_replicated()
+    cluster.update_mark(lost, state=RepairState.NO_TARGET, tries=2)
     assert not cluster.withdraw_mark(7, bookie(1), {RepairReason.LOST, RepairReason.DRAINING})
     assert cluster.withdraw_mark(8, bookie(1), {RepairReason.LOST})
     assert cluster.withdraw_mark(8, bookie(1), {RepairReason.LOST}), "it is gone"
     found = only(cluster)
     assert (found.ledger_id, found.reason, found.first_entry_id) == (7, RepairReason.MISSING, 5)
+    assert (found.state, found.tries) == (RepairState.QUEUED, 0), "the lost cause needed a target"
     before = payload(world.open())
     assert not cluster.withdraw_mark(7, bookie(1), {RepairReason.LOST})
     assert payload(world.open()) == before

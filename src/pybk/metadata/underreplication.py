@@ -308,6 +308,8 @@ class UnderReplication(AuthenticatedValues):
     def withdraw_mark(self, ledger_id: int, bookie: Bookie, reasons: Collection[RepairReason]) -> bool:
         """Remove causes that no longer hold, and the mark with its last cause.
 
+        A mark that keeps other causes is queued again, because its state may be due to those that are removed.
+
         Args:
             ledger_id: The ledger.
             bookie: The bookie.
@@ -334,7 +336,8 @@ class UnderReplication(AuthenticatedValues):
                     continue
                 if left != causes:
                     target = record.target if RepairReason.REBALANCE in left else ""
-                    payload = record_json(record.with_causes(left)._replace(target=target))
+                    rest = record.with_causes(left)._replace(target=target, state=RepairState.QUEUED, tries=0)
+                    payload = record_json(rest)
                     self._put(ValueKind.UNDER_REPLICATED, key, payload, node.version, reused=True)
                 return False
             except MetadataVersionError:
