@@ -10,6 +10,7 @@ from typing import Final, TypedDict, TypeVar
 
 from pybk.backend import LedgerBackend
 from pybk.config import StoreConfig
+from pybk.credentials import ClusterSecret
 from pybk.digest import DigestType, is_keyed
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
@@ -51,7 +52,7 @@ class ClusterOptions(TypedDict, total=False):
             ``tcp://bookie1.example.org:3181``; required if clients cannot connect to those of ``listen``, such as
             ``tcp://0.0.0.0:3181``. Port ``*`` stands for the port that the bookie listens on. Before it serves, the
             bookie checks that it can be reached at the first address.
-        cluster_secret: The secret of the cluster; None for a cluster of one host that has none.
+        cluster_secret: The secret of the cluster, as for ``connect``; None for a cluster of one host that has none.
         bookie_id: The bookie's name; None keeps the name in the directory, or makes one for a new directory.
         rack: The label of where the bookie stands, for placement, such as ``zone/rack/host``.
         replace: The bookie takes the name of a bookie whose directory is lost for good; its entries count as lost.
@@ -63,7 +64,7 @@ class ClusterOptions(TypedDict, total=False):
     metadata: str
     listen: str | Sequence[str]
     advertise: str | Sequence[str]
-    cluster_secret: bytes | None
+    cluster_secret: ClusterSecret | None
     bookie_id: str | None
     rack: str
     moved: bool

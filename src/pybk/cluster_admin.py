@@ -50,7 +50,9 @@ from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_qu
 from pybk.health import listed
 from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager, backend_of
+from pybk.metadata import resealing
 from pybk.metadata.registration import BookieCookie, BookieState
+from pybk.metadata.resealing import SecretStatus
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
@@ -151,6 +153,102 @@ class ClusterAdmin:
     async def bookies_async(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
         """List as ``bookies`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.bookies, removed=removed)
+
+    # ---- the cluster's secret ----------------------------------------------------------------------------------
+
+    def secret_status(self) -> SecretStatus:
+        """Return how far the replacement of the cluster's secret is; ``docs/secrets.md`` has the steps.
+
+        Cost: Reads every value of the metadata.
+        """
+        return resealing.secret_status(self._metadata)
+
+    async def secret_status_async(self) -> SecretStatus:
+        """Look as ``secret_status`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.secret_status)
+
+    def add_secret(self) -> None:
+        """Have the cluster accept the new secret, which the manager was given beside the present one.
+
+        Repeating it does nothing.
+
+        Raises:
+            UsageError: The manager was not given both.
+            IllegalOperationError: The cluster has no secret, has two already, or its feature level is below HEALING.
+        """
+        self._metadata.add_secret()
+
+    async def add_secret_async(self) -> None:
+        """Add as ``add_secret`` does, in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.add_secret)
+
+    def switch_secret(self) -> None:
+        """Have the cluster use the secret that was added last, in what is written and in new sessions.
+
+        Clients that are not bookies are not known here: each must have the new secret before. Repeating it does
+        nothing.
+
+        Raises:
+            SafetyCheckError: A running bookie does not have it; nothing was changed.
+            IllegalOperationError: No secret was added.
+            UsageError: The manager was not given it.
+        """
+        resealing.switch(self._metadata)
+
+    async def switch_secret_async(self) -> None:
+        """Switch as ``switch_secret`` does, in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.switch_secret)
+
+    def reseal_metadata(
+        self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Give the metadata that were written with the old secret the MAC of the new one.
+
+        It may be stopped and repeated at any time.
+
+        Args:
+            values_per_second: How many are written in a second at most.
+            progress: Called with the values that were looked at, and those that were resealed, after each page.
+
+        Returns:
+            How many values were resealed.
+
+        Raises:
+            UsageError: ``values_per_second`` is not above 0.
+            MetadataForgedError, CorruptError: A value is damaged and has to be restored first.
+        """
+        if not 0 < values_per_second < float("inf"):
+            raise UsageError(f"values_per_second is {values_per_second!r}; it takes a finite number above 0")
+
+        def wait(done: resealing.ResealProgress, written: int) -> None:
+            if progress is not None:
+                progress(done.looked_at, done.resealed)
+            time.sleep(written / values_per_second)
+
+        return resealing.reseal(self._metadata, wait).resealed
+
+    async def reseal_metadata_async(
+        self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
+    ) -> int:
+        """Reseal as ``reseal_metadata`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(
+            self.reseal_metadata, values_per_second=values_per_second, progress=progress
+        )
+
+    def retire_secret(self) -> None:
+        """Have the cluster refuse the old secret; it opens nothing from then on. Repeating it does nothing.
+
+        Raises:
+            SafetyCheckError: A value, a bookie or a session still uses it; nothing was changed.
+            IllegalOperationError: There is no old secret.
+
+        Cost: Waits 20 seconds, and reads every value of the metadata.
+        """
+        resealing.retire(self._metadata, time.sleep)
+
+    async def retire_secret_async(self) -> None:
+        """Retire as ``retire_secret`` does, in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.retire_secret)
 
     # ---- draining ------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 from pybk.bookie.local_reader import LocalReader
@@ -12,58 +12,83 @@ from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
 from pybk.config import StoreConfig
-from pybk.errors import MetadataError, PybkError, UsageError
+from pybk.credentials import ClusterSecret, cluster_secrets
+from pybk.errors import MetadataError, PybkError
 from pybk.flags import StorageHint
 from pybk.healing.service import Autorecovery
-from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
+from pybk.metadata.cluster import ClusterMetadata, KeyFor
 from pybk.metadata.epochs import outdated
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.url import open_metadata
 from pybk.metrics import Metrics
 from pybk.storage.directories import find_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.transport.client_links import Links
-from pybk.transport.cluster_keys import ClusterKeys
+from pybk.transport.cluster_keys import HeldKeys
 from pybk.transport.curve import check_address
 
 logger = logging.getLogger(__name__)
 
 
 def open_cluster(
-    url: str, secret: bytes | None, *, create: bool, mending: bool = False
-) -> tuple[ClusterMetadata, ClusterKeys | None]:
+    url: str, secret: ClusterSecret | None, *, create: bool, mending: bool = False
+) -> tuple[ClusterMetadata, HeldKeys | None]:
     """Open a cluster's metadata store.
 
     Args:
         url: ``zk://host:port,host:port/path`` or ``lmdb:///path``.
-        secret: The cluster's secret, None for a cluster without one.
+        secret: The cluster's secret, or where it is found; None for a cluster without one.
         create: Create the cluster if it does not exist.
         mending: Open it even if its metadata store was put back to an older state.
+
+    Returns:
+        The metadata, and the keys of connections, which follow the secrets of the cluster; None without a secret.
 
     Raises:
         UsageError: The URL or the secret is invalid.
         MetadataError: The store cannot be reached, or the cluster has another secret.
         MetadataOutdatedError: The store was put back to an older state, or emptied.
     """
-    if secret is not None and not isinstance(secret, bytes):
-        raise UsageError(f"cluster_secret takes bytes, not {type(secret).__name__}")
+    secrets = cluster_secrets(secret)
     store = open_metadata(url, create=create)
     try:
-        if secret is None:
+        if secrets is None:
             return ClusterMetadata(store, create=create, mending=mending), None
-
-        def key_for(identity: ClusterIdentity) -> bytes:
-            return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
-
-        metadata = ClusterMetadata(store, key_for=key_for, create=create, mending=mending)
-        return metadata, ClusterKeys.derive(secret, metadata.cluster_id)
+        held = HeldKeys()
+        metadata = ClusterMetadata(
+            store,
+            key_for=key_for(secrets, held),
+            create=create,
+            mending=mending,
+            on_keys=lambda keys: held.hold([keys.by_epoch[epoch] for epoch in _in_use(keys)]),
+        )
+        return metadata, held
     except BaseException:
         store.close()
         raise
 
 
+def _in_use(keys: MetadataKeys) -> list[int]:
+    """Return the epochs of the secrets that this process was given, the current one first."""
+    return sorted(keys.held, key=lambda epoch: epoch != keys.current)
+
+
+def key_for(secrets: Callable[[], tuple[bytes, ...]] | None, held: HeldKeys | None = None) -> KeyFor | None:
+    """Return what derives the metadata keys from a cluster's secrets, as ``ClusterMetadata`` takes it.
+
+    Args:
+        secrets: The result of ``cluster_secrets``; None for a cluster without a secret.
+        held: Where to leave all keys that are derived.
+    """
+    if secrets is None:
+        return None
+    known = HeldKeys() if held is None else held
+    return lambda identity: [known.derive(secret, identity.cluster_id).metadata_key for secret in secrets()]
+
+
 def open_cluster_for(
-    path: str, url: str, secret: bytes | None, tiers: Mapping[StorageHint, str | Sequence[str]] | None = None
-) -> tuple[ClusterMetadata, ClusterKeys | None]:
+    path: str, url: str, secret: ClusterSecret | None, tiers: Mapping[StorageHint, str | Sequence[str]] | None = None
+) -> tuple[ClusterMetadata, HeldKeys | None]:
     """Open a cluster's metadata store for the bookie of a directory; a new directory may create the cluster.
 
     Raises:
@@ -80,7 +105,12 @@ def open_cluster_for(
 
 
 def connect(
-    url: str, secret: bytes | None, config: StoreConfig, *, near: str | None = None, directory: str | None = None
+    url: str,
+    secret: ClusterSecret | None,
+    config: StoreConfig,
+    *,
+    near: str | None = None,
+    directory: str | None = None,
 ) -> ClusterBackend:
     """Return the backend of a process that is only a client of a cluster; raises as ``open_cluster``.
 
@@ -120,7 +150,7 @@ def join(
     path: str,
     listen: Sequence[str],
     url: str,
-    secret: bytes | None,
+    secret: ClusterSecret | None,
     config: StoreConfig,
     *,
     tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,

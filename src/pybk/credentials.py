@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from binascii import a2b_base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -16,7 +16,11 @@ PASSWORD: Final = "PYBK_PASSWORD"
 """Environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""
 
 CLUSTER_SECRET: Final = "PYBK_CLUSTER_SECRET"
-"""Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it."""
+"""Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it.
+
+While the secret is replaced, the variable with ``_NEXT`` appended may hold a second one; beside a file, the file whose
+name ends with ``.next``.
+"""
 
 _BYTES_MAX: Final = 1 << 16
 
@@ -74,6 +78,24 @@ class Secret:
         file = os.environ.get(f"{self.variable}_FILE")
         return read_secret_file(file) if file else os.environb.get(self.variable.encode())
 
+    def read_all(self) -> tuple[bytes, ...]:
+        """Return the secret and the one that replaces it, as far as they are given: none, one or two.
+
+        The second one is in the file with ``.next`` appended to its name, or in the variable with ``_NEXT`` appended.
+
+        Raises:
+            UsageError: As ``read``.
+        """
+        first = self.read()
+        if first is None or self.value is not None:
+            return () if first is None else (first,)
+        file = self.file or os.environ.get(f"{self.variable}_FILE")
+        if file:
+            following = read_secret_file(f"{file}.next") if os.path.exists(f"{file}.next") else None
+        else:
+            following = os.environb.get(f"{self.variable}_NEXT".encode())
+        return (first,) if following is None else (first, following)
+
     @property
     def source(self) -> str | None:
         """Where ``read`` looks, for errors; None if it is the value itself, or nothing was given."""
@@ -85,6 +107,39 @@ class Secret:
         if file:
             return f"the file {file}, which {self.variable}_FILE names,"
         return f"the environment variable {self.variable}"
+
+
+ClusterSecret = bytes | Sequence[bytes] | Secret
+"""A cluster's secret: itself; it and the one that replaces it, in any order; or where they are found."""
+
+SECRETS_MAX: Final = 2
+"""Secrets that a cluster may have at once."""
+
+
+def cluster_secrets(given: ClusterSecret | None) -> Callable[[], tuple[bytes, ...]] | None:
+    """Return a function that reads a cluster's secrets, which may be others each time; None if there is none.
+
+    Raises:
+        UsageError: A secret is not of type bytes, or too many are given; or as ``Secret.read``.
+    """
+    if isinstance(given, Secret):
+
+        def read() -> tuple[bytes, ...]:
+            found = given.read_all()
+            if not found:
+                raise UsageError(f"{given.source} holds no cluster secret any more; put it back, or start again")
+            return found
+
+        return read if given.read_all() else None
+    if given is None:
+        return None
+    each: object = (given,) if isinstance(given, bytes) else given
+    if not isinstance(each, list | tuple) or not all(isinstance(one, bytes) for one in each):
+        raise UsageError(f"cluster_secret takes bytes, a sequence of them, or a Secret, not {type(given).__name__}")
+    if not 1 <= len(each) <= SECRETS_MAX:
+        raise UsageError(f"cluster_secret has {len(each)} secrets; it takes one, or the present and the next one")
+    fixed = tuple(each)
+    return lambda: fixed
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from hmac import digest as hmac_digest
 from typing import Final
 
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
 
 from pybk.errors import OutOfMemoryError, UsageError
 
@@ -201,3 +202,22 @@ def _expand(extracted: bytes, label: bytes, scope: bytes, purpose: bytes) -> byt
     key in a library's HKDF.
     """
     return hmac_digest(extracted, label + _sized((purpose,)) + scope + b"\x01", "sha256")
+
+
+def wrap_key(wrapping: bytes, key: bytes) -> bytes:
+    """Return a key that is encrypted and authenticated under another one (AES key wrap, RFC 3394).
+
+    Args:
+        wrapping: The key that it takes to unwrap the result, ``KEY_BYTES`` bytes, used for nothing else.
+        key: The key, ``KEY_BYTES`` bytes.
+    """
+    return aes_key_wrap(wrapping, key)
+
+
+def unwrap_key(wrapping: bytes, wrapped: bytes) -> bytes | None:
+    """Return the key in the result of ``wrap_key``; None if it was not wrapped under this key."""
+    try:
+        key = aes_key_unwrap(wrapping, wrapped)
+    except InvalidUnwrap:
+        return None
+    return key if len(key) == KEY_BYTES else None

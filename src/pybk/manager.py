@@ -38,7 +38,7 @@ from pybk.atomic_group import AtomicGroup
 from pybk.backend import LedgerBackend, Replicated
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
-from pybk.credentials import checked_password
+from pybk.credentials import ClusterSecret, checked_password
 from pybk.digest import DigestType, entry_digest
 from pybk.errors import (
     ClosedError,
@@ -167,14 +167,15 @@ class LedgerManager:
 
     @classmethod
     def connect(
-        cls, metadata: str, *, cluster_secret: bytes | None = None, config: StoreConfig | None = None
+        cls, metadata: str, *, cluster_secret: ClusterSecret | None = None, config: StoreConfig | None = None
     ) -> LedgerManager:
         """Use the ledgers of a cluster without being a bookie.
 
         Args:
             metadata: The URL of the cluster's metadata store: ``zk://host:port,host:port/path``, or ``lmdb:///path``
                 for the processes of one host.
-            cluster_secret: The secret of the cluster; None for a cluster of one host that has none.
+            cluster_secret: The secret of the cluster; None for a cluster of one host that has none. While it is
+                replaced, both secrets in a tuple; or a ``Secret``, whose file is read again then.
             config: Settings of handles; None for the defaults.
 
         Raises:
@@ -187,7 +188,7 @@ class LedgerManager:
 
     @classmethod
     def connect_async(
-        cls, metadata: str, *, cluster_secret: bytes | None = None, config: StoreConfig | None = None
+        cls, metadata: str, *, cluster_secret: ClusterSecret | None = None, config: StoreConfig | None = None
     ) -> Opening[LedgerManager]:
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
         return Opening(

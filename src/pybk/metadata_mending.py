@@ -27,7 +27,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from pybk.bookie.holdings import HeldLedger, Holdings, open_holdings
-from pybk.connect import open_cluster
+from pybk.connect import key_for, open_cluster
+from pybk.credentials import ClusterSecret, cluster_secrets
 from pybk.errors import (
     CorruptError,
     LedgerExistsError,
@@ -37,27 +38,36 @@ from pybk.errors import (
     PybkError,
     UsageError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
-from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json
+from pybk.metadata.authenticated_values import (
+    VALUE_FORMAT_RESEALED,
+    ValueKind,
+    decode_authenticated,
+    decode_json,
+    encode_authenticated,
+    token_of,
+)
 from pybk.metadata.check import check_values
 from pybk.metadata.cluster import (
     CLUSTER_KEY,
-    ClusterIdentity,
     ClusterMetadata,
+    age_of,
     check_cluster_value,
     cluster_value_of,
 )
 from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.export import NOT_EXPORTED, check_export, read_export, write_export
-from pybk.metadata.ledger_description import LedgerDescription
+from pybk.metadata.ledger_description import LedgerDescription, description_body
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from pybk.replication.held_entries import FoundEnsembles, HeldRun, Quorums, ensembles_hold, find_ensembles
-from pybk.transport.cluster_keys import ClusterKeys, proves_deletion
+from pybk.transport.cluster_keys import proves_deletion
 
 ID_JUMP: Final = 1_000_000
 """How far the ids jump above all that are known: ids may have been given to ledgers that nothing remembers."""
@@ -68,10 +78,9 @@ ID_COUNTED_MAX: Final = 1 << 62
 _UNFINISHED: Final = "restoring or rebuilding them was begun and not finished: repeat it"
 
 
-KeyFor = Callable[[ClusterIdentity], bytes]
-
-
-def export(url: str, path: str, secret: bytes | None, progress: Callable[[int, int], None]) -> MetadataExportReport:
+def export(
+    url: str, path: str, secret: ClusterSecret | None, progress: Callable[[int, int], None]
+) -> MetadataExportReport:
     """Export metadata as ``export_metadata`` does."""
     metadata, _ = open_cluster(url, secret, create=False, mending=True)
     metadata.close()
@@ -82,9 +91,9 @@ def export(url: str, path: str, secret: bytes | None, progress: Callable[[int, i
         store.close()
 
 
-def check(text: str, secret: bytes | None, progress: Callable[[int, int], None]) -> MetadataCheckReport:
+def check(text: str, secret: ClusterSecret | None, progress: Callable[[int, int], None]) -> MetadataCheckReport:
     """Check metadata as ``check_metadata`` does."""
-    derive = key_for(secret)
+    derive = key_for(cluster_secrets(secret))
     with ExitStack() as stack:
         if "://" in text:
             store = open_metadata(text, create=False)
@@ -98,20 +107,12 @@ def check(text: str, secret: bytes | None, progress: Callable[[int, int], None])
             found = dict(values()).get(CLUSTER_KEY)
         if found is None:
             raise MetadataError(f"there is no cluster in {text}: check the URL or the file")
-        identity = check_cluster_value(found, derive)
-        mac_key = None if derive is None else derive(identity)
-        return check_values(values(), identity, mac_key, derive, progress)
+        identity, keys = check_cluster_value(found, derive)
+        return check_values(values(), identity, keys, derive, progress)
 
 
 def _stored(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
     return ((key, node.value) for key, node in store.walk())
-
-
-def key_for(secret: bytes | None) -> KeyFor | None:
-    """Return what derives the metadata key from a cluster's secret; None without one."""
-    if secret is None:
-        return None
-    return lambda identity: ClusterKeys.derive(secret, identity.cluster_id).metadata_key
 
 
 class _Found(NamedTuple):
@@ -154,7 +155,7 @@ class Mending:
     def __init__(
         self,
         url: str,
-        secret: bytes | None,
+        secret: ClusterSecret | None,
         export: str | None,
         directories: Sequence[str],
         *,
@@ -165,7 +166,7 @@ class Mending:
     ) -> None:
         self._url = url
         self._secret = secret
-        self._key_for = key_for(secret)
+        self._key_for = key_for(cluster_secrets(secret))
         self._export = export
         self._paths = directories
         self._all = all_directories
@@ -175,7 +176,7 @@ class Mending:
         self._stack = ExitStack()
         self._plan = _Plan()
         self._holdings: list[Holdings] = []
-        self._mac_key: bytes | None = None
+        self._keys: MetadataKeys | None = None
         self._values: dict[str, bytes] = {}
         """What the export has, or the store."""
         self._stored: dict[int, LedgerMetadata | None] = {}
@@ -198,8 +199,7 @@ class Mending:
         if len(set(names)) < len(names):
             raise UsageError(f"two directories are of one bookie: {sorted(names)}; leave out the one that was replaced")
         cluster_value = self._read_values()
-        identity = check_cluster_value(cluster_value, self._key_for)
-        self._mac_key = None if self._key_for is None else self._key_for(identity)
+        identity, self._keys = check_cluster_value(cluster_value, self._key_for)
         for held in self._holdings:
             if held.identity.cluster_id != identity.cluster_id:
                 raise UsageError(f"{held.identity} is not of cluster {identity.cluster_id.hex()}; leave it out")
@@ -260,7 +260,7 @@ class Mending:
                 f"there is no cluster in {self._export or self._url}, and no directory has a copy of its own metadata; "
                 "give an export of the whole cluster, or directories of bookies that were started by pybk 0.2 or newer"
             )
-        return cluster_value_of(max(copies, key=_level_of)) if value is None else value
+        return cluster_value_of(max(copies, key=age_of)) if value is None else value
 
     def _read_store(self) -> dict[str, bytes]:
         """Return what the store has, except what is leased; nothing if there is no store."""
@@ -285,7 +285,7 @@ class Mending:
             except ValueError:
                 continue
             try:
-                kind, payload = decode_authenticated(key, value, self._mac_key)
+                kind, payload = decode_authenticated(key, value, self._keys)
                 tombstone = kind is ValueKind.DELETED
                 self._stored[ledger_id] = None if tombstone else LedgerMetadata.decode(payload, where=f"key {key!r}")
             except PybkError as error:
@@ -295,12 +295,13 @@ class Mending:
     def _find(self, ledger_id: int) -> _Found:
         """Return what is known of a ledger."""
         holders = {held.bookie: held.ledger(ledger_id) for held in self._holdings if ledger_id in held.known}
-        described = {held.description for held in holders.values() if held.description}
+        encoded = [held.description for held in holders.values() if held.description]
         description = None
-        if len(described) == 1:
+        if len({description_body(each) for each in encoded}) == 1:  # the MACs may be of several secrets
+            keys = None if self._keys is None else self._keys.of_descriptions
             with suppress(CorruptError, MetadataForgedError):
                 where = f"ledger {ledger_id} in a bookie's directory"
-                description = LedgerDescription.decode(next(iter(described)), self._mac_key, where=where)
+                description = LedgerDescription.decode(encoded[0], keys, where=where)
         return _Found(holders, description, self._stored.get(ledger_id))
 
     def _find_deletions(self) -> None:
@@ -396,7 +397,7 @@ class Mending:
         given = 0
         if IDS_KEY in self._values:
             with suppress(CorruptError, MetadataForgedError):
-                _, payload = decode_authenticated(IDS_KEY, self._values[IDS_KEY], self._mac_key)
+                _, payload = decode_authenticated(IDS_KEY, self._values[IDS_KEY], self._keys)
                 given = decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
         if not self._new_epoch:
             return given
@@ -457,7 +458,7 @@ class Mending:
             for key, value in self._values.items():
                 if key not in skipped:
                     with suppress(MetadataExistsError):  # a run before this one was stopped
-                        store.create(key, value)
+                        store.create(key, self._as_new(key, value))
         self._write_bookies(metadata)
         self._write_ledgers(metadata)
         epoch = 0
@@ -467,6 +468,15 @@ class Mending:
             epoch = metadata.begin_epoch(limbo=self._limbo, above=seen).number
         metadata.clear_outdated()
         return epoch
+
+    def _as_new(self, key: str, value: bytes) -> bytes:
+        """Return a value as it is to be stored: one that was resealed names versions of the store that it was in."""
+        if value[:1] != bytes([VALUE_FORMAT_RESEALED]):
+            return value
+        with suppress(PybkError):  # a damaged one is stored as it is; checks find it
+            kind, payload = decode_authenticated(key, value, self._keys)
+            return encode_authenticated(kind, key, token_of(value), payload, self._keys, FeatureLevel.SEALS)
+        return value
 
     def _write_bookies(self, metadata: ClusterMetadata) -> None:
         """Make the bookies of the directories members."""
@@ -486,10 +496,3 @@ class Mending:
             metadata.write_ledger(corrected, metadata.read_ledger(corrected.ledger_id).version)
         for ledger_id, bookie, first in plan.missing:
             metadata.mark_under_replicated(ledger_id, bookie, first)
-
-
-def _level_of(about: bytes) -> int:
-    """Return the feature level in a bookie's copy of the cluster's own metadata."""
-    return decode_json(
-        about, lambda values: int(values.get("level", 0)), where="a bookie's copy of the cluster's value"
-    )

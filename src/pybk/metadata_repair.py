@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from pybk.arguments import flag_of, path_of, progress_of
+from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
 
@@ -17,7 +18,7 @@ def export_metadata(
     url: str,
     path: str | os.PathLike[str],
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataExportReport:
     """Write a cluster's metadata to a new file: every key that is not leased, as it is stored, with its MAC.
@@ -47,7 +48,7 @@ async def export_metadata_async(
     url: str,
     path: str | os.PathLike[str],
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataExportReport:
     """Export metadata as ``export_metadata`` does, in a thread, which also calls ``progress``."""
@@ -57,7 +58,7 @@ async def export_metadata_async(
 def check_metadata(
     source: str | os.PathLike[str],
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataCheckReport:
     """Decode and verify everything in a cluster's metadata store, or in an export of it; changes nothing.
@@ -85,7 +86,7 @@ def check_metadata(
 async def check_metadata_async(
     source: str | os.PathLike[str],
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataCheckReport:
     """Check metadata as ``check_metadata`` does, in a thread, which also calls ``progress``."""
@@ -99,7 +100,7 @@ def restore_metadata(
     url: str,
     source: str | os.PathLike[str] | None = None,
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     directories: Sequence[str | os.PathLike[str]] = (),
     all_directories: bool = False,
     new_epoch: bool = True,
@@ -149,7 +150,7 @@ async def restore_metadata_async(
     url: str,
     source: str | os.PathLike[str] | None = None,
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     directories: Sequence[str | os.PathLike[str]] = (),
     all_directories: bool = False,
     new_epoch: bool = True,
@@ -174,7 +175,7 @@ def rebuild_metadata(
     url: str,
     directories: Sequence[str | os.PathLike[str]],
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     all_directories: bool = False,
     write: bool = False,
 ) -> MetadataRestoreReport:
@@ -220,7 +221,7 @@ async def rebuild_metadata_async(
     url: str,
     directories: Sequence[str | os.PathLike[str]],
     *,
-    cluster_secret: bytes | None = None,
+    cluster_secret: ClusterSecret | None = None,
     all_directories: bool = False,
     write: bool = False,
 ) -> MetadataRestoreReport:

@@ -26,9 +26,9 @@ def make_cluster(
     directory.mkdir(parents=True, exist_ok=True)
     url = url or f"lmdb://{directory}/metadata"
 
-    def key_for(identity: ClusterIdentity) -> bytes:
+    def key_for(identity: ClusterIdentity) -> list[bytes]:
         assert secret is not None
-        return ClusterKeys.derive(secret, identity.cluster_id).metadata_key
+        return [ClusterKeys.derive(secret, identity.cluster_id).metadata_key]
 
     key = None if secret is None else key_for
     ClusterMetadata(open_metadata(url), key_for=key, cost=2, level=level).close()

@@ -21,9 +21,10 @@ from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.pointers import pointer_key
 from pybk.metadata.registration import BookieCookie, BookieState, encode_cookie, encode_registration
+from pybk.metadata.secret_epochs import SecretEpochs
 from pybk.metadata.settings import ClusterSettings, encode_settings
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
-from tests.metadata.records import KEY, bookie, ledger, registration
+from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment
 
@@ -42,7 +43,7 @@ CLUSTER = ClusterIdentity(bytes(range(16)), bytes(range(32)), 1 << 14)
 
 def identity_json(level: FeatureLevel) -> bytes:
     """Return what a cluster with a secret says of itself."""
-    return encode(CLUSTER, level, to_base64(proof_of(CLUSTER, KEY, level)))
+    return encode(CLUSTER, level, SecretEpochs(proofs={0: proof_of(CLUSTER, KEY, level)}))
 
 
 def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, bytes]]:
@@ -91,7 +92,7 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     for kind, (key, payload) in payloads.items():
         made[kind.name] = (
             key,
-            encode_authenticated(kind, key, TOKEN, payload, None if kind is ValueKind.CLUSTER else KEY, level),
+            encode_authenticated(kind, key, TOKEN, payload, None if kind is ValueKind.CLUSTER else KEYS, level),
         )
     key, payload = payloads[ValueKind.LEDGER]
     made["LEDGER without a secret"] = (key, encode_authenticated(ValueKind.LEDGER, key, TOKEN, payload, None, level))

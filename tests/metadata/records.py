@@ -9,15 +9,17 @@ from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.locks import Lease
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import BookieRegistration, RegisteredBookie
 from pybk.metadata.store import MetadataStore
 
 KEY = b"k" * 32
+KEYS = MetadataKeys.first(KEY)
 
 
-def key_for(identity: ClusterIdentity) -> bytes:
+def key_for(identity: ClusterIdentity) -> list[bytes]:
     """Return the metadata key of a cluster with a secret."""
-    return KEY
+    return [KEY]
 
 
 def cluster_on(store: MetadataStore) -> ClusterMetadata:

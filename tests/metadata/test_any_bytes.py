@@ -30,7 +30,7 @@ from pybk.storage.batches import entry_span, locate_entries
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.format.record import LOCATION_DTYPE, entry_ends
 from pybk.transport.curve import check_address
-from tests.metadata.records import KEY, bookie, cluster_on, ledger, registration
+from tests.metadata.records import KEYS, bookie, cluster_on, ledger, registration
 from tests.metadata.simulated_store import SimServer
 
 patient = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
@@ -78,7 +78,7 @@ def anything(sound: bytes) -> st.SearchStrategy[bytes]:
 def sealed_world(kind: ValueKind, key: str, payload: bytes) -> tuple[ClusterMetadata, MetadataStore]:
     store = SimServer().store()
     cluster = cluster_on(store)
-    value = encode_authenticated(kind, key, TOKEN, payload, KEY, NEWEST_LEVEL)
+    value = encode_authenticated(kind, key, TOKEN, payload, KEYS, NEWEST_LEVEL)
     node = store.get(key)
     if node is None:
         store.create(key, value)

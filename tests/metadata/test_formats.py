@@ -34,9 +34,10 @@ from pybk.metadata.cluster import from_values, from_values_base
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import decode_cookie, decode_registration
 from tests.metadata.golden import CLUSTER, GOLDEN_HEALING, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
-from tests.metadata.records import KEY, bookie, ledger, registration
+from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
 
 LATER_KINDS = (
@@ -89,14 +90,14 @@ def test_golden_bytes_are_read(path: Path) -> None:
         if name not in kept:
             continue
         key, value = kept[name]
-        kind, payload = decode_authenticated(key, value, None if name == "CLUSTER" else KEY)
+        kind, payload = decode_authenticated(key, value, None if name == "CLUSTER" else KEYS)
         assert kind.name == name
         assert token_of(value) == TOKEN
         assert decode(payload) == expected[name]
-    for name, key in (("description", KEY), ("description without a secret", None)):
-        assert LedgerDescription.decode(kept[name][1], key, where="golden") == LedgerDescription.of(ledger(7))
+    for name, known in (("description", [KEY]), ("description without a secret", None)):
+        assert LedgerDescription.decode(kept[name][1], known, where="golden") == LedgerDescription.of(ledger(7))
     if path != GOLDEN_METADATA:
-        found = LedgerDescription.decode(kept["description of key format 1"][1], KEY, where="golden")
+        found = LedgerDescription.decode(kept["description of key format 1"][1], [KEY], where="golden")
         assert found == LedgerDescription.of(ledger(7, key_format=1))
 
 
@@ -109,7 +110,7 @@ def test_every_bit_of_a_value_counts(level: FeatureLevel) -> None:
             bad = bytearray(value)
             bad[at // 8] ^= 1 << at % 8
             with pytest.raises((MetadataForgedError, CorruptError, UnsupportedFormatError)):
-                decode_authenticated(key, bytes(bad), KEY)
+                decode_authenticated(key, bytes(bad), KEYS)
 
 
 @pytest.mark.parametrize("level", FeatureLevel)
@@ -117,27 +118,27 @@ def test_a_value_that_was_cut_short_is_refused_with_an_error_of_ours(level: Feat
     key, value = values(level)["LEDGER"]
     for size in range(len(value)):
         with pytest.raises((MetadataForgedError, CorruptError)):
-            decode_authenticated(key, value[:size], KEY)
+            decode_authenticated(key, value[:size], KEYS)
 
 
 def test_a_value_belongs_to_its_key_and_its_cluster() -> None:
     key, value = values()["LEDGER"]
-    assert decode_authenticated(key, value, KEY)[0] is ValueKind.LEDGER
+    assert decode_authenticated(key, value, KEYS)[0] is ValueKind.LEDGER
     with pytest.raises(MetadataForgedError, match="secret"):
-        decode_authenticated(f"ledgers/{ledger_path(9)}", value, KEY)
+        decode_authenticated(f"ledgers/{ledger_path(9)}", value, KEYS)
     with pytest.raises(MetadataForgedError, match="secret"):
-        decode_authenticated(key, value, b"x" * 32)
+        decode_authenticated(key, value, MetadataKeys.first(b"x" * 32))
     with pytest.raises(MetadataForgedError, match="give it"):
         decode_authenticated(key, value, None)
     with pytest.raises(MetadataForgedError, match="give none"):
-        decode_authenticated(key, values()["LEDGER without a secret"][1], KEY)
+        decode_authenticated(key, values()["LEDGER without a secret"][1], KEYS)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_with_an_error_of_ours(data: bytes) -> None:
     for call in (
-        lambda: decode_authenticated("key", data, KEY),
-        lambda: LedgerDescription.decode(data, KEY, where="here"),
+        lambda: decode_authenticated("key", data, KEYS),
+        lambda: LedgerDescription.decode(data, [KEY], where="here"),
         lambda: LedgerDescription.decode(data, None, where="here"),
         lambda: decode_json(data, decode_registration, where="here"),
         lambda: decode_json(data, from_values_base, where="here"),
@@ -184,7 +185,7 @@ def test_a_description_says_what_never_changes_and_nothing_else() -> None:
     for name, value in others.items():
         description = LedgerDescription.of(replace(base, **{name: value}))
         encoded = description.encode(KEY)
-        assert LedgerDescription.decode(encoded, KEY, where="here") == description
+        assert LedgerDescription.decode(encoded, [KEY], where="here") == description
         seen.add(encoded)
     assert len(seen) == len(others) + 1
 
@@ -196,18 +197,19 @@ def test_every_bit_of_a_description_counts(key_format: int) -> None:
         bad = bytearray(data)
         bad[at // 8] ^= 1 << at % 8
         with pytest.raises((MetadataForgedError, UnsupportedFormatError)):
-            LedgerDescription.decode(bytes(bad), KEY, where="here")
+            LedgerDescription.decode(bytes(bad), [KEY], where="here")
     without = LedgerDescription.of(ledger(7)).encode(None)
-    for made, key in ((data, None), (without, KEY), (data, b"x" * 32)):
+    for made, keys in ((data, None), (without, [KEY]), (data, [b"x" * 32]), (data, [])):
         with pytest.raises(MetadataForgedError):
-            LedgerDescription.decode(made, key, where="here")
+            LedgerDescription.decode(made, keys, where="here")
+    assert LedgerDescription.decode(data, [b"x" * 32, KEY], where="here").ledger_id == 7
 
 
 def test_a_description_of_key_format_1_has_the_custom_metadata() -> None:
     """A bookie stores all that is needed to make a ledger's metadata again."""
     custom = {"name": b"\0value", "large": b"x" * (CUSTOM_METADATA_BYTES_MAX - 20)}
     metadata = ledger(7, key_format=1, custom_metadata=custom)
-    found = LedgerDescription.decode(LedgerDescription.of(metadata).encode(KEY), KEY, where="here")
+    found = LedgerDescription.decode(LedgerDescription.of(metadata).encode(KEY), [KEY], where="here")
     assert found.custom_metadata == custom
     assert found.custom_digest == LedgerDescription.of(replace(metadata, key_format=0)).custom_digest
     assert LedgerDescription.of(replace(metadata, key_format=0)).custom_metadata is None

@@ -28,7 +28,7 @@ from pybk.metadata.lmdb_rows import StoredValue, node_name, put_value
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import WriteTransaction
 from tests.metadata.harness import World
-from tests.metadata.records import KEY, bookie, cluster_on, ledger
+from tests.metadata.records import KEYS, bookie, cluster_on, ledger
 from tests.metadata.simulated_store import SimServer
 
 
@@ -241,7 +241,7 @@ def test_a_hundred_thousand_ledgers_are_listed_in_lmdb(tmp_path: Path) -> None:
         for ledger_id in range(100_000):
             key = f"ledgers/{ledger_path(ledger_id)}"
             payload = encoded.replace(b'"ledger_id":0', b'"ledger_id":%d' % ledger_id)
-            value = encode_authenticated(ValueKind.LEDGER, key, bytes(16), payload, KEY, NEWEST_LEVEL)
+            value = encode_authenticated(ValueKind.LEDGER, key, bytes(16), payload, KEYS, NEWEST_LEVEL)
             put_value(transaction, node_name(key), StoredValue(number, number, 0, value))
 
     store.change(fill)

@@ -22,7 +22,7 @@ from pybk.metadata.underreplication import (
     record_json,
 )
 from tests.metadata.harness import SimWorld, World
-from tests.metadata.records import KEY, bookie, cluster_on
+from tests.metadata.records import KEYS, bookie, cluster_on
 
 
 def only(cluster: ClusterMetadata) -> UnderReplicatedLedger:
@@ -36,7 +36,7 @@ def payload(store: MetadataStore) -> dict[str, object]:
     key = missing_key(7, bookie(1))
     node = store.get(key, latest=True)
     assert node is not None
-    found: dict[str, object] = json.loads(decode_authenticated(key, node.value, KEY)[1])
+    found: dict[str, object] = json.loads(decode_authenticated(key, node.value, KEYS)[1])
     return found
 
 

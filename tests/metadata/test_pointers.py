@@ -12,9 +12,10 @@ from pybk.feature_level import NEWEST_LEVEL
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.lmdb_store import LmdbMetadataStore
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTER_BYTES_MAX
 from tests.metadata.harness import World
-from tests.metadata.records import KEY, cluster_on
+from tests.metadata.records import KEYS, cluster_on
 from tests.metadata.simulated_store import Fault, SimServer
 
 NAMES = ("app", "a/b", "..", "ü" * 64, "a b%2F")
@@ -88,10 +89,11 @@ def test_a_pointer_made_without_the_secret_is_refused(world: World) -> None:
     store = world.open()
     cluster = cluster_on(store)
     key = "pointers/sinks/app"
-    version = store.create(key, encode_authenticated(ValueKind.POINTER, key, bytes(16), b"{}", b"x" * 32, NEWEST_LEVEL))
+    other = MetadataKeys.first(b"x" * 32)
+    version = store.create(key, encode_authenticated(ValueKind.POINTER, key, bytes(16), b"{}", other, NEWEST_LEVEL))
     with pytest.raises(MetadataForgedError):
         cluster.read_pointer("sinks", "app")
-    store.put(key, encode_authenticated(ValueKind.LOCK, key, bytes(16), b"{}", KEY, NEWEST_LEVEL), version)
+    store.put(key, encode_authenticated(ValueKind.LOCK, key, bytes(16), b"{}", KEYS, NEWEST_LEVEL), version)
     with pytest.raises(CorruptError, match="LOCK where POINTER"):
         cluster.read_pointer("sinks", "app")
 

@@ -276,7 +276,7 @@ def test_only_clients_with_the_secret_can_join(world: World) -> None:
     cluster = cluster_on(world.open())
     assert cluster_on(world.open()).identity == cluster.identity
     with pytest.raises(MetadataForgedError, match="secret given here is not"):
-        ClusterMetadata(world.open(), key_for=lambda identity: b"x" * 32)
+        ClusterMetadata(world.open(), key_for=lambda identity: [b"x" * 32])
     with pytest.raises(MetadataForgedError, match="give it"):
         ClusterMetadata(world.open())
 
@@ -287,7 +287,7 @@ def test_a_cluster_without_a_secret(world: World) -> None:
     cluster.register(registration(bookie(1)))
     assert [found.bookie for found in ClusterMetadata(world.open()).list_bookies()] == [bookie(1)]
     with pytest.raises(MetadataForgedError, match="give none"):
-        ClusterMetadata(world.open(), key_for=lambda identity: KEY)
+        ClusterMetadata(world.open(), key_for=lambda identity: [KEY])
 
 
 def test_an_identity_that_was_changed_is_refused() -> None:
@@ -416,7 +416,7 @@ def test_waiters_for_under_replicated_ledgers_are_notified(world: World) -> None
 
 def test_a_short_key_is_refused() -> None:
     with pytest.raises(UsageError):
-        ClusterMetadata(SimServer().store(), key_for=lambda identity: b"short")
+        ClusterMetadata(SimServer().store(), key_for=lambda identity: [b"short"])
 
 
 def test_out_of_reach_is_said() -> None:

@@ -25,7 +25,7 @@ from pybk.metadata.settings import (
 )
 from pybk.metadata.store import MetadataStore
 from tests.metadata.harness import SimWorld, World
-from tests.metadata.records import KEY, cluster_on
+from tests.metadata.records import KEYS, cluster_on
 from tests.metadata.simulated_store import Fault
 
 
@@ -49,7 +49,7 @@ def stored(store: MetadataStore) -> dict[str, Any]:
     """Return what is in the store."""
     node = store.get(SETTINGS_KEY, latest=True)
     assert node is not None
-    found: dict[str, Any] = json.loads(decode_authenticated(SETTINGS_KEY, node.value, KEY)[1])
+    found: dict[str, Any] = json.loads(decode_authenticated(SETTINGS_KEY, node.value, KEYS)[1])
     return found
 
 

@@ -17,7 +17,7 @@ from pybk.errors import UsageError
 from pybk.replication.messages import EntryRun, Force, Read, ReadLac, Reply, Status
 from pybk.transport import client_links, codec, curve, frames
 from pybk.transport.client_links import Link, Links
-from pybk.transport.cluster_keys import ClusterKeys
+from pybk.transport.cluster_keys import ClusterKeys, greeting_mac
 from pybk.transport.codec import Answer, MessageKind
 from pybk.transport.frames import Outgoing
 from pybk.transport.server import Server
@@ -198,11 +198,11 @@ def test_a_bookie_that_never_greets_is_given_up(monkeypatch: pytest.MonkeyPatch)
     context.term()
 
 
-def test_a_bookie_that_does_not_know_the_secret_is_not_believed() -> None:
+def test_a_bookie_that_does_not_know_the_secret_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CURVE key alone does not make a bookie: it must prove the cluster's secret in its greeting."""
     other = ClusterKeys(KEYS.client, KEYS.metadata_key, bytes(32), KEYS.recovery_key)
     with Server([TCP], INSTANCE, other) as server, Links(KEYS) as links:
-        server.greeting_mac = links.greeting_mac
+        monkeypatch.setattr("pybk.transport.server.greeting_mac", lambda keys: greeting_mac(KEYS))
         here = World(server, links)
         link = here.link()
         assert here.ask(link, add()) is None
@@ -420,7 +420,7 @@ def test_forged_replies_are_dropped() -> None:
         mac = peer.mac
         forged = codec.encode(Reply(Status.NO_SUCH_LEDGER))
         routing_id = peer.routing_id
-        here.server.send(routing_id, forged, 1, here.links.greeting_mac, 1)
+        here.server.send(routing_id, forged, 1, greeting_mac(KEYS), 1)
         here.server.send(routing_id, codec.NO_SESSION, 1, lambda data: bytes(16), 1)
         here.server.instance = b"j" * 16
         here.server.send(routing_id, forged, 1, mac, 1)

@@ -132,7 +132,7 @@ def test_a_context_has_one_handler(context: Any) -> None:
     ],
 )
 def test_the_handler_admits_one_key_only(context: Any, question: list[bytes]) -> None:
-    authenticator = ZapAuthenticator(context, KEYS.client.public)
+    authenticator = ZapAuthenticator(context, lambda: [KEYS.client.public])
     asker = context.socket(zmq.REQ)
     asker.connect(curve.ZAP_ADDRESS)
     for frames, verdict in (

@@ -62,7 +62,7 @@ class _Stores:
         with self._lock:
             if key not in self._stores:
                 if "://" in where:
-                    secret = None if secret_file is None else Secret(file=secret_file).read()
+                    secret = None if secret_file is None else Secret(file=secret_file)
                     manager = LedgerManager.connect(where, cluster_secret=secret)
                 else:
                     manager = LedgerManager.open(where, read_only=read_only)

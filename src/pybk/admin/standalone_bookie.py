@@ -11,6 +11,7 @@ from typing import Final
 from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
 from pybk.connect import join
+from pybk.credentials import ClusterSecret
 from pybk.errors import PybkError
 
 _CHECK_SECONDS: Final = 1.0
@@ -20,7 +21,7 @@ def serve(
     root: str,
     listen: Sequence[str],
     url: str,
-    secret: bytes | None,
+    secret: ClusterSecret | None,
     *,
     bookie_id: str | None,
     advertise: Sequence[str],

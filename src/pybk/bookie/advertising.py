@@ -18,7 +18,7 @@ from pybk.transport.curve import check_address
 if TYPE_CHECKING:
     from pybk.ledger import Bookie
     from pybk.metadata.registration import BookieRegistration
-    from pybk.transport.cluster_keys import ClusterKeys
+    from pybk.transport.cluster_keys import HeldKeys
 
 REACH_SECONDS: Final = 15.0
 """How long a bookie tries to reach itself at the address that it registers."""
@@ -105,7 +105,7 @@ def _is_name_of_loopback(asked: str, host: str) -> bool:
     return False
 
 
-def check_reachable(bookie: Bookie, address: str, keys: ClusterKeys | None, public_key: bytes | None) -> None:
+def check_reachable(bookie: Bookie, address: str, keys: HeldKeys | None, public_key: bytes | None) -> None:
     """Check that a serving bookie can be reached at the address that it will register.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol
 from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger import LedgerMetadata
+from pybk.metadata.ledger_description import description_body
 from pybk.storage.format.extent import Extent
 
 _DESCRIPTION_KEY: Final = ".description"
@@ -57,6 +58,10 @@ class LedgerHeader(NamedTuple):
         return cls(
             encoded, described.ledger_type, described.storage_hints, described.write_flags, described.digest_type
         )
+
+    def is_of(self, encoded: bytes) -> bool:
+        """Return whether a description, which was verified, says the same, though its MAC may be of another secret."""
+        return description_body(self.encoded) == description_body(encoded)
 
     @property
     def stored_type(self) -> LedgerType:

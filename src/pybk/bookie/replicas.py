@@ -233,6 +233,12 @@ class Replicas:
         self.seen = seen
         self._keep_identity()
 
+    def note_about(self, about: bytes) -> None:
+        """Keep a copy of the payload of the cluster's own metadata value, which changed; durable on return."""
+        if about != self.about:
+            self.about = about
+            self._keep_identity()
+
     def remember_deleted(self, proofs: Mapping[int, bytes]) -> None:
         """Remember, durably, that ledgers were deleted, so that no rebuild of the metadata brings them back.
 

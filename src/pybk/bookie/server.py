@@ -62,7 +62,7 @@ from pybk.replication.messages import (
     WriteLac,
 )
 from pybk.storage.io.failures import start_thread
-from pybk.transport.cluster_keys import ClusterKeys, proves_right
+from pybk.transport.cluster_keys import HeldKeys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit
 from pybk.transport.server import Peer, Server
@@ -135,7 +135,7 @@ class BookieServer:
         listen: Sequence[str],
         *,
         metadata: ClusterMetadata,
-        keys: ClusterKeys | None,
+        keys: HeldKeys | None,
         config: StoreConfig,
         tiers: Mapping[StorageHint, str | Sequence[str]] | None = None,
         bookie_id: str | None = None,
@@ -154,7 +154,7 @@ class BookieServer:
             root: The directory.
             listen: Addresses; unless ``advertise`` names others, the first is registered.
             metadata: The cluster's metadata.
-            keys: The cluster's keys; None without a secret.
+            keys: The cluster's keys, which follow its secrets; None without a secret.
             config: As for a store.
             tiers: As for a store.
             bookie_id: Its name in the cluster; None keeps the directory's, or makes one for a new directory.
@@ -199,7 +199,7 @@ class BookieServer:
         bookie: Bookie,
         listen: Sequence[str],
         metadata: ClusterMetadata,
-        keys: ClusterKeys | None,
+        keys: HeldKeys | None,
         rack: str,
         advertise: Sequence[str] = (),
     ) -> None:
@@ -210,6 +210,8 @@ class BookieServer:
         self._cookie: Final = OwnCookie(metadata, bookie, str(Location.parse(rack)))
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self.machine.read_only = self._cookie.state.read_only
+        self._sessions = (0 if metadata.keys is None else metadata.keys.current), 0
+        """The epoch of the cluster's secret, and the sessions that had another one when they were counted last."""
         self._registering = threading.Lock()
         """Held while what is registered is computed and written, so that nothing older is written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
@@ -268,6 +270,7 @@ class BookieServer:
         """Register the bookie, which serves already, and look after it from now on."""
         registered = self.registered = self._metadata.register(self.registration())
         self._cookie.follow(self._state_changed)
+        self._secrets_watch = self._metadata.watch_secrets(self._follow_secrets)
         identity = self.replicas.identity
         assert identity is not None, "the start recorded whose directory it is"
         self.position = PositionRecorder(self.replicas.store, self._metadata, self.bookie, identity.boots)
@@ -301,7 +304,56 @@ class BookieServer:
             read_only=self._retired or self._cookie.state.read_only or bool(health.full or health.error),
             level_max=NEWEST_LEVEL,
             version=__version__,
+            key_epochs=self._held_epochs(),
+            key_epoch=self._sessions[0],
+            old_sessions=self._sessions[1],
         )
+
+    def _held_epochs(self) -> tuple[int, ...]:
+        keys = self._metadata.keys
+        return (0,) if keys is None else tuple(sorted(keys.held))
+
+    def _follow_secrets(self) -> None:
+        """Keep what the cluster says of its secrets, and register which of them are here; any thread may call it."""
+        self.post(self._count_sessions)
+        self.post(partial(self._note_about, self._metadata.about))
+        self._keeper_wakes.set()
+
+    def _count_sessions(self) -> list[BookieEffect]:
+        """Count the sessions of an old secret; the keeper registers how many there are."""
+        keys = self._metadata.keys
+        if keys is not None:
+            counted = keys.current, self.server.old_sessions()
+            if counted != self._sessions:
+                self._sessions = counted
+                self._keeper_wakes.set()
+        return []
+
+    def _note_about(self, about: bytes) -> list[BookieEffect]:
+        """Keep the cluster's own metadata value; if that fails, the next start keeps it."""
+        try:
+            self.replicas.note_about(about)
+        except StorageError as error:
+            logger.warning("bookie %s: the cluster's own metadata cannot be kept now: %s", self.bookie, error)
+        return []
+
+    def _look_at_secrets(self, registered: RegisteredBookie, *, again: bool) -> None:
+        """Register what changed with the cluster's secrets, and look for one that is missing here.
+
+        Args:
+            registered: The registration.
+            again: Look for a missing one, such as in the file that may have it by now.
+        """
+        keys = self._metadata.keys
+        if keys is None:
+            return
+        if again and self._metadata.secret_epochs.newest not in keys.held:
+            self._metadata.refresh_keys()
+        if len(self._metadata.secret_epochs.proofs) > 1:
+            self.post(self._count_sessions)
+        written = registered.written
+        if (written.key_epochs, written.key_epoch, written.old_sessions) != (self._held_epochs(), *self._sessions):
+            self._register(registered)
 
     def retire(self) -> None:
         """Become read-only, and register that: refuse writers' entries, and serve reads and re-replication still.
@@ -648,7 +700,7 @@ class BookieServer:
             return False
         state = self.replicas.state(proof.ledger_id)
         known = None if state is None else state.header
-        if described.ledger_id != proof.ledger_id or (known is not None and known.encoded != proof.description):
+        if described.ledger_id != proof.ledger_id or (known is not None and not known.is_of(proof.description)):
             return False
         if isinstance(proof, AuthorizeMember):
             return self._admit_member(session_id, proof)
@@ -680,10 +732,12 @@ class BookieServer:
                 self._keeper_wakes.wait(max(0.0, look_at - time.monotonic()))
             self._keeper_wakes.clear()
             now = time.monotonic()
-            if now < look_at:
-                continue
-            look_at = now + LOOK_SECONDS
+            due = now >= look_at
             try:
+                self._look_at_secrets(registered, again=due)
+                if not due:
+                    continue
+                look_at = now + LOOK_SECONDS
                 self._look_at_age()
                 if self._register(registered, small=now >= register_at):
                     register_at = now + REGISTER_SECONDS
@@ -820,6 +874,7 @@ class BookieServer:
             self._ended = True
             with ExitStack() as closing:  # each step is done, whichever of those before it fails
                 closing.callback(self._cookie.close)
+                closing.callback(self._secrets_watch.cancel)
                 closing.callback(self.position.record)
                 closing.callback(self.replicas.close)
                 closing.callback(self._keeper.join)

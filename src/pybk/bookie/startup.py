@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
-    from pybk.transport.cluster_keys import ClusterKeys
+    from pybk.transport.cluster_keys import HeldKeys
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def open_replicas(
 def validate_cookie(
     replicas: Replicas,
     metadata: ClusterMetadata,
-    keys: ClusterKeys | None,
+    keys: HeldKeys | None,
     bookie_id: str | None,
     *,
     moved: bool,
@@ -149,7 +149,7 @@ def _recorded_instance(replicas: Replicas, metadata: ClusterMetadata, bookie_id:
     return recorded.bookie.instance
 
 
-def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: ClusterKeys | None) -> None:
+def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: HeldKeys | None) -> None:
     """Check that no other process serves as this bookie, from a directory that this one is a copy of.
 
     Raises:

@@ -5,6 +5,11 @@ level SEALS. A value of format 2 is ``format u8 | kind u8 | MAC size u8 | reserv
 | payload``. The token is random and new for each change, so a writer recognises its own value. The MAC is HMAC-SHA256
 with the cluster's metadata key over the header, the key of the value in the store and the payload; a cluster without a
 secret has no MACs. The key epoch names the secret.
+
+A value of format 3 was *resealed*: another MAC was made for a value that did not change, by the key of a later epoch.
+Its header has ``since (16)`` after the token: the version that the key had when it got this payload, so that all
+versions from there on have the same payload and token. Whoever expects one of them in a compare-and-set has read
+what the key has, and goes on from the version that it has now (``AuthenticatedValues.change``).
 """
 
 from __future__ import annotations
@@ -13,10 +18,12 @@ import hashlib
 import hmac
 import json
 import secrets
+import time
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from struct import Struct
 from typing import Any, Final, TypeVar
 
@@ -30,20 +37,28 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.metadata.cas import settle
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node
 
 VALUE_FORMAT_BASE: Final = 1
 VALUE_FORMAT: Final = 2
-KEY_EPOCH: Final = 0
-"""The epoch of a cluster's first secret, the only one so far; a value of another epoch is refused."""
+VALUE_FORMAT_RESEALED: Final = 3
+LOOK_SECONDS: Final = 10.0
+"""How old what a process knows of the cluster's secrets may be when it writes."""
 
 TOKEN_BYTES: Final = 16
 MAC_BYTES: Final = 32
 
 _HEADER_BASE: Final = Struct(f">BBB{TOKEN_BYTES}s")
 _HEADER: Final = Struct(f">BBBBI{TOKEN_BYTES}s")
+_HEADER_RESEALED: Final = Struct(f">BBBBI{TOKEN_BYTES}s16s")
+_HEADERS: Final = {VALUE_FORMAT_BASE: _HEADER_BASE, VALUE_FORMAT: _HEADER, VALUE_FORMAT_RESEALED: _HEADER_RESEALED}
 _SIZE: Final = Struct(">I")
-_LABELS: Final = {VALUE_FORMAT_BASE: b"pybk metadata value 1\0", VALUE_FORMAT: b"pybk metadata value 2\0"}
+_LABELS: Final = {
+    VALUE_FORMAT_BASE: b"pybk metadata value 1\0",
+    VALUE_FORMAT: b"pybk metadata value 2\0",
+    VALUE_FORMAT_RESEALED: b"pybk metadata value 3\0",
+}
 
 T = TypeVar("T")
 
@@ -85,6 +100,18 @@ def token_of(value: bytes) -> bytes:
     return value[end - TOKEN_BYTES : end]
 
 
+def epoch_of(value: bytes) -> int:
+    """Return the key epoch that a value names; 0 for one that names none. Nothing is verified."""
+    return 0 if value[0] == VALUE_FORMAT_BASE else int.from_bytes(value[4:8], "big")
+
+
+def unchanged_since(value: bytes, version: int) -> int:
+    """Return the first version of a key with the payload and the token that it has at ``version``."""
+    if value[0] != VALUE_FORMAT_RESEALED:
+        return version
+    return int.from_bytes(value[_HEADER.size : _HEADER_RESEALED.size], "big")
+
+
 def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
     """Return the MAC of a label and parts, each prefixed with its size, so that no two lists have the same input."""
     mac = hmac.new(key, label, hashlib.sha256)
@@ -94,7 +121,13 @@ def mac_of(key: bytes, label: bytes, *parts: bytes) -> bytes:
 
 
 def encode_authenticated(
-    kind: ValueKind, key: str, token: bytes, payload: bytes, mac_key: bytes | None, level: FeatureLevel
+    kind: ValueKind,
+    key: str,
+    token: bytes,
+    payload: bytes,
+    keys: MetadataKeys | None,
+    level: FeatureLevel,
+    since: int | None = None,
 ) -> bytes:
     """Return the bytes of a value.
 
@@ -103,55 +136,60 @@ def encode_authenticated(
         key: Its key in the store.
         token: The writer's token.
         payload: Its payload.
-        mac_key: The cluster's metadata key, None for a cluster without a secret.
+        keys: The cluster's metadata keys, None for a cluster without a secret.
         level: The cluster's feature level, which decides the format.
+        since: For a value that is resealed: the version of the key that had this payload first.
     """
-    mac_bytes = 0 if mac_key is None else MAC_BYTES
-    if level < FeatureLevel.SEALS:
+    mac_bytes = 0 if keys is None else MAC_BYTES
+    epoch = 0 if keys is None else keys.current
+    if since is not None:
+        header = _HEADER_RESEALED.pack(
+            VALUE_FORMAT_RESEALED, kind, mac_bytes, 0, epoch, token, since.to_bytes(16, "big")
+        )
+    elif level < FeatureLevel.SEALS:
         header = _HEADER_BASE.pack(VALUE_FORMAT_BASE, kind, mac_bytes, token)
     else:
-        header = _HEADER.pack(VALUE_FORMAT, kind, mac_bytes, 0, KEY_EPOCH, token)
-    mac = b"" if mac_key is None else mac_of(mac_key, _LABELS[header[0]], header, key.encode(), payload)
+        header = _HEADER.pack(VALUE_FORMAT, kind, mac_bytes, 0, epoch, token)
+    mac = b"" if keys is None else mac_of(keys.key, _LABELS[header[0]], header, key.encode(), payload)
     return header + mac + payload
 
 
-def decode_authenticated(key: str, value: bytes, mac_key: bytes | None) -> tuple[ValueKind, bytes]:
+def decode_authenticated(key: str, value: bytes, keys: MetadataKeys | None) -> tuple[ValueKind, bytes]:
     """Check a value, and return its kind and payload. MACs are compared in constant time.
 
     Raises:
-        UnsupportedFormatError: The value has a newer format, or another key epoch.
+        UnsupportedFormatError: The value has a newer format.
         CorruptError: It is not a value of a cluster.
-        MetadataForgedError: Its MAC was not made with the cluster's secret.
+        MetadataForgedError: Its MAC was not made with a valid secret of the cluster.
     """
-    if not value or len(value) < (_HEADER_BASE if value[0] == VALUE_FORMAT_BASE else _HEADER).size:
+    if not value or len(value) < _HEADERS.get(value[0], _HEADER).size:
         raise CorruptError(f"metadata key {key!r}: {len(value)} bytes are not a value of pybk; restore it or remove it")
     number, kind, mac_size = value[0], value[1], value[2]
     if number not in _LABELS:
         raise UnsupportedFormatError(
-            f"metadata key {key!r}: format {number}; this pybk reads formats up to {VALUE_FORMAT}: install a newer pybk"
+            f"metadata key {key!r}: format {number}; this pybk reads formats up to {VALUE_FORMAT_RESEALED}: install a "
+            "newer pybk"
         )
-    header = value[: (_HEADER_BASE if number == VALUE_FORMAT_BASE else _HEADER).size]
-    if number != VALUE_FORMAT_BASE:
-        _, _, _, reserved, key_epoch, _ = _HEADER.unpack(header)
-        if reserved or key_epoch != KEY_EPOCH:
-            raise UnsupportedFormatError(
-                f"metadata key {key!r}: reserved byte {reserved}, key epoch {key_epoch}; this pybk knows 0 and "
-                f"{KEY_EPOCH}: install a newer pybk"
-            )
+    header = value[: _HEADERS[number].size]
+    if number != VALUE_FORMAT_BASE and value[3]:
+        raise UnsupportedFormatError(
+            f"metadata key {key!r}: reserved byte {value[3]}; this pybk knows 0: install a newer pybk"
+        )
     at = len(header) + mac_size
     if mac_size not in (0, MAC_BYTES) or len(value) < at or kind not in ValueKind.__members__.values():
         raise CorruptError(
             f"metadata key {key!r}: kind {kind} with a MAC of {mac_size} bytes is not a value of pybk; restore it or "
             "remove it"
         )
-    if (mac_key is None) != (mac_size == 0):
+    if (keys is None) != (mac_size == 0):
         raise MetadataForgedError(
             f"metadata key {key!r} was written without a cluster secret, but one is given here: give none, or remove it"
             if mac_size == 0
             else f"metadata key {key!r} was written with a cluster secret, but none is given here: give it"
         )
     payload = value[at:]
-    if mac_key is not None:
+    if keys is not None:
+        mac_key = _accepted_key(key, epoch_of(value), keys)
         mac = mac_of(mac_key, _LABELS[number], header, key.encode(), payload)
         if not hmac.compare_digest(mac, value[len(header) : at]):
             raise MetadataForgedError(
@@ -161,28 +199,74 @@ def decode_authenticated(key: str, value: bytes, mac_key: bytes | None) -> tuple
     return ValueKind(kind), payload
 
 
+class UnknownEpochError(MetadataForgedError):
+    """A value names a key epoch that this process does not know; it may know it once it has looked again."""
+
+
+def _accepted_key(key: str, epoch: int, keys: MetadataKeys) -> bytes:
+    """Return the metadata key of an epoch, if values of that epoch are accepted."""
+    mac_key = keys.by_epoch.get(epoch)
+    if mac_key is not None:
+        return mac_key
+    if epoch in keys.earlier:
+        raise MetadataForgedError(
+            f"metadata key {key!r} was written with secret {epoch} of the cluster, which was retired: nothing should "
+            "have; check who still has it, and which users may write to the metadata store"
+        )
+    raise UnknownEpochError(
+        f"metadata key {key!r} was written with secret {epoch} of the cluster, which is not given here: give it, too; "
+        "if the cluster has no such secret, restore the key"
+    )
+
+
 class AuthenticatedValues:
     """Authenticated values in a metadata store; the base of the classes that ``ClusterMetadata`` consists of.
 
     Args:
         store: The store.
-        mac_key: The cluster's metadata key, None without a cluster secret.
+        keys: The cluster's metadata keys, None without a cluster secret.
 
     Attributes:
         feature_level: The level whose formats are written; it follows the cluster's.
+        keys: The metadata keys, which follow the cluster's; None without a secret.
     """
 
     feature_level: FeatureLevel
 
-    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
-        if mac_key is not None and len(mac_key) < MAC_BYTES:
-            raise UsageError(f"the metadata key has {len(mac_key)} bytes; it takes at least {MAC_BYTES}")
+    def __init__(self, store: MetadataStore, keys: MetadataKeys | None) -> None:
+        if keys is not None and len(keys.key) < MAC_BYTES:
+            raise UsageError(f"the metadata key has {len(keys.key)} bytes; it takes at least {MAC_BYTES}")
         self._store = store
-        self._mac_key = mac_key
+        self.keys = keys
+        self._looked = time.monotonic()
+
+    def refresh_keys(self) -> None:
+        """Look at the cluster's secrets again, and adopt what has changed. A cluster overrides this."""
+        self._looked = time.monotonic()
+
+    def encoded(self, kind: ValueKind, key: str, token: bytes, payload: bytes) -> bytes:
+        """Return the bytes of a value that is about to be written.
+
+        Raises:
+            MetadataForgedError: The cluster uses a secret that was not given to this process.
+            MetadataUnreachableError: Which secret is in use was unknown, and cannot be read; nothing is written.
+        """
+        # A process that was suspended must not write with a secret that was retired since: nobody could read that.
+        if self.keys is not None and time.monotonic() - self._looked > LOOK_SECONDS:
+            self.refresh_keys()
+        return encode_authenticated(kind, key, token, payload, self.keys, self.feature_level)
+
+    def decoded(self, key: str, value: bytes) -> tuple[ValueKind, bytes]:
+        """Check a value as ``decode_authenticated`` does; a new epoch of the cluster's secret may be met here first."""
+        try:
+            return decode_authenticated(key, value, self.keys)
+        except UnknownEpochError:
+            self.refresh_keys()
+            return decode_authenticated(key, value, self.keys)
 
     def _payload_of(self, kind: ValueKind, key: str, value: bytes) -> bytes:
         """Return the payload of a value; raises CorruptError if it is of another kind."""
-        found, payload = decode_authenticated(key, value, self._mac_key)
+        found, payload = self.decoded(key, value)
         if found is not kind:
             raise CorruptError(f"metadata key {key!r}: kind {found.name} where {kind.name} belongs; restore it")
         return payload
@@ -190,8 +274,47 @@ class AuthenticatedValues:
     def create_value(self, kind: ValueKind, key: str, payload: bytes, *, leased: bool = False) -> int:
         """Create a key, once even if answers are lost; returns its version."""
         token = new_token()
-        value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
+        value = self.encoded(kind, key, token, payload)
         return settle(self._store, key, lambda: self._store.create(key, value, leased=leased), _wrote(token))
+
+    def change(
+        self, key: str, version: int, change: Callable[[int], int], mine: Callable[[Node | None], bool], *, at: str = ""
+    ) -> int:
+        """Make a change of a key that has ``version``, once even if answers are lost.
+
+        If the key was only resealed since, so that it still has what it had at that version, the change is made at the
+        version that it has now.
+
+        Args:
+            key: The key.
+            version: The version that the caller has read.
+            change: Makes the change at a version; returns the new version.
+            mine: Returns whether a value shows that the change took effect.
+            at: The key that ``mine`` judges; ``key`` by default.
+
+        Raises:
+            MetadataVersionError: The key has another value, or none.
+        """
+        while True:
+            try:
+                return settle(self._store, at or key, partial(change, version), mine)
+            except MetadataVersionError:
+                node = self._store.get(key, latest=True) if self._resealed else None
+                if node is None or not self.is_unchanged(key, node, version) or node.version == version:
+                    raise
+                version = node.version
+
+    @property
+    def _resealed(self) -> bool:
+        """Whether values of the cluster may have been resealed, because it had several secrets."""
+        return self.keys is not None and (self.keys.current > 0 or len(self.keys.by_epoch) > 1)
+
+    def is_unchanged(self, key: str, node: Node, version: int) -> bool:
+        """Return whether a key still has what it had at a version, though it may have been resealed since."""
+        if node.version == version:
+            return True
+        self.decoded(key, node.value)  # else anybody could say so
+        return unchanged_since(node.value, node.version) <= version < node.version
 
     def _put(
         self,
@@ -205,8 +328,10 @@ class AuthenticatedValues:
     ) -> int:
         """Replace a key's value, once even if answers are lost; returns its version. None draws a token."""
         token = token or new_token()
-        value = encode_authenticated(kind, key, token, payload, self._mac_key, self.feature_level)
-        return settle(self._store, key, lambda: self._store.put(key, value, version, reused=reused), _wrote(token))
+        value = self.encoded(kind, key, token, payload)
+        return self.change(
+            key, version, lambda current: self._store.put(key, value, current, reused=reused), _wrote(token)
+        )
 
     def read_document(self, kind: ValueKind, key: str) -> dict[str, Any] | None:
         """Return a value that is a JSON object; None if there is none.
@@ -242,22 +367,22 @@ class AuthenticatedValues:
     def _rename(self, kind: ValueKind, key: str, target: str, payload: bytes, version: int) -> None:
         """Remove a key and create another one as one change, once even if answers are lost."""
         token = new_token()
-        value = encode_authenticated(kind, target, token, payload, self._mac_key, self.feature_level)
+        value = self.encoded(kind, target, token, payload)
 
-        def change() -> int:
-            self._store.rename(key, target, value, version)
+        def change(current: int) -> int:
+            self._store.rename(key, target, value, current)
             return 0
 
-        settle(self._store, target, change, _wrote(token))
+        self.change(key, version, change, _wrote(token), at=target)
 
     def _delete(self, key: str, version: int, *, reused: bool = False) -> None:
         """Remove a key; if an answer was lost and the key is gone, it counts as removed."""
 
-        def change() -> int:
-            self._store.delete(key, version, reused=reused)
+        def change(current: int) -> int:
+            self._store.delete(key, current, reused=reused)
             return 0
 
-        settle(self._store, key, change, lambda node: node is None)
+        self.change(key, version, change, lambda node: node is None)
 
 
 def _wrote(token: bytes) -> Callable[[Node | None], bool]:

@@ -11,12 +11,13 @@ from pybk.errors import CorruptError, PybkError
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.metadata import durable_positions, epochs
 from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, from_base64
-from pybk.metadata.cluster import CLUSTER_KEY, ClusterIdentity, check_cluster_value
+from pybk.metadata.cluster import CLUSTER_KEY, ClusterIdentity, KeyFor, check_cluster_value
 from pybk.metadata.deletions import DELETION_HEAD_KEY, DELETION_POSITIONS_KEY, DELETIONS_KEY
 from pybk.metadata.durable_positions import POSITIONS_KEY
 from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.export import NOT_EXPORTED
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.registration import COOKIES_KEY
 from pybk.metadata.reports import MetadataCheckReport, MetadataProblem
@@ -45,8 +46,8 @@ _KINDS: Final = {
 def check_values(
     values: Iterable[tuple[str, bytes]],
     identity: ClusterIdentity,
-    mac_key: bytes | None,
-    key_for: Callable[[ClusterIdentity], bytes] | None,
+    keys: MetadataKeys | None,
+    key_for: KeyFor | None,
     progress: Callable[[int, int], None],
 ) -> MetadataCheckReport:
     """Check the values of a cluster.
@@ -54,11 +55,11 @@ def check_values(
     Args:
         values: All keys and values.
         identity: The cluster's, from its value.
-        mac_key: The cluster's metadata key, None without a secret.
+        keys: The cluster's metadata keys, None without a secret.
         key_for: As for ``ClusterMetadata``.
         progress: Called with the values that were checked, twice.
     """
-    check = _Check(identity, mac_key, key_for)
+    check = _Check(identity, keys, key_for)
     for number, (key, value) in enumerate(values, start=1):
         check.take(key, value)
         if number % 1000 == 0:
@@ -72,11 +73,11 @@ class _Check:
     def __init__(
         self,
         identity: ClusterIdentity,
-        mac_key: bytes | None,
-        key_for: Callable[[ClusterIdentity], bytes] | None,
+        keys: MetadataKeys | None,
+        key_for: KeyFor | None,
     ) -> None:
         self._identity = identity
-        self._mac_key = mac_key
+        self._keys = keys
         self._key_for = key_for
         self._counts: Counter[str] = Counter()
         self._problems: list[MetadataProblem] = []
@@ -112,7 +113,7 @@ class _Check:
             if key == CLUSTER_KEY:
                 check_cluster_value(value, self._key_for)
                 return
-            kind, payload = decode_authenticated(key, value, self._mac_key)
+            kind, payload = decode_authenticated(key, value, self._keys)
             if kind not in _KINDS[first]:
                 raise CorruptError(f"metadata key {key!r}: kind {kind.name} does not belong there; restore it")
             if kind in self._by_kind:

@@ -5,26 +5,27 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
 from pybk import keys
 from pybk.errors import (
     CorruptError,
+    IllegalOperationError,
     MetadataError,
     MetadataExistsError,
     MetadataForgedError,
     MetadataVersionError,
     PybkError,
     UnsupportedFormatError,
+    UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.keys import SALT_BYTES_MIN, SCRYPT_COST_MAX
 from pybk.metadata.auditor_records import AuditorRecords
 from pybk.metadata.authenticated_values import (
-    KEY_EPOCH,
     MAC_BYTES,
     TOKEN_BYTES,
     VALUE_FORMAT_BASE,
@@ -43,11 +44,13 @@ from pybk.metadata.deletions import Deletions
 from pybk.metadata.durable_positions import DurablePositions
 from pybk.metadata.epochs import MetadataEpochs
 from pybk.metadata.locks import Locks
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.orphan_records import OrphanRecords
 from pybk.metadata.pointers import Pointers
 from pybk.metadata.scrub_records import ScrubRecords
+from pybk.metadata.secret_epochs import SecretEpochs
 from pybk.metadata.settings import Settings
-from pybk.metadata.store import MetadataStore, Node
+from pybk.metadata.store import MetadataStore, Node, Watch
 from pybk.metadata.underreplication import UnderReplication
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ CLUSTER_ID_BYTES: Final = 16
 
 _LABEL_BASE: Final = b"pybk cluster 1\0"
 _LABEL: Final = b"pybk cluster 2\0"
+_LABEL_ROTATED: Final = b"pybk cluster 3\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,26 @@ class ClusterIdentity:
     cost: int
 
 
+KeyFor = Callable[[ClusterIdentity], Sequence[bytes]]
+"""Derives the metadata keys, 32 bytes each, from the cluster secrets that this process was given, in any order."""
+
+
 class _Stored(NamedTuple):
-    """The decoded value of the key ``cluster``: identity and feature level, and the value's version and payload."""
+    """The decoded value of the key ``cluster``.
+
+    Attributes:
+        identity: The cluster's identity.
+        level: Its feature level.
+        epochs: What it says of secrets.
+        keys: The metadata keys that are known here; None without a secret.
+        version: The value's version.
+        payload: Its payload.
+    """
 
     identity: ClusterIdentity
     level: FeatureLevel
+    epochs: SecretEpochs
+    keys: MetadataKeys | None
     version: int
     payload: bytes
 
@@ -119,20 +138,24 @@ class ClusterMetadata(
 
     Args:
         store: The store; ``close`` closes it.
-        key_for: Derives the metadata key, 32 bytes, from the cluster secret; None without a secret.
+        key_for: Derives the metadata keys from the cluster's secrets; None without a secret. It is called again when
+            the cluster's secrets change, and may return others then.
         cost: The scrypt cost of a cluster that does not exist yet.
         create: Create the cluster if there is none.
         level: The feature level of a cluster that does not exist yet.
         mending: Open the store even if it is outdated, to restore or rebuild its contents.
+        on_keys: Called with the metadata keys before they are used, at first and after each change; in any thread, and
+            while locks are held. It must neither use the metadata nor wait.
 
     Attributes:
         identity: The cluster's id, scrypt salt and cost.
         feature_level: The level whose formats the cluster's members write. It is watched, so it rises when a member
             raises it.
         about: The payload of the key ``cluster``, of which each bookie keeps a copy.
+        secret_epochs: What it says of the cluster's secrets.
 
     Raises:
-        MetadataForgedError: The secret is not that of the cluster, or one side has a secret and the other none.
+        MetadataForgedError: No secret is the one that the cluster uses, or one side has a secret and the other none.
         MetadataUnreachableError: The store did not answer.
         UnsupportedFormatError: The cluster has a feature level that this version of pybk does not know.
         CorruptError: The value of the key ``cluster`` cannot be decoded.
@@ -144,11 +167,12 @@ class ClusterMetadata(
         self,
         store: MetadataStore,
         *,
-        key_for: Callable[[ClusterIdentity], bytes] | None = None,
+        key_for: KeyFor | None = None,
         cost: int | None = None,
         create: bool = True,
         level: FeatureLevel = NEWEST_LEVEL,
         mending: bool = False,
+        on_keys: Callable[[MetadataKeys], None] | None = None,
     ) -> None:
         self._key_for = key_for
         stored = _open_cluster(store, key_for, (cost or keys.SCRYPT_COST, level) if create else None)
@@ -156,26 +180,201 @@ class ClusterMetadata(
         self.cluster_id = self.identity.cluster_id
         self.about = stored.payload
         self.feature_level = stored.level
+        self.secret_epochs = stored.epochs
+        self._on_keys = on_keys
         self._registrations = {}
-        super().__init__(store, None if key_for is None else key_for(self.identity))
+        super().__init__(store, stored.keys)
+        if stored.keys is not None and on_keys is not None:
+            on_keys(stored.keys)
         if not mending:
             self.check_not_outdated()
         self._watch = None
-        if stored.level < NEWEST_LEVEL:
+        if stored.level < NEWEST_LEVEL or key_for is not None:
             self._watch = store.watch(CLUSTER_KEY, self._look_again)
 
     def _look_again(self) -> None:
-        """Adopt the feature level if it was raised; the store calls this after a change of the key ``cluster``."""
+        """Adopt the feature level and the secrets if they changed; the store calls this after a change of the key."""
+        current = None if self.keys is None else self.keys.current
         try:
-            stored = _read_cluster(self._store, self._key_for)
+            self.refresh_keys()
         except PybkError as error:
-            logger.warning(
-                "the feature level of the cluster cannot be read now, so %r stays: %s", self.feature_level, error
+            logger.warning("the cluster's own metadata cannot be used now, so what was known stays: %s", error)
+            return
+        if self.keys is not None and self.keys.current != current:
+            self.rewrite_locks()
+
+    def refresh_keys(self) -> None:
+        """Read the key ``cluster`` again, and adopt the feature level and the secrets if they changed.
+
+        The secrets of this process are read again, too, so that one that was added to its file is found.
+
+        Raises:
+            MetadataForgedError: The cluster uses a secret that was not given to this process; what was known stays.
+            MetadataUnreachableError, CorruptError, UnsupportedFormatError: It cannot be read; what was known stays.
+        """
+        stored = _read_cluster(self._store, self._key_for)
+        if stored is None:
+            return
+        super().refresh_keys()
+        if _order_of(stored.epochs) < _order_of(self.secret_epochs):
+            logger.error(
+                "metadata key %r was put back to a state before the cluster's secret changed, and is not followed; "
+                "check which users may write to the metadata store",
+                CLUSTER_KEY,
             )
             return
-        if stored is not None and stored.level > self.feature_level:
+        if stored.level > self.feature_level:
             logger.info("the cluster's feature level was raised to %d (%s)", stored.level, stored.level.name)
-            self.about, self.feature_level = stored.payload, stored.level
+            self.feature_level = stored.level
+        self.about, self.secret_epochs = stored.payload, stored.epochs
+        keys = stored.keys
+        if keys is None or self.keys is None or keys.epochs == self.keys.epochs:
+            return
+        logger.info(
+            "the cluster uses secret %d; valid are %s, and this process has %s",
+            *(keys.current, sorted(keys.by_epoch.keys() | keys.unknown), sorted(keys.held)),
+        )
+        if self._on_keys is not None:
+            self._on_keys(keys)
+        self.keys = keys
+
+    def watch_secrets(self, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after the cluster's secrets may have changed, and were adopted.
+
+        It runs as callbacks of ``MetadataStore.watch`` do.
+        """
+
+        def changed() -> None:
+            self._look_again()
+            callback()
+
+        return self._store.watch(CLUSTER_KEY, changed)
+
+    # ---- secrets -------------------------------------------------------------------------------------------------
+
+    def add_secret(self) -> SecretEpochs:
+        """Make the secret that was given beside the current one the next epoch: its values are accepted from now on.
+
+        Repeating it does nothing.
+
+        Returns:
+            What the cluster has now.
+
+        Raises:
+            UsageError: This process was given no new secret, or not the current one.
+            IllegalOperationError: The cluster has no secret, has two already, or its feature level is below HEALING.
+
+        Durability: Durable on return; members adopt it within moments.
+        """
+
+        def added(stored: _Stored, given: Sequence[bytes]) -> SecretEpochs:
+            keys = stored.keys
+            assert keys is not None
+            known = set(keys.by_epoch.values()) | set(keys.earlier.values())
+            new = [key for key in given if key not in known]
+            epochs = stored.epochs
+            if not new and len(epochs.proofs) > 1 and epochs.newest in keys.held:
+                return epochs
+            if not new:
+                raise UsageError(
+                    "a secret is added by a process that has both: give the cluster's secret and the new one, which "
+                    "was never its secret before"
+                )
+            if len(epochs.proofs) > 1:
+                raise IllegalOperationError(
+                    f"the cluster has two secrets already, {min(epochs.proofs)} and {epochs.newest}, and none of them "
+                    "is the new one: end that rotation first (switch, reseal, retire)"
+                )
+            if stored.level < FeatureLevel.HEALING:
+                raise IllegalOperationError(
+                    f"the cluster's feature level is {stored.level} ({stored.level.name}), at which members know one "
+                    "secret only: upgrade them, and raise it with `pybk upgrade URL --finalize`"
+                )
+            return epochs.added(stored.identity.cluster_id, keys, new[0])
+
+        return self._change_epochs(added)
+
+    def switch_secret(self) -> SecretEpochs:
+        """Make the newest secret the current one, with which values are written and sessions begin from now on.
+
+        Whether all members have it is for the caller to check. Repeating it does nothing.
+
+        Returns:
+            What the cluster has now.
+
+        Raises:
+            IllegalOperationError: No secret was added.
+            UsageError: This process was not given the newest secret.
+
+        Durability: Durable on return; members adopt it within moments.
+        """
+
+        def switched(stored: _Stored, given: Sequence[bytes]) -> SecretEpochs:
+            assert stored.keys is not None
+            if stored.epochs.newest == 0:
+                raise IllegalOperationError("the cluster has one secret only: add another one first")
+            if stored.epochs.newest not in stored.keys.held:
+                raise UsageError(
+                    f"secret {stored.epochs.newest} of the cluster is not given here: give both secrets to switch"
+                )
+            return stored.epochs.switched()
+
+        return self._change_epochs(switched)
+
+    def retire_secret(self) -> SecretEpochs:
+        """Refuse the secret before the current one from now on.
+
+        Whether anything still needs it is for the caller to check. Repeating it does nothing.
+
+        Returns:
+            What the cluster has now.
+
+        Raises:
+            IllegalOperationError: The cluster still uses the old secret, or has had one only.
+
+        Durability: Durable on return; members adopt it within moments.
+        """
+
+        def retired(stored: _Stored, given: Sequence[bytes]) -> SecretEpochs:
+            assert stored.keys is not None
+            epochs = stored.epochs
+            if epochs.current == 0 or epochs.current != epochs.newest:
+                raise IllegalOperationError(
+                    f"the cluster uses secret {epochs.current}, and there is none before it to retire: add another "
+                    "one and switch to it first"
+                )
+            if len(epochs.proofs) == 1:
+                return epochs
+            return epochs.without_old(stored.identity.cluster_id, stored.keys)
+
+        return self._change_epochs(retired)
+
+    def _change_epochs(self, change: Callable[[_Stored, Sequence[bytes]], SecretEpochs]) -> SecretEpochs:
+        """Change what the key ``cluster`` says of secrets by compare-and-set; writes nothing if nothing changes."""
+        if self._key_for is None:
+            raise IllegalOperationError("the cluster has no secret; it gets one when it is created, or never")
+        while True:
+            stored = self._read()
+            given = tuple(self._key_for(stored.identity))
+            epochs = change(stored, given)
+            if epochs == stored.epochs:
+                return epochs
+            assert stored.keys is not None
+            known = {**stored.keys.earlier, **stored.keys.by_epoch}
+            for epoch in epochs.proofs.keys() - known.keys():  # the one that was just added
+                known[epoch] = _added_key(epochs, stored, given)
+            with suppress(MetadataVersionError):  # another process has changed the value: read it again
+                self._write_cluster(stored, stored.level, epochs, MetadataKeys(epochs.current, known))
+                return epochs
+
+    def _read(self) -> _Stored:
+        """Read the key ``cluster``, which is there."""
+        stored = _read_cluster(self._store, self._key_for)
+        if stored is None:
+            raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed; nothing removes it: restore it")
+        return stored
+
+    # ---- feature level -------------------------------------------------------------------------------------------
 
     def upgrade(self, *, finalize: bool) -> Upgrade:
         """Raise the cluster's feature level to the newest, or return what prevents that.
@@ -189,9 +388,7 @@ class ClusterMetadata(
         Durability: A raised level is durable on return; running members adopt it within moments.
         """
         while True:
-            stored = _read_cluster(self._store, self._key_for)
-            if stored is None:
-                raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r} was removed; nothing removes it: restore it")
+            stored = self._read()
             there = {found.bookie.bookie_id: found for found in self.list_bookies()}
             hindrances = tuple(
                 f"bookie {name} runs pybk {found.version or 'before 0.2'}, which knows feature levels up to "
@@ -203,13 +400,15 @@ class ClusterMetadata(
             if not finalize or hindrances or stored.level == NEWEST_LEVEL:
                 return Upgrade(stored.level, NEWEST_LEVEL, hindrances, absent)
             with suppress(MetadataVersionError):  # another process has changed the value: read it again
-                self._raise_level(stored)
+                self._write_cluster(stored, NEWEST_LEVEL, stored.epochs, stored.keys)
                 return Upgrade(NEWEST_LEVEL, NEWEST_LEVEL, (), absent)
 
-    def _raise_level(self, stored: _Stored) -> None:
-        """Write the newest level over ``stored``; raises MetadataVersionError if the value has changed since."""
+    def _write_cluster(
+        self, stored: _Stored, level: FeatureLevel, epochs: SecretEpochs, keys: MetadataKeys | None
+    ) -> None:
+        """Write the key ``cluster`` over ``stored``; raises MetadataVersionError if the value has changed since."""
         token = secrets.token_bytes(TOKEN_BYTES)
-        value = _cluster_value(stored.identity, token, self._key_for, NEWEST_LEVEL)
+        value = _cluster_value(stored.identity, token, keys, level, epochs)
         settle(
             self._store,
             CLUSTER_KEY,
@@ -234,9 +433,21 @@ class ClusterMetadata(
         self.close()
 
 
-def _open_cluster(
-    store: MetadataStore, key_for: Callable[[ClusterIdentity], bytes] | None, new: tuple[int, FeatureLevel] | None
-) -> _Stored:
+def _order_of(epochs: SecretEpochs) -> tuple[int, int, int]:
+    """Return what grows with each step of a rotation."""
+    return epochs.newest, epochs.current, min(epochs.proofs)
+
+
+def _added_key(epochs: SecretEpochs, stored: _Stored, given: Sequence[bytes]) -> bytes:
+    """Return the metadata key of the newest epoch, which was just added: it opens the key before it."""
+    for key in given:
+        with suppress(ValueError):
+            if epochs.unwrapped(stored.identity.cluster_id, epochs.newest, key):
+                return key
+    raise AssertionError("the key of the epoch that was just added is one of those that are given")
+
+
+def _open_cluster(store: MetadataStore, key_for: KeyFor | None, new: tuple[int, FeatureLevel] | None) -> _Stored:
     """Read the key ``cluster``, or create it with the scrypt cost and level of ``new``, unless that is None."""
     stored = _read_cluster(store, key_for)
     if stored is not None:
@@ -246,7 +457,11 @@ def _open_cluster(
     cost, level = new
     token = secrets.token_bytes(TOKEN_BYTES)
     identity = ClusterIdentity(secrets.token_bytes(CLUSTER_ID_BYTES), secrets.token_bytes(32), cost)
-    value = _cluster_value(identity, token, key_for, level)
+    given = () if key_for is None else tuple(key_for(identity))
+    if len(given) > 1:
+        raise UsageError("a cluster is created with one secret: give that one only, and add another one later")
+    keys = MetadataKeys.first(given[0]) if given else None
+    value = _cluster_value(identity, token, keys, level, SecretEpochs(proofs={0: b""}))
     with suppress(MetadataExistsError):  # another process was quicker
         settle(
             store,
@@ -260,44 +475,94 @@ def _open_cluster(
     return stored
 
 
-def _read_cluster(store: MetadataStore, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored | None:
+def _read_cluster(store: MetadataStore, key_for: KeyFor | None) -> _Stored | None:
     """Read and verify the key ``cluster``; None if there is no cluster."""
     node = store.get(CLUSTER_KEY, latest=True)
     return None if node is None else _check_cluster(node, key_for)
 
 
-def _check_cluster(node: Node, key_for: Callable[[ClusterIdentity], bytes] | None) -> _Stored:
-    # The MAC key is derived from the value's salt, so the value has no MAC. Its payload has a proof instead, which is
-    # verified once the key is derived.
+def _check_cluster(node: Node, key_for: KeyFor | None) -> _Stored:
+    # The MAC key is derived from the value's salt, so the value has no MAC. Its payload has proofs instead, which are
+    # verified once the keys are derived.
     where = f"metadata key {CLUSTER_KEY!r}"
     kind, payload = decode_authenticated(CLUSTER_KEY, node.value, None)
     if kind is not ValueKind.CLUSTER:
         raise CorruptError(f"{where}: kind {kind.name} where CLUSTER belongs; restore it")
     base = node.value[0] == VALUE_FORMAT_BASE
-    identity, level, proof = decode_json(payload, from_values_base if base else from_values, where=where)
+    identity, level, epochs = decode_json(payload, from_values_base if base else from_values, where=where)
     if level > NEWEST_LEVEL:
         raise UnsupportedFormatError(
             f"cluster {identity.cluster_id.hex()} has feature level {level}; this pybk knows levels up to "
             f"{NEWEST_LEVEL}: install the version of pybk that the cluster's other members run"
         )
-    if (key_for is None) != (proof == b""):
+    if (key_for is None) != epochs.without_secret:
         raise MetadataForgedError(
             f"cluster {identity.cluster_id.hex()} has no secret, but one is given here: give none"
-            if proof == b""
+            if key_for is not None
             else f"cluster {identity.cluster_id.hex()} has a secret, but none is given here: give it"
         )
     level = FeatureLevel(level)
-    if key_for is not None and not hmac.compare_digest(proof, proof_of(identity, key_for(identity), level)):
-        raise MetadataForgedError(
-            f"the cluster secret given here is not that of cluster {identity.cluster_id.hex()}; check which "
-            "cluster this metadata store is of"
+    keys = None if key_for is None else _keys_of(identity, level, epochs, tuple(key_for(identity)))
+    return _Stored(identity, level, epochs, keys, node.version, payload)
+
+
+def _keys_of(
+    identity: ClusterIdentity, level: FeatureLevel, epochs: SecretEpochs, given: Sequence[bytes]
+) -> MetadataKeys:
+    """Verify the proofs of a cluster's secrets, and return the metadata keys that those given here lead to.
+
+    Raises:
+        MetadataForgedError: None of the secrets is the one that the cluster uses, or a proof is forged.
+    """
+
+    def proves(epoch: int, key: bytes) -> bool:
+        proof = proof_of(identity, key, level, epoch, epochs.claim())
+        return hmac.compare_digest(epochs.proofs[epoch], proof)
+
+    held = {epoch: key for epoch in epochs.proofs for key in given if proves(epoch, key)}
+    if epochs.current not in held:
+        raise MetadataForgedError(_refusal(identity, epochs, given, held))
+    newest = max(held)
+    try:
+        known = {**epochs.unwrapped(identity.cluster_id, newest, held[newest]), **held}
+    except ValueError as error:
+        raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r}: {error}; restore it") from error
+    valid = {epoch: key for epoch, key in known.items() if epoch in epochs.proofs}
+    if not all(proves(epoch, key) for epoch, key in valid.items()):
+        raise MetadataForgedError(f"metadata key {CLUSTER_KEY!r}: the proof of a secret is wrong; restore it")
+    earlier = {epoch: key for epoch, key in known.items() if epoch not in valid}
+    return MetadataKeys(epochs.current, valid, earlier, frozenset(held), frozenset(epochs.proofs) - valid.keys())
+
+
+def _refusal(identity: ClusterIdentity, epochs: SecretEpochs, given: Sequence[bytes], held: dict[int, bytes]) -> str:
+    """Return why the secrets that are given here do not open a cluster."""
+    cluster = f"cluster {identity.cluster_id.hex()}"
+    if held:
+        (epoch,) = held
+        if epoch > epochs.current:
+            return (
+                f"{cluster} does not use secret {epoch}, which is given here, before it is switched to it: give secret "
+                f"{epochs.current}, too, until then"
+            )
+        return f"{cluster} uses secret {epochs.current} now, and secret {epoch} alone is given here: give the new one"
+    retired = epochs.retired_epoch(identity.cluster_id, given)
+    if retired is not None:
+        return (
+            f"the secret given here is secret {retired} of {cluster}, which was retired: give secret {epochs.current}"
         )
-    return _Stored(identity, level, node.version, payload)
+    return (
+        f"the cluster secret given here is not that of {cluster}; check which cluster this metadata store is of, and "
+        "whether it has another secret by now"
+    )
 
 
-def check_cluster_value(value: bytes, key_for: Callable[[ClusterIdentity], bytes] | None) -> ClusterIdentity:
-    """Return the identity in a value of the key ``cluster``; raises as ``ClusterMetadata`` for another secret."""
-    return _check_cluster(Node(value, 0), key_for).identity
+def check_cluster_value(value: bytes, key_for: KeyFor | None) -> tuple[ClusterIdentity, MetadataKeys | None]:
+    """Return the identity in a value of the key ``cluster``, and the metadata keys; None without a secret.
+
+    Raises as ``ClusterMetadata`` for another secret.
+    """
+    stored = _check_cluster(Node(value, 0), key_for)
+    return stored.identity, stored.keys
 
 
 def cluster_value_of(about: bytes) -> bytes:
@@ -307,23 +572,35 @@ def cluster_value_of(about: bytes) -> bytes:
     return encode_authenticated(ValueKind.CLUSTER, CLUSTER_KEY, secrets.token_bytes(TOKEN_BYTES), about, None, level)
 
 
+def age_of(about: bytes) -> tuple[int, ...]:
+    """Return what grows whenever the payload of the key ``cluster`` changes: its level, and the steps of rotations."""
+
+    def order(values: dict[str, Any]) -> tuple[int, ...]:
+        if "level" not in values:
+            return (0, 0, 0, 0)
+        return (int(values["level"]), *_order_of(SecretEpochs.of(values)))
+
+    return decode_json(about, order, where="a bookie's copy of the cluster's metadata")
+
+
 def _cluster_value(
-    identity: ClusterIdentity,
-    token: bytes,
-    key_for: Callable[[ClusterIdentity], bytes] | None,
-    level: FeatureLevel,
+    identity: ClusterIdentity, token: bytes, keys: MetadataKeys | None, level: FeatureLevel, epochs: SecretEpochs
 ) -> bytes:
-    proof = "" if key_for is None else to_base64(proof_of(identity, key_for(identity), level))
-    return encode_authenticated(ValueKind.CLUSTER, CLUSTER_KEY, token, encode(identity, level, proof), None, level)
+    """Return the value of the key ``cluster``, with new proofs."""
+    if keys is not None:
+        claim = epochs.claim()
+        proofs = {epoch: proof_of(identity, keys.by_epoch[epoch], level, epoch, claim) for epoch in epochs.proofs}
+        epochs = replace(epochs, proofs=proofs)
+    return encode_authenticated(ValueKind.CLUSTER, CLUSTER_KEY, token, encode(identity, level, epochs), None, level)
 
 
-def encode(identity: ClusterIdentity, level: FeatureLevel, proof: str) -> bytes:
+def encode(identity: ClusterIdentity, level: FeatureLevel, epochs: SecretEpochs) -> bytes:
     """Return the payload of the key ``cluster``.
 
     Args:
         identity: The cluster's identity.
         level: Its feature level.
-        proof: Base64 of the result of ``proof_of``, empty without a secret.
+        epochs: What it says of secrets, with the results of ``proof_of``.
     """
     values: dict[str, Any] = {
         "cluster_id": to_base64(identity.cluster_id),
@@ -331,31 +608,42 @@ def encode(identity: ClusterIdentity, level: FeatureLevel, proof: str) -> bytes:
         "cost": identity.cost,
     }
     if level < FeatureLevel.SEALS:
-        return encode_json(values | {"proof": proof})
-    return encode_json(values | {"level": level, "key_epoch": KEY_EPOCH, "proofs": {str(KEY_EPOCH): proof}})
+        return encode_json(values | {"proof": to_base64(epochs.proofs[0])})
+    return encode_json(values | {"level": level} | epochs.values())
 
 
-def proof_of(identity: ClusterIdentity, mac_key: bytes, level: FeatureLevel) -> bytes:
-    """Return the MAC that proves which metadata key a cluster has, and authenticates its identity and level."""
+def proof_of(
+    identity: ClusterIdentity, mac_key: bytes, level: FeatureLevel, epoch: int = 0, claim: bytes = b""
+) -> bytes:
+    """Return the MAC that proves which metadata key an epoch has, and authenticates the cluster's identity and level.
+
+    Args:
+        identity: The identity.
+        mac_key: The metadata key.
+        level: The level.
+        epoch: The key epoch.
+        claim: What is authenticated beside them, ``SecretEpochs.claim``; empty as long as there was one epoch only.
+    """
     parts = [identity.cluster_id, identity.salt, identity.cost.to_bytes(8, "big")]
     if level < FeatureLevel.SEALS:
         return mac_of(mac_key, _LABEL_BASE, *parts)
-    return mac_of(mac_key, _LABEL, *parts, level.to_bytes(4, "big"), KEY_EPOCH.to_bytes(4, "big"))
+    parts += [level.to_bytes(4, "big"), epoch.to_bytes(4, "big")]
+    return mac_of(mac_key, _LABEL_ROTATED, *parts, claim) if claim else mac_of(mac_key, _LABEL, *parts)
 
 
-def from_values_base(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
+def from_values_base(values: dict[str, Any]) -> tuple[ClusterIdentity, int, SecretEpochs]:
     """Decode the payload of a value of format 1."""
-    return _identity_from(values), FeatureLevel.BASE, _proof_from(values["proof"])
+    return _identity_from(values), FeatureLevel.BASE, SecretEpochs(proofs={0: _proof_from(values["proof"])})
 
 
-def from_values(values: dict[str, Any]) -> tuple[ClusterIdentity, int, bytes]:
-    """Return identity, level and proof of the decoded payload of a value of format 2."""
+def from_values(values: dict[str, Any]) -> tuple[ClusterIdentity, int, SecretEpochs]:
+    """Return identity, level and secrets of the decoded payload of a value of format 2."""
     level = values["level"]
     if type(level) is not int or level < FeatureLevel.SEALS:
         raise ValueError(f"level {level!r}")
-    if level <= NEWEST_LEVEL and (values["key_epoch"] != KEY_EPOCH or set(values["proofs"]) != {str(KEY_EPOCH)}):
-        raise ValueError(f"key epoch {values['key_epoch']!r} with proofs for {sorted(values['proofs'])}")
-    return _identity_from(values), level, _proof_from(values["proofs"].get(str(KEY_EPOCH), ""))
+    # What a newer pybk says of secrets is not decoded: its level is refused.
+    epochs = SecretEpochs.of(values) if level <= NEWEST_LEVEL else SecretEpochs(proofs={0: b""})
+    return _identity_from(values), level, epochs
 
 
 def _proof_from(text: object) -> bytes:

@@ -30,7 +30,6 @@ from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError,
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import (
     ValueKind,
-    decode_authenticated,
     decode_json,
     encode_json,
     from_base64,
@@ -213,7 +212,7 @@ class Deletions(Ledgers, Bookies):
 
     def _proof_in(self, key: str, value: bytes) -> bytes | None:
         try:
-            kind, payload = decode_authenticated(key, value, self._mac_key)
+            kind, payload = self.decoded(key, value)
             if kind is not ValueKind.DELETED:
                 return None
             return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")

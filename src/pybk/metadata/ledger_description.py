@@ -2,14 +2,15 @@
 
 Clients send it to bookies, which store it with their replicas. Format 1, of ledgers of key format 0, has only the
 digest of the custom metadata. Format 2, of all other ledgers, has the custom metadata itself, so that a ledger's
-metadata can be reconstructed from its bookies. The format of a ledger never changes, because bookies compare the bytes.
+metadata can be reconstructed from its bookies. The format of a ledger never changes, because bookies compare the bytes
+after the MAC. The MAC is that of the cluster's secret when the description was made, and is never made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
@@ -115,17 +116,18 @@ class LedgerDescription:
         return data
 
     @classmethod
-    def decode(cls, data: bytes, mac_key: bytes | None, *, where: str) -> Self:
+    def decode(cls, data: bytes, mac_keys: Sequence[bytes] | None, *, where: str) -> Self:
         """Decode what ``encode`` returned, and verify its MAC.
 
         Args:
             data: The bytes.
-            mac_key: The cluster's metadata key, None without a cluster secret.
+            mac_keys: The metadata keys of all secrets that the cluster ever had, because a description stays as it was
+                made; None without a cluster secret.
             where: Where the bytes come from, for error messages.
 
         Raises:
             UnsupportedFormatError: The bytes have a format of a newer pybk.
-            MetadataForgedError: They were not made with the cluster's secret.
+            MetadataForgedError: They were made with none of the cluster's secrets.
             CorruptError: They are not a description.
         """
         if not _HEADER_BYTES < len(data) <= DESCRIPTION_BYTES_MAX:
@@ -135,10 +137,10 @@ class LedgerDescription:
                 f"{where}: ledger description of format {data[0]}; this pybk reads formats up to {DESCRIPTION_FORMAT}: "
                 "install a newer pybk"
             )
-        at = _HEADER_BYTES + data[1]
-        body = data[at:]
-        mac = b"" if mac_key is None else mac_of(mac_key, _LABELS[data[0]], body)
-        if data[1] not in (0, MAC_BYTES) or not hmac.compare_digest(mac, data[_HEADER_BYTES:at]):
+        body = description_body(data)
+        mac = data[_HEADER_BYTES : len(data) - len(body)]
+        expected = [b""] if mac_keys is None else (mac_of(key, _LABELS[data[0]], body) for key in mac_keys)
+        if data[1] not in (0, MAC_BYTES) or not any(hmac.compare_digest(each, mac) for each in expected):
             raise MetadataForgedError(
                 f"{where}: the ledger's description was not made with the cluster secret that is given here; check the "
                 "secret here and at the sender"
@@ -172,6 +174,11 @@ class LedgerDescription:
         values["write_flags"] = WriteFlag(values["write_flags"])
         values["digest_type"] = DigestType(values["digest_type"])
         return cls(**values)
+
+
+def description_body(encoded: bytes) -> bytes:
+    """Return what an encoded description says, without the MAC, which depends on the secret of its time."""
+    return encoded[_HEADER_BYTES + encoded[1] :]
 
 
 _NAMES: Final = tuple(

@@ -24,9 +24,7 @@ from pybk.ledger import LedgerMetadata
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,
-    decode_authenticated,
     decode_json,
-    encode_authenticated,
     encode_json,
     from_base64,
     new_token,
@@ -35,6 +33,7 @@ from pybk.metadata.authenticated_values import (
 )
 from pybk.metadata.cas import settle
 from pybk.metadata.ledger_description import LedgerDescription
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
 
 logger = logging.getLogger(__name__)
@@ -131,8 +130,8 @@ def _descend(store: MetadataStore, key: str, digits: str, after: int, count: int
 class Ledgers(AuthenticatedValues):
     """The ledgers of a cluster. Every method may also raise MetadataUnreachableError. Threads: any."""
 
-    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
-        super().__init__(store, mac_key)
+    def __init__(self, store: MetadataStore, keys: MetadataKeys | None) -> None:
+        super().__init__(store, keys)
         self._ids = range(0)
         self._ids_lock = threading.Lock()
 
@@ -209,7 +208,7 @@ class Ledgers(AuthenticatedValues):
                 return False
             if token_of(node.value) == token:
                 return True
-            kind, payload = decode_authenticated(key, node.value, self._mac_key)
+            kind, payload = self.decoded(key, node.value)
             return kind is ValueKind.LEDGER and LedgerDescription.of(_metadata(key, payload)) == description
 
         try:
@@ -291,10 +290,10 @@ class Ledgers(AuthenticatedValues):
                 ``outcome_unknown`` this change may have taken effect before that.
         """
         key, value, token = self._encoded(metadata)
-        return settle(
-            self._store,
+        return self.change(
             key,
-            lambda: self._store.put(key, value, version),
+            version,
+            lambda current: self._store.put(key, value, current),
             lambda node: node is not None and token_of(node.value) == token,
         )
 
@@ -335,7 +334,7 @@ class Ledgers(AuthenticatedValues):
         node = self._store.get(key, latest=True)
         if node is None:
             return None
-        kind, payload = decode_authenticated(key, node.value, self._mac_key)
+        kind, payload = self.decoded(key, node.value)
         if kind is not ValueKind.DELETED:
             return None
         return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
@@ -394,23 +393,26 @@ class Ledgers(AuthenticatedValues):
         return self._store.watch(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", callback)
 
     def describe(self, metadata: LedgerMetadata) -> bytes:
-        """Return a ledger's description, encoded with its MAC; see ``LedgerDescription.encode``."""
-        return LedgerDescription.of(metadata).encode(self._mac_key)
+        """Return a ledger's description, encoded with the current key's MAC; see ``LedgerDescription.encode``."""
+        return LedgerDescription.of(metadata).encode(None if self.keys is None else self.keys.key)
 
     def check_description(self, data: bytes, *, where: str) -> LedgerDescription:
-        """Decode and verify what ``describe`` returned; see ``LedgerDescription.decode``."""
-        return LedgerDescription.decode(data, self._mac_key, where=where)
+        """Decode and verify what ``describe`` returned, now or with an earlier secret of the cluster.
+
+        See ``LedgerDescription.decode``.
+        """
+        keys = self.keys
+        return LedgerDescription.decode(data, None if keys is None else keys.of_descriptions, where=where)
 
     def _encoded(self, metadata: LedgerMetadata) -> tuple[str, bytes, bytes]:
         """Return a ledger's key, its encoded value, and the value's random token."""
         key = f"{LEDGERS_KEY}/{ledger_path(metadata.ledger_id)}"
         token = new_token()
-        value = encode_authenticated(ValueKind.LEDGER, key, token, metadata.encode(), self._mac_key, self.feature_level)
-        return key, value, token
+        return key, self.encoded(ValueKind.LEDGER, key, token, metadata.encode()), token
 
     def _ledger(self, key: str, ledger_id: int, node: Node) -> StoredLedger | None:
         """Decode the value of a ledger's key; None for a tombstone."""
-        kind, payload = decode_authenticated(key, node.value, self._mac_key)
+        kind, payload = self.decoded(key, node.value)
         if kind is ValueKind.DELETED:
             return None
         if kind is not ValueKind.LEDGER:

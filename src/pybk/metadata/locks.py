@@ -23,6 +23,7 @@ from pybk.metadata.authenticated_values import (
     decode_json,
     encode_json,
 )
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import OWNER_BYTES, name_in_key
 from pybk.metadata.store import MetadataStore, Node, Watch
 
@@ -38,11 +39,13 @@ class Lease:
 
     Attributes:
         name: The name of the lock.
+        owner: Describes the holder, for people.
         version: The version of its key in the store.
     """
 
-    def __init__(self, locks: Locks, name: str, session: int, version: int) -> None:
+    def __init__(self, locks: Locks, name: str, owner: str, session: int, version: int) -> None:
         self.name = name
+        self.owner = owner
         self.version = version
         self._locks = locks
         self._session = session
@@ -135,8 +138,8 @@ class Locks(AuthenticatedValues):
     Every method may also raise MetadataUnreachableError.
     """
 
-    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
-        super().__init__(store, mac_key)
+    def __init__(self, store: MetadataStore, keys: MetadataKeys | None) -> None:
+        super().__init__(store, keys)
         self._by = secrets.token_hex(OWNER_BYTES)  # in each lock's value, so that this client recognises its own locks
         self._leases: dict[str, Lease] = {}
         self._leases_lock = threading.Lock()
@@ -153,7 +156,7 @@ class Locks(AuthenticatedValues):
             process ends.
         """
         key = _lock_key(name)
-        payload = encode_json({"by": self._by, "owner": owner})
+        payload = self._lock_payload(owner)
         with self._leases_lock:
             while True:
                 session = self._store.session()
@@ -164,8 +167,23 @@ class Locks(AuthenticatedValues):
                         return None
                     continue
                 if self._store.alive(session):
-                    lease = self._leases[name] = Lease(self, name, session, version)
+                    lease = self._leases[name] = Lease(self, name, owner, session, version)
                     return lease
+
+    def _lock_payload(self, owner: str) -> bytes:
+        return encode_json({"by": self._by, "owner": owner})
+
+    def rewrite_locks(self) -> None:
+        """Write the locks that this client holds anew, because the cluster uses another secret; nothing else does it.
+
+        Threads: not at the same time as itself.
+        """
+        with self._leases_lock:
+            for lease in self._leases.values():
+                if lease.held:
+                    payload = self._lock_payload(lease.owner)
+                    with suppress(MetadataVersionError):  # it was lost at this moment
+                        lease.version = self._put(ValueKind.LOCK, _lock_key(lease.name), payload, lease.version)
 
     def _drop_orphan(self, name: str) -> bool:
         """Remove a lock that this client made but has no lease of, and return whether the lock may be free now.

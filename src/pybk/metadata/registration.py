@@ -62,7 +62,6 @@ from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,
-    decode_authenticated,
     decode_json,
     encode_json,
     from_base64,
@@ -183,6 +182,9 @@ class BookieRegistration:
         read_only: It takes no new ledgers.
         level_max: The highest feature level that it knows; 0 for versions of pybk that do not register one.
         version: The version of pybk that it runs; empty for versions that do not register it.
+        key_epochs: The epochs of the cluster's secret that it has, of those that are valid; (0,) without a secret.
+        key_epoch: The epoch that it uses.
+        old_sessions: Sessions of clients that began with another epoch than ``key_epoch``, and have not ended.
     """
 
     bookie: Bookie
@@ -195,6 +197,9 @@ class BookieRegistration:
     read_only: bool = False
     level_max: int = 0
     version: str = ""
+    key_epochs: tuple[int, ...] = (0,)
+    key_epoch: int = 0
+    old_sessions: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -638,7 +643,7 @@ class Bookies(AuthenticatedValues):
 
     def _cookie(self, key: str, node: Node) -> BookieCookie | None:
         """Return a cookie; None for one that was removed, whose key stays as a tombstone so that versions only grow."""
-        kind, payload = decode_authenticated(key, node.value, self._mac_key)
+        kind, payload = self.decoded(key, node.value)
         if kind is ValueKind.DELETED:
             return None
         if kind is not ValueKind.COOKIE:
@@ -718,6 +723,10 @@ def decode_cookie(values: dict[str, Any]) -> BookieCookie:
     return cookie
 
 
+_FIRST_SECRET: Final[dict[str, Any]] = {"key_epochs": [0], "key_epoch": 0, "old_sessions": 0}
+"""What is left out of a registration, as it is in a cluster whose first secret is in use."""
+
+
 def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
     """Return the payload of a registration's value; ``owner`` identifies the ``RegisteredBookie`` that writes it."""
     values: dict[str, Any] = {
@@ -735,7 +744,12 @@ def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
     }
     if registration.capacity:
         values["capacity"] = {tier.value: size for tier, size in registration.capacity.items()}
-    return encode_json(values)
+    secret: dict[str, Any] = {
+        "key_epochs": list(registration.key_epochs),
+        "key_epoch": registration.key_epoch,
+        "old_sessions": registration.old_sessions,
+    }
+    return encode_json(values if secret == _FIRST_SECRET else values | secret)
 
 
 def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str]:
@@ -745,6 +759,12 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
     level_max, version = values.get("level", 0), values.get("version", "")
     if type(level_max) is not int or level_max < 0 or not isinstance(version, str):
         raise ValueError("level is not a whole number from 0 up, or version not a string")
+    found = _FIRST_SECRET | {name: values[name] for name in _FIRST_SECRET if name in values}
+    key_epochs, key_epoch, old_sessions = found.values()
+    if not isinstance(key_epochs, list) or not all(
+        type(number) is int and number >= 0 for number in (*key_epochs, key_epoch, old_sessions)
+    ):
+        raise ValueError("key epochs or sessions are not whole numbers from 0 up")
     registration = BookieRegistration(
         bookie=Bookie(values["bookie_id"], from_base64(values["instance"])),
         addresses=tuple(values["addresses"]),
@@ -756,5 +776,8 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
         read_only=values["read_only"],
         level_max=level_max,
         version=version,
+        key_epochs=tuple(key_epochs),
+        key_epoch=key_epoch,
+        old_sessions=old_sessions,
     )
     return registration, str(values["owner"])

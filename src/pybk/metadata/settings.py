@@ -24,6 +24,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, decode_json, encode_json
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
 from pybk.whole_numbers import whole
 
@@ -244,8 +245,8 @@ class Settings(AuthenticatedValues):
     Every method may raise MetadataUnreachableError.
     """
 
-    def __init__(self, store: MetadataStore, mac_key: bytes | None) -> None:
-        super().__init__(store, mac_key)
+    def __init__(self, store: MetadataStore, keys: MetadataKeys | None) -> None:
+        super().__init__(store, keys)
         self._settings_lock = threading.Lock()
         """Guards the attributes below."""
         self._settings: ClusterSettings | None = None

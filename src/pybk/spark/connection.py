@@ -148,7 +148,7 @@ def _connect(where: StoreOrCluster, near: str | None, directory: str | None) -> 
         return Connection(LedgerManager(store), None, store)
     if where.metadata_uri is None:
         raise UsageError("a place is a path or a metadata URL; give one")
-    backend = connect(where.metadata_uri, where.secret.read(), StoreConfig(), near=near, directory=directory)
+    backend = connect(where.metadata_uri, where.secret, StoreConfig(), near=near, directory=directory)
     return Connection(LedgerManager(backend), backend.membership.metadata, backend)
 
 

@@ -9,11 +9,14 @@ A link has one socket per session, and ZeroMQ never reconnects it. Its states:
        ^                        |                                |                         |
        +------- lose -----------+--------------------------------+-------------------------+
     UP --NO_SESSION (the bookie forgot the session), _without_session--> GREETED, over the same connection
+    any --the cluster uses another secret, _move--> CONNECTING, with outstanding requests
 
 ``socket`` is None only in CLOSED, ``_mac`` is set only in UP. Requests that are sent before UP wait in
 ``_outstanding`` and are transmitted by ``_begin``. ``lose`` reports all of them as unanswered, because it is unknown
 whether they took effect. After a forgotten session they are sent again, because the bookie is the same process and
-compares entries that it already has. Each request has exactly one outcome, which ``Links.poll`` returns.
+compares entries that it already has. So they are when a link begins again with another secret of the cluster: no other
+process has the CURVE key to which the link connects. Each request has exactly one outcome, which ``Links.poll``
+returns.
 
 A link ends a connection that is not UP within the time of a handshake, that the socket's monitor reports as broken,
 or that is silent after a ping (``_look_after``).
@@ -46,7 +49,16 @@ from pybk.errors import TooManyRequestsError, UsageError
 from pybk.ledger import Bookie
 from pybk.replication.messages import Read, Reply, Status
 from pybk.transport import curve, frames
-from pybk.transport.cluster_keys import ClusterKeys, Mac, MemberKey, RightsKey, greeting_mac, session_mac
+from pybk.transport.cluster_keys import (
+    ClusterKeys,
+    HeldKeys,
+    Mac,
+    MemberKey,
+    RightsKey,
+    greeting_mac,
+    held_keys,
+    session_mac,
+)
 from pybk.transport.codec import (
     HELLO_ID,
     NONCE_BYTES,
@@ -175,6 +187,8 @@ class Link:
         self.monitor: curve.Socket | None = None
         """Reports the events of the connection; None without one."""
         self._mac: Mac | None = None
+        self._keys: ClusterKeys | None = None
+        """The keys of the secret that the connection began with; None without a secret."""
         self._nonce = b""
         self._session_id = b""
         self._instance = b""
@@ -236,6 +250,7 @@ class Link:
         if self._outstanding and self.outstanding_bytes + size > self._links._outstanding_bytes_max:
             return False
         now_ns = time.monotonic_ns()
+        self._links._follow_keys()
         if self.socket is None and not self._reopen(now_ns):
             self._links._outcomes.append((self, request_id, None))
             return True
@@ -333,8 +348,9 @@ class Link:
         self._opened_ns = self.heard_ns = time.monotonic_ns()
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         local = self.address.startswith("inproc:")
-        if links._keys is not None and self._server_public is not None and not local:
-            curve.secure_client(socket, links._keys.client, self._server_public)
+        self._keys = links._current
+        if self._keys is not None and self._server_public is not None and not local:
+            curve.secure_client(socket, self._keys.client, self._server_public)
         if not local:
             self.monitor = socket.get_monitor_socket(_EVENTS)
             self.monitor.linger = 0
@@ -355,7 +371,7 @@ class Link:
         assert self.socket is not None
         # Encoded in the oldest version that this pybk speaks, so that a bookie one version older can decode it.
         hello = Outgoing(MessageKind.HELLO, numbers=(frames.VERSION, 0, 0, 0), blob=self._nonce)
-        mac = self._links.greeting_mac
+        mac = greeting_mac(self._keys)
         head = hello.head(HELLO_ID, 0, 0, self.bookie.instance, mac, frames.VERSION_MIN)
         self._links._touched.add(self)
         try:
@@ -372,6 +388,19 @@ class Link:
             else:
                 self._take()  # replies that arrived before the connection ended
                 self.lose(_REASONS[event])
+
+    def _move(self) -> None:
+        """Begin a session with the present secret, in which all outstanding requests are sent again.
+
+        The process at the other end is the one that they were sent to, because no other one has its CURVE key.
+        """
+        self._disconnect()
+        try:
+            self._open()
+        except (UsageError, zmq.ZMQError) as error:
+            logger.warning("no socket for a link to bookie %s: %s; the next request tries again", self.bookie, error)
+            self._links._outcomes.extend((self, request_id, None) for request_id in self._outstanding)
+            self._forget_requests()
 
     def _disconnect(self) -> None:
         """Close the sockets and forget the session."""
@@ -397,6 +426,9 @@ class Link:
         self._links.counters.lost += 1
         self.why_down = why
         self._links._outcomes.extend((self, request_id, None) for request_id in self._outstanding)
+        self._forget_requests()
+
+    def _forget_requests(self) -> None:
         self._outstanding.clear()
         self._resent.clear()
         self.outstanding_bytes = 0
@@ -463,7 +495,7 @@ class Link:
             counters.garbage += 1
             return
         if header.kind == MessageKind.NO_SESSION:
-            if is_authentic(header, head, self._links.greeting_mac):
+            if self._links._is_greeting(header, head):
                 self._without_session(header.request_id)
             else:
                 counters.forged += 1
@@ -523,7 +555,7 @@ class Link:
         except FrameError:
             both = b""
         session_id, nonce = both[:SESSION_BYTES], both[SESSION_BYTES:]
-        mac = session_mac(self._links._keys, session_id, (self._nonce, nonce), header.instance)
+        mac = session_mac(self._keys, session_id, (self._nonce, nonce), header.instance)
         known = len(nonce) == NONCE_BYTES and is_whole(header, head, ()) and is_authentic(header, head, mac)
         if not known or header.kind != MessageKind.WELCOME or not frames.VERSION_MIN <= header.a <= frames.VERSION:
             self._links.counters.forged += 1
@@ -563,7 +595,8 @@ class Links:
     """All links of a client.
 
     Args:
-        keys: The cluster's keys; None without a secret.
+        keys: The cluster's keys, which may change: the links then begin sessions with the new ones. None without a
+            secret.
         context: The ZeroMQ context, needed for ``inproc``; None to make one.
         outstanding_bytes_max: Bound on the outstanding bytes of each link, see ``Link.outstanding_bytes``.
         message_bytes_max: Bound on each frame received; a larger one ends the connection unread.
@@ -577,7 +610,7 @@ class Links:
 
     def __init__(
         self,
-        keys: ClusterKeys | None = None,
+        keys: ClusterKeys | HeldKeys | None = None,
         *,
         context: curve.Context | None = None,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
@@ -586,9 +619,9 @@ class Links:
         if keys is not None:
             curve.check_library()
         self.counters: Final = LinkCounters()
-        self._keys = keys
-        self.greeting_mac = greeting_mac(keys)
-        """The MAC of greetings, by the cluster's key."""
+        self._keys = held_keys(keys)
+        self._current = None if self._keys is None else self._keys.current
+        """The keys that sessions begin with; those of each connection are the same."""
         self._own_context = context is None
         if context is None:
             context = zmq.Context()
@@ -649,6 +682,20 @@ class Links:
         """The key that proves a member's right to recover ledgers; None without a cluster secret."""
         return None if self._keys is None else MemberKey(self._keys)
 
+    def _follow_keys(self) -> None:
+        """Have all connections begin again if the cluster uses another secret now."""
+        if self._keys is None or self._keys.current is self._current:
+            return
+        self._current = self._keys.current
+        for link in self._links:
+            if link.socket is not None:
+                link._move()
+
+    def _is_greeting(self, header: Header, head: bytes) -> bool:
+        """Return whether a message outside of sessions has the MAC of a valid secret."""
+        valid = (None,) if self._keys is None else self._keys.all
+        return any(is_authentic(header, head, greeting_mac(keys)) for keys in valid)
+
     def grant(self, ledger_id: int, description: bytes, key: RightsKey | MemberKey) -> None:
         """Have each link prove the right to a ledger, in each session before the first request for the ledger.
 
@@ -685,6 +732,7 @@ class Links:
         Cost: 10 microseconds, and for each reply 7 more and the checksum of its entries.
         """
         now_ns = time.monotonic_ns()
+        self._follow_keys()
         if now_ns >= self.due_ns:
             self._look_after(now_ns)
         while self._touched:

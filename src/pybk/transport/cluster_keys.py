@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from hmac import digest as hmac_digest
@@ -98,6 +98,45 @@ class ClusterKeys:
             _expand(secret, cluster_id, b"session-mac"),
             _expand(secret, cluster_id, b"member-recovery"),
         )
+
+
+class HeldKeys:
+    """The keys of the secrets that a process holds: one, and two while the secret of the cluster is replaced.
+
+    Connections look them up when they begin, so each change counts for what begins after it.
+
+    Attributes:
+        all: The keys of the valid secrets, that which new sessions begin with first; empty until ``hold`` was called.
+
+    Threads: any; what is read once is of one moment.
+    """
+
+    def __init__(self, *keys: ClusterKeys) -> None:
+        self.all: tuple[ClusterKeys, ...] = keys
+        self._derived: dict[bytes, ClusterKeys] = {}
+
+    def __repr__(self) -> str:
+        """Return how many secrets are held; never a key."""
+        return f"<HeldKeys of {len(self.all)} secrets>"
+
+    @property
+    def current(self) -> ClusterKeys:
+        """The keys that new sessions begin with."""
+        return self.all[0]
+
+    def derive(self, secret: bytes, cluster_id: bytes) -> ClusterKeys:
+        """Derive the keys of a secret as ``ClusterKeys.derive`` does, and remember them for ``hold``."""
+        keys = ClusterKeys.derive(secret, cluster_id)
+        return self._derived.setdefault(keys.metadata_key, keys)
+
+    def hold(self, metadata_keys: Sequence[bytes]) -> None:
+        """Hold the keys that were derived together with these metadata keys, in this order."""
+        self.all = tuple(self._derived[each] for each in metadata_keys)
+
+
+def held_keys(keys: ClusterKeys | HeldKeys | None) -> HeldKeys | None:
+    """Return keys as ``HeldKeys``; None without a secret."""
+    return HeldKeys(keys) if isinstance(keys, ClusterKeys) else keys
 
 
 def _expand(secret: bytes, cluster_id: bytes, purpose: bytes) -> bytes:
@@ -200,10 +239,10 @@ class MemberKey:
     Threads: any.
     """
 
-    __slots__ = ("_key",)
+    __slots__ = ("_keys",)
 
-    def __init__(self, keys: ClusterKeys) -> None:
-        self._key = keys.recovery_key
+    def __init__(self, keys: ClusterKeys | HeldKeys) -> None:
+        self._keys = HeldKeys(keys) if isinstance(keys, ClusterKeys) else keys
 
     def __repr__(self) -> str:
         """Return no key."""
@@ -220,12 +259,16 @@ class MemberKey:
         Returns:
             A MAC of ``MEMBER_MAC_BYTES`` bytes.
         """
-        claim = b"pybk-member-right/1" + session_id + instance + ledger_id.to_bytes(8, "big", signed=True)
-        return hmac_digest(self._key, claim, "sha256")
+        return _member_mac(self._keys.current, session_id, instance, ledger_id)
 
     def proves(self, mac: bytes, session_id: bytes, instance: bytes, ledger_id: int) -> bool:
-        """Return whether a MAC is the result of ``sign``; False for any other bytes."""
-        return compare_digest(self.sign(session_id, instance, ledger_id), mac)
+        """Return whether a MAC is the result of ``sign`` with a valid secret; False for any other bytes."""
+        return any(compare_digest(_member_mac(each, session_id, instance, ledger_id), mac) for each in self._keys.all)
+
+
+def _member_mac(keys: ClusterKeys, session_id: bytes, instance: bytes, ledger_id: int) -> bytes:
+    claim = b"pybk-member-right/1" + session_id + instance + ledger_id.to_bytes(8, "big", signed=True)
+    return hmac_digest(keys.recovery_key, claim, "sha256")
 
 
 def proves_right(public: bytes, signature: bytes, session_id: bytes, instance: bytes, ledger_id: int) -> bool:

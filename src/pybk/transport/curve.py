@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 
 All clients of a cluster have one CURVE key pair, derived from the cluster secret; each bookie makes a pair of its own
-when it starts, and publishes the public key in its registration. A client accepts a bookie with that public key alone
+when it starts, and publishes the public key in its registration. While the secret is replaced, there are two secrets,
+and clients with the pair of either are admitted. A client accepts a bookie with its public key alone
 (``secure_client``). A bookie must accept clients with the cluster's key alone (``secure_server``), but CURVE by itself
 does not check that: a ZeroMQ server asks an authentication handler (ZAP, a REP socket at a fixed ``inproc`` address of
 the context) for each handshake, and admits *every* client if there is no handler. So
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import ipaddress
 import time
+from collections.abc import Callable, Iterable
 from hmac import compare_digest
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -116,11 +118,11 @@ def _is_loopback(host: str) -> bool:
 
 
 class ZapAuthenticator:
-    """The authentication handler of one ZeroMQ context: admits clients that have the cluster's key.
+    """The authentication handler of one ZeroMQ context: admits clients that have a key of the cluster.
 
     Args:
         context: The context of the server's socket.
-        client_public: The public half of the clients' key, Z85.
+        admitted: Returns the public halves of the clients' keys that are admitted now, Z85.
 
     Attributes:
         socket: The handler's socket; the owner polls it and calls ``serve`` when it is readable.
@@ -132,10 +134,10 @@ class ZapAuthenticator:
     Threads: one at a time.
     """
 
-    __slots__ = ("_key", "refused", "socket")
+    __slots__ = ("_admitted", "refused", "socket")
 
-    def __init__(self, context: Context, client_public: bytes) -> None:
-        self._key = z85.decode(client_public)
+    def __init__(self, context: Context, admitted: Callable[[], Iterable[bytes]]) -> None:
+        self._admitted = admitted
         self.refused = 0
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
@@ -162,13 +164,13 @@ class ZapAuthenticator:
             self.socket.send_multipart([_ZAP_VERSION, number, *verdict])
 
     def knows(self, question: list[bytes]) -> bool:
-        """Return whether a request shows the cluster's key; those of the mechanisms NULL and PLAIN have no key."""
+        """Return whether a request shows a key of the cluster; those of the mechanisms NULL and PLAIN have no key."""
         if len(question) != 7:
             return False
         version, _, domain, _, _, mechanism, key = question
-        return (
-            version == _ZAP_VERSION and domain == _DOMAIN and mechanism == b"CURVE" and compare_digest(key, self._key)
-        )
+        if version != _ZAP_VERSION or domain != _DOMAIN or mechanism != b"CURVE":
+            return False
+        return any(compare_digest(key, z85.decode(each)) for each in self._admitted())
 
     def close(self) -> None:
         """Stop answering; the server's socket then refuses all clients."""

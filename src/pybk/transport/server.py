@@ -35,7 +35,16 @@ import zmq
 from pybk.errors import UsageError
 from pybk.replication.messages import Reply, Status
 from pybk.transport import curve, frames
-from pybk.transport.cluster_keys import ClusterKeys, CurvePair, Mac, MemberKey, greeting_mac, session_mac
+from pybk.transport.cluster_keys import (
+    ClusterKeys,
+    CurvePair,
+    HeldKeys,
+    Mac,
+    MemberKey,
+    greeting_mac,
+    held_keys,
+    session_mac,
+)
 from pybk.transport.codec import (
     DAMAGED,
     NO_SESSION,
@@ -142,6 +151,7 @@ class Peer:
         "_seen_ns",
         "_sent_bytes",
         "_taken_bytes",
+        "keys",
         "mac",
         "rights",
         "routing_id",
@@ -149,7 +159,9 @@ class Peer:
         "version",
     )
 
-    def __init__(self, routing_id: bytes, session_id: bytes, mac: Mac, version: int) -> None:
+    def __init__(
+        self, routing_id: bytes, session_id: bytes, mac: Mac, version: int, keys: ClusterKeys | None = None
+    ) -> None:
         self.session_id = session_id
         self.rights: dict[int, Right] = {}
         self._rights_bytes = 0
@@ -159,6 +171,8 @@ class Peer:
         """Authenticates the session's messages."""
         self.version = version
         """The version of the protocol that the greeting agreed on."""
+        self.keys = keys
+        """The keys of the secret that the client greeted with; None without a secret."""
         self._counter = 0
         self._sent_bytes = 0
         self._taken_bytes = 0
@@ -223,7 +237,8 @@ class Server:
     Args:
         addresses: Where to listen: ``tcp://host:port`` (port ``*`` for any), ``ipc://path``, ``inproc://name``.
         instance: The bookie's instance; requests for another are answered ``WRONG_INSTANCE``.
-        keys: The cluster's keys; None without a secret: no CURVE, and checksums in the place of MACs.
+        keys: The cluster's keys, which may change while it serves; None without a secret: no CURVE, and checksums in
+            the place of MACs.
         authorize: Returns whether a proof is valid: ``authorize(session id, proof)`` verifies the MAC of the
             description, and the signature or MAC. None refuses all proofs.
         context: The ZeroMQ context, needed for ``inproc``; None to make one. With a secret, a context can have only
@@ -246,7 +261,7 @@ class Server:
         self,
         addresses: Sequence[str],
         instance: bytes,
-        keys: ClusterKeys | None = None,
+        keys: ClusterKeys | HeldKeys | None = None,
         *,
         authorize: Callable[[bytes, Authorize | AuthorizeMember], bool] | None = None,
         context: curve.Context | None = None,
@@ -258,11 +273,11 @@ class Server:
         self.public_key: bytes | None = None
         self.instance = instance
         """The instance of the bookie, which each message names."""
-        self._keys = keys
-        self.member_key = None if keys is None else MemberKey(keys)
+        held = self._keys = held_keys(keys)
+        self.member_key = None if held is None else MemberKey(held)
         """Checks the proofs of members; None without a secret, so that no member can recover a ledger."""
-        self.greeting_mac = greeting_mac(keys)
-        """The MAC of greetings, by the cluster's key."""
+        self._valid: tuple[ClusterKeys, ...] = () if held is None else held.all
+        """The keys of the valid secrets when they were looked at last; sessions of others were ended."""
         self.authorize = authorize
         """Checks the proof of a right; None refuses every right."""
         self.message_bytes_max = message_bytes_max
@@ -278,15 +293,15 @@ class Server:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll = select.epoll()
         self.authenticator: curve.ZapAuthenticator | None = None
-        """Admits clients by the cluster's key; None without keys."""
+        """Admits clients by the cluster's keys; None without keys."""
         self.socket = self._context.socket(zmq.ROUTER)
         """The socket of all clients."""
         self.connections: Connections | None = None
         """Bounds the connections; None if all addresses are of this process."""
         try:
             _set_options(self.socket, message_bytes_max)
-            if keys is not None:
-                self.authenticator = self._require_authentication(keys)
+            if held is not None:
+                self.authenticator = self._require_authentication(held)
             if not all(address.startswith("inproc:") for address in addresses):
                 self.connections = Connections(self.socket)
             self.addresses: Final = tuple(map(self._bind, addresses))
@@ -311,14 +326,14 @@ class Server:
         """Close the server."""
         self.close()
 
-    def _require_authentication(self, keys: ClusterKeys) -> curve.ZapAuthenticator:
-        """Have the socket admit only clients with the cluster's key, verify that it does, and return the handler."""
+    def _require_authentication(self, held: HeldKeys) -> curve.ZapAuthenticator:
+        """Have the socket admit only clients with a key of the cluster, verify that it does, and return the handler."""
         curve.check_library()
         pair = CurvePair.random()
-        authenticator = curve.ZapAuthenticator(self._context, keys.client.public)
+        authenticator = curve.ZapAuthenticator(self._context, lambda: [keys.client.public for keys in held.all])
         try:
             curve.secure_server(self.socket, pair)
-            curve.prove_closed(self._context, self.socket, authenticator, pair, keys.client)
+            curve.prove_closed(self._context, self.socket, authenticator, pair, held.current.client)
         except BaseException:
             authenticator.close()
             raise
@@ -350,6 +365,8 @@ class Server:
         Cost: 10 microseconds per request, and the checksum of its entries.
         """
         lanes = self.lanes
+        if self._keys is not None and self._keys.all is not self._valid:
+            self._follow_keys(self._keys.all)
         more = self.drain()  # without a signal, because sending replies may have consumed it
         connections = self.connections
         if connections is not None and connections.greeting:
@@ -371,6 +388,24 @@ class Server:
                 arrived.append(request)
         self.counters.received += len(arrived)
         return arrived
+
+    def _follow_keys(self, valid: tuple[ClusterKeys, ...]) -> None:
+        """End the sessions of secrets that are no longer valid: their clients begin new ones, if they have another."""
+        self._valid = valid
+        for peer in [peer for peer in self.peers.values() if peer.keys not in valid]:
+            self._drop(peer)
+
+    def old_sessions(self) -> int:
+        """Return how many sessions began with another secret than the current one, of clients that are still there.
+
+        Threads: that which calls ``receive``.
+        """
+        if self._keys is None:
+            return 0
+        current = self._keys.current
+        for peer in [peer for peer in self.peers.values() if peer.keys is not current]:
+            self._answer(peer, PROBE_ID, encode(_OK))  # ends the session if the client is gone
+        return sum(peer.keys is not current for peer in self.peers.values())
 
     def drain(self) -> bool:
         """Receive messages from the socket into the lanes, up to a bound.
@@ -427,7 +462,9 @@ class Server:
         peer = self.peers.get(routing_id)
         if peer is None:
             self.counters.strangers += 1
-            self.send(routing_id, NO_SESSION, header.request_id, self.greeting_mac, header.version)
+            # The client verifies it by any secret that it has; its own is not known here.
+            current = None if self._keys is None else self._keys.current
+            self.send(routing_id, NO_SESSION, header.request_id, greeting_mac(current), header.version)
             return None
         if not is_authentic(header, head, peer.mac):
             self.counters.forged += 1
@@ -481,20 +518,24 @@ class Server:
         if len(client_nonce) != NONCE_BYTES or header.a < frames.VERSION_MIN or not is_whole(header, head, ()):
             self.counters.garbage += 1
             return
-        if not is_authentic(header, head, self.greeting_mac):
+        valid: tuple[ClusterKeys | None, ...] = (None,) if self._keys is None else self._keys.all
+        for keys in valid:
+            if is_authentic(header, head, greeting_mac(keys)):
+                break
+        else:
             self.counters.forged += 1
             return
         if not self._free_session_slot(routing_id):
             self.counters.turned_away += 1
-            self.send(routing_id, NO_SESSION, header.request_id, self.greeting_mac, header.version)
+            self.send(routing_id, NO_SESSION, header.request_id, greeting_mac(keys), header.version)
             return
         session_id = secrets.token_bytes(SESSION_BYTES)
         nonce = secrets.token_bytes(NONCE_BYTES)
-        mac = session_mac(self._keys, session_id, (client_nonce, nonce), self.instance)
+        mac = session_mac(keys, session_id, (client_nonce, nonce), self.instance)
         version = min(header.a, frames.VERSION)
         if routing_id in self.peers:
             self._ended.append(self.peers[routing_id])
-        self.peers[routing_id] = Peer(routing_id, session_id, mac, version)
+        self.peers[routing_id] = Peer(routing_id, session_id, mac, version, keys)
         welcome = Outgoing(
             MessageKind.WELCOME, numbers=(version, self.message_bytes_max, 0, 0), blob=session_id + nonce
         )

@@ -27,6 +27,7 @@ from pybk.admin.cli import (
     permissions,
     repair,
     scrub,
+    secret,
     spark,
     store,
     wal,
@@ -52,6 +53,7 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     cluster.add_cluster,
     repair.add_repair,
     scrub.add_scrub,
+    secret.add_secret,
     metadata.add_metadata,
     spark.add_spark,
 )

@@ -36,7 +36,7 @@ def takes_secret(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--cluster-secret-file",
         metavar="FILE",
-        help="holds the cluster's secret; one line end after it is ignored; default: "
+        help="holds the cluster's secret; one line end after it is ignored; FILE.next may hold the next one; default: "
         f"{CLUSTER_SECRET}_FILE, {CLUSTER_SECRET}",
     )
 
@@ -52,6 +52,7 @@ def passwords_of(parsed: argparse.Namespace) -> Passwords:
     return Passwords(default) if parsed.passwords is None else Passwords.read(parsed.passwords, default)
 
 
-def secret_of(parsed: argparse.Namespace) -> bytes | None:
-    """Return the cluster's secret from the file or the environment, None if neither is given."""
-    return Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET).read()
+def secret_of(parsed: argparse.Namespace) -> Secret | None:
+    """Return where the cluster's secret is found, the file or the environment; None if neither is given."""
+    secret = Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET)
+    return secret if secret.read_all() else None

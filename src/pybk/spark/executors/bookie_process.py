@@ -51,7 +51,7 @@ def main(settings: BookieSettings, executor: Executor) -> None:
         end = _Shutdown(executor)
         place = _take_slot(settings.directory, executor)
         _log_to(f"{place}.log")
-        metadata, keys = open_cluster_for(place, settings.metadata, settings.secret.read())
+        metadata, keys = open_cluster_for(place, settings.metadata, settings.secret)
         stack.callback(metadata.close)
         bookie = BookieServer.open(
             place,

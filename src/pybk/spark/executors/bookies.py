@@ -273,7 +273,7 @@ def _check_secret(settings: BookieSettings) -> None:
     # Imported here, because every worker imports this module and few call this function.
     from pybk.connect import open_cluster
 
-    open_cluster(settings.metadata, settings.secret.read(), create=False)[0].close()
+    open_cluster(settings.metadata, settings.secret, create=False)[0].close()
 
 
 def _watch(metadata: str) -> None:

@@ -1,0 +1,58 @@
+"""The command ``pybk secret``: replaces the secret of a cluster while it runs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from pybk.admin.cli.cluster import add_verb, admin_of
+from pybk.admin.cli.output import SOUND, print_json, print_table
+from pybk.cluster_admin import ClusterAdmin
+
+
+def add_secret(commands: Any) -> None:
+    """Add ``pybk secret`` and its verbs."""
+    text = "replace the secret of a cluster: add, switch, reseal, retire"
+    parser = commands.add_parser("secret", help=text, description=text, allow_abbrev=False)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    add_verb(verbs, "status", _shown(lambda admin: None), "show which secrets are valid, and what uses the old one")
+    add_verb(verbs, "add", _shown(ClusterAdmin.add_secret), "accept the secret in FILE.next beside that in FILE")
+    add_verb(
+        verbs,
+        "switch",
+        _shown(ClusterAdmin.switch_secret),
+        "use the new secret; exit 3 if a running bookie does not have it",
+    )
+    add_verb(
+        verbs, "reseal", _shown(ClusterAdmin.reseal_metadata), "write the MACs of all metadata with the new secret"
+    )
+    add_verb(
+        verbs, "retire", _shown(ClusterAdmin.retire_secret), "refuse the old secret; exit 3 if something still uses it"
+    )
+
+
+def _shown(step: Callable[[ClusterAdmin], object]) -> Callable[[argparse.Namespace], int]:
+    """Return a command that makes a step, and shows how far the replacement is then."""
+
+    def run(parsed: argparse.Namespace) -> int:
+        with admin_of(parsed) as admin:
+            step(admin)
+            status = admin.secret_status()
+        if parsed.json:
+            names = status.__dataclass_fields__
+            print_json({"schema": 1, **{name: getattr(status, name) for name in names}})
+            return SOUND
+        rows = [
+            ("secret in use", str(status.current)),
+            ("valid", ", ".join(map(str, status.valid))),
+            ("retired", ", ".join(map(str, status.retired)) or "none"),
+            ("bookies without the newest", ", ".join(status.lacking) or "none"),
+            ("values of another secret", str(status.old_values)),
+        ]
+        print_table(rows, ())
+        for hindrance in status.hindrances:
+            print(f"  before retiring: {hindrance}")
+        return SOUND
+
+    return run

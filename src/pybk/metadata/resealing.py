@@ -1,0 +1,269 @@
+"""Values whose MAC was made with an old secret of the cluster: which there are, and giving them the current one's.
+
+A value that is resealed keeps its payload and its token, and says since which version it has them, so that whoever has
+read it before can still change it (``authenticated_values``). Leased keys are left to those who hold the leases, which
+write them anew by themselves. The pages are small, because the metadata of a cluster may not fit in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pybk.errors import MetadataVersionError, SafetyCheckError
+from pybk.metadata import authenticated_values
+from pybk.metadata.auditor_records import AUDITOR_KEY, REPORT_KEY
+from pybk.metadata.authenticated_values import (
+    VALUE_FORMAT_BASE,
+    decode_authenticated,
+    encode_authenticated,
+    epoch_of,
+    token_of,
+    unchanged_since,
+)
+from pybk.metadata.cas import settle
+from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
+from pybk.metadata.deletions import DELETION_HEAD_KEY, DELETION_POSITIONS_KEY, DELETIONS_KEY
+from pybk.metadata.durable_positions import POSITIONS_KEY
+from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
+from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, leaves_after
+from pybk.metadata.locks import LOCKS_KEY
+from pybk.metadata.metadata_keys import MetadataKeys
+from pybk.metadata.pointers import POINTERS_KEY
+from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY
+from pybk.metadata.settings import SETTINGS_KEY
+from pybk.metadata.store import MetadataStore, Node
+from pybk.metadata.underreplication import NEWS_KEY, UNDER_REPLICATED_KEY
+
+PAGE: Final = 500
+"""Values that are read at a time."""
+
+LEASED: Final = (BOOKIES_KEY, LOCKS_KEY, REPORT_KEY)
+"""The first names of leased keys."""
+
+_SINGLE: Final = (
+    *(IDS_KEY, NEWS_KEY, SETTINGS_KEY, DELETION_HEAD_KEY, AUDITOR_KEY, EPOCH_KEY, OUTDATED_KEY),
+)
+_BRANCHES: Final = {COOKIES_KEY: 1, POSITIONS_KEY: 1, POINTERS_KEY: 2, DELETIONS_KEY: 1, DELETION_POSITIONS_KEY: 1}
+"""How many levels below a key its values are."""
+
+
+class ResealProgress(NamedTuple):
+    """How far resealing is.
+
+    Attributes:
+        looked_at: Values that were looked at.
+        resealed: Values that got the MAC of the current secret.
+    """
+
+    looked_at: int
+    resealed: int
+
+
+@dataclass(frozen=True, slots=True)
+class SecretStatus:
+    """How far the replacement of a cluster's secret is.
+
+    Attributes:
+        current: The epoch of the secret that is in use: 0 for the first one, and one more for each later one.
+        valid: The epochs of the secrets that are accepted.
+        retired: The epochs of those that were retired.
+        lacking: Names of running bookies that do not have the newest secret yet.
+        old_sessions: Sessions that clients began with another secret than the current one, by name of bookie.
+        old_values: Values of the metadata that were written with another secret than the current one.
+        old_keys: Keys of some of them.
+    """
+
+    current: int
+    valid: tuple[int, ...]
+    retired: tuple[int, ...]
+    lacking: tuple[str, ...]
+    old_sessions: Mapping[str, int]
+    old_values: int
+    old_keys: tuple[str, ...]
+
+    @property
+    def hindrances(self) -> tuple[str, ...]:
+        """Why the old secret cannot be retired yet; empty if it can, or if there is none."""
+        if len(self.valid) < 2:
+            return ()
+        found = []
+        if self.current != max(self.valid):
+            found.append(f"the cluster still uses secret {self.current}: switch first")
+        found += [f"bookie {name} does not have the new secret" for name in self.lacking]
+        found += [
+            f"bookie {name} has {count} sessions of the old secret: give the new one to its clients"
+            if count >= 0
+            else f"bookie {name} does not use the new secret yet: wait some seconds"
+            for name, count in self.old_sessions.items()
+        ]
+        if self.old_values:
+            found.append(
+                f"{self.old_values} values were written with the old secret, such as {', '.join(self.old_keys)}: "
+                "reseal; leased ones follow by themselves, once their holders have the new secret"
+            )
+        return tuple(found)
+
+
+def secret_status(metadata: ClusterMetadata) -> SecretStatus:
+    """Return how far the replacement of a cluster's secret is; reads every value."""
+    metadata.refresh_keys()
+    epochs = metadata.secret_epochs
+    bookies = metadata.list_bookies()
+    old = {
+        each.bookie.bookie_id: each.old_sessions if each.key_epoch == epochs.current else -1
+        for each in bookies
+        if each.key_epoch != epochs.current or each.old_sessions
+    }
+    count, some = old_values(metadata._store, epochs.current)
+    return SecretStatus(
+        epochs.current,
+        tuple(sorted(epochs.proofs)),
+        tuple(sorted(epochs.retired)),
+        tuple(each.bookie.bookie_id for each in bookies if epochs.newest not in each.key_epochs),
+        old,
+        count,
+        some,
+    )
+
+
+def switch(metadata: ClusterMetadata) -> None:
+    """Have a cluster use the newest secret, unless a bookie that runs does not have it.
+
+    Raises:
+        SafetyCheckError: A bookie does not have it; nothing was changed.
+        PybkError: As ``ClusterMetadata.switch_secret``.
+    """
+    metadata.refresh_keys()
+    epochs = metadata.secret_epochs
+    without = [each.bookie.bookie_id for each in metadata.list_bookies() if epochs.newest not in each.key_epochs]
+    if without and epochs.current != epochs.newest:
+        failures = tuple(f"bookie {name} does not have secret {epochs.newest}" for name in without)
+        raise SafetyCheckError(
+            f"the cluster keeps using secret {epochs.current}: {'; '.join(failures)}: give it both, and wait ten "
+            "seconds or restart it",
+            failures=failures,
+        )
+    metadata.switch_secret()
+
+
+def retire(metadata: ClusterMetadata, wait: Callable[[float], None]) -> None:
+    """Have a cluster refuse the secret before the current one, unless something still uses it.
+
+    Args:
+        metadata: The cluster.
+        wait: Waits some seconds: a process that runs writes with a secret that it looked up less than
+            ``LOOK_SECONDS`` ago, so what it writes after two such times is of the current secret.
+
+    Raises:
+        SafetyCheckError: Something uses it; nothing was changed.
+        PybkError: As ``ClusterMetadata.retire_secret``.
+    """
+    metadata.refresh_keys()
+    epochs = metadata.secret_epochs
+    if len(epochs.proofs) == 2 and epochs.current == epochs.newest:
+        wait(2 * authenticated_values.LOOK_SECONDS)
+    failures = secret_status(metadata).hindrances
+    if failures and metadata.secret_epochs.current > 0:
+        raise SafetyCheckError(f"the old secret is not retired: {'; '.join(failures)}", failures=failures)
+    metadata.retire_secret()
+
+
+def reseal(metadata: ClusterMetadata, wait: Callable[[ResealProgress, int], None]) -> ResealProgress:
+    """Give all values but leased ones the MAC of the cluster's current secret.
+
+    It may be stopped and repeated at any time: what is resealed already is only looked at.
+
+    Args:
+        metadata: The cluster.
+        wait: Called after each page with the progress, and how many values of the page were written; paces the work.
+
+    Raises:
+        MetadataForgedError, CorruptError: A value is damaged, and has to be restored first; those before it are done.
+    """
+    metadata.refresh_keys()
+    keys, store = metadata.keys, metadata._store
+    if keys is None:
+        return ResealProgress(0, 0)
+    progress = ResealProgress(0, 0)
+    for page in _pages(store):
+        written = sum(_reseal(metadata, store, key, keys) for key in _stale(store, page, keys.current))
+        progress = ResealProgress(progress.looked_at + len(page), progress.resealed + written)
+        wait(progress, written)
+    return progress
+
+
+def _pages(store: MetadataStore) -> Iterator[list[str]]:
+    """Yield the keys that have values, except that of the cluster itself and leased ones, in pages."""
+    yield list(_SINGLE)
+    for root, depth in _BRANCHES.items():
+        keys = list(_below(store, root, depth))
+        yield from (keys[at : at + PAGE] for at in range(0, len(keys), PAGE))
+    for root in (LEDGERS_KEY, UNDER_REPLICATED_KEY):
+        after = -1
+        while leaves := leaves_after(store, root, after, PAGE):
+            yield [key for _, key in leaves]
+            after = leaves[-1][0]
+
+
+def _below(store: MetadataStore, key: str, depth: int) -> Iterator[str]:
+    if depth == 0:
+        yield key
+        return
+    for name in sorted(store.children(key)):
+        yield from _below(store, f"{key}/{name}", depth - 1)
+
+
+def _stale(store: MetadataStore, page: list[str], current: int) -> list[str]:
+    nodes = zip(page, store.get_many(page), strict=True)
+    return [key for key, node in nodes if node is not None and _is_old(node.value, current)]
+
+
+def _is_old(value: bytes, current: int) -> bool:
+    """Return whether a value has the MAC of another secret than the current one."""
+    return bool(value) and (value[0] == VALUE_FORMAT_BASE or epoch_of(value) != current)
+
+
+def _reseal(metadata: ClusterMetadata, store: MetadataStore, key: str, keys: MetadataKeys) -> bool:
+    """Give a value the MAC of the current secret; False if somebody else has changed it meanwhile."""
+    while (node := store.get(key, latest=True)) is not None and _is_old(node.value, keys.current):
+        kind, payload = decode_authenticated(key, node.value, keys)
+        since = unchanged_since(node.value, node.version)
+        token = token_of(node.value)
+        value = encode_authenticated(kind, key, token, payload, keys, metadata.feature_level, since)
+        with suppress(MetadataVersionError):
+            _replace(store, key, node, value)
+            return True
+    return False
+
+
+def _replace(store: MetadataStore, key: str, node: Node, value: bytes) -> None:
+    # Keys of ledgers are never removed; others may be, and made again with a version that looks the same.
+    reused = not key.startswith(f"{LEDGERS_KEY}/")
+    settle(
+        store,
+        key,
+        lambda: store.put(key, value, node.version, reused=reused),
+        lambda found: found is not None and found.value == value,
+    )
+
+
+def old_values(store: MetadataStore, current: int, *, most: int = 10) -> tuple[int, tuple[str, ...]]:
+    """Return how many values have the MAC of another secret than the current one, and the keys of some of them.
+
+    Args:
+        store: The store.
+        current: The current epoch.
+        most: How many keys are wanted.
+
+    Cost: Reads every value.
+    """
+    count, some = 0, []
+    for key, node in store.walk():
+        if key != CLUSTER_KEY and _is_old(node.value, current):
+            count += 1
+            if len(some) < most:
+                some.append(key)
+    return count, tuple(some)
