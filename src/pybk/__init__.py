@@ -91,6 +91,7 @@ from pybk.manager import LedgerManager
 from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieRegistration, BookieState
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataProblem, MetadataRestoreReport
+from pybk.metadata.resealing import SecretStatus
 from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings, ScrubSettings
 from pybk.metadata.store import Watch
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
@@ -271,6 +272,7 @@ __all__ = [
     "ScrubStatus",
     "SealMismatchError",
     "Secret",
+    "SecretStatus",
     "SkippedSnapshot",
     "SnapshotContent",
     "SnapshotInfo",

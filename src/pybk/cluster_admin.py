@@ -157,7 +157,7 @@ class ClusterAdmin:
     # ---- the cluster's secret ----------------------------------------------------------------------------------
 
     def secret_status(self) -> SecretStatus:
-        """Return how far the replacement of the cluster's secret is; ``docs/secrets.md`` has the steps.
+        """Return how far the replacement of the cluster's secret is; ``docs/metadata.md`` has the steps.
 
         Cost: Reads every value of the metadata.
         """
@@ -168,7 +168,7 @@ class ClusterAdmin:
         return await asyncio.to_thread(self.secret_status)
 
     def add_secret(self) -> None:
-        """Have the cluster accept the new secret, which the manager was given beside the present one.
+        """Have the cluster accept the new secret, which the manager was given next to the present one.
 
         Repeating it does nothing.
 
@@ -231,9 +231,7 @@ class ClusterAdmin:
         self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
     ) -> int:
         """Reseal as ``reseal_metadata`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(
-            self.reseal_metadata, values_per_second=values_per_second, progress=progress
-        )
+        return await asyncio.to_thread(self.reseal_metadata, values_per_second=values_per_second, progress=progress)
 
     def retire_secret(self) -> None:
         """Have the cluster refuse the old secret; it opens nothing from then on. Repeating it does nothing.

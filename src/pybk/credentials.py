@@ -18,7 +18,7 @@ PASSWORD: Final = "PYBK_PASSWORD"
 CLUSTER_SECRET: Final = "PYBK_CLUSTER_SECRET"
 """Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it.
 
-While the secret is replaced, the variable with ``_NEXT`` appended may hold a second one; beside a file, the file whose
+While the secret is replaced, the variable with ``_NEXT`` appended may hold a second one; next to a file, the file whose
 name ends with ``.next``.
 """
 

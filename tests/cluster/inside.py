@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pybk.config import StoreConfig
+from pybk.credentials import ClusterSecret
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
@@ -41,6 +42,7 @@ class Inside:
     Attributes:
         url: The metadata store's.
         secret: The cluster's; None for none.
+        given: What bookies and clients are given from now on, at first the secret.
         bookies: The managers of the bookies, by place.
         autorecovery: Whether the bookies repair the cluster; most tests want to see what happens without that.
     """
@@ -59,6 +61,7 @@ class Inside:
         self.directory = directory
         self.autorecovery = autorecovery
         self.secret = secret
+        self.given: ClusterSecret | None = secret
         self.scheme = scheme
         self.url = make_cluster(directory, secret, level, url)
         self._stack = ExitStack()
@@ -77,7 +80,7 @@ class Inside:
             self.directory / f"bookie-{place}",
             listen=listen,
             metadata=self.url,
-            cluster_secret=self.secret,
+            cluster_secret=self.given,
             bookie_id=f"bookie-{place}" if name == "" else name,
             moved=moved,
             rack=rack,
@@ -90,7 +93,7 @@ class Inside:
     def connect(self, **settings: Any) -> LedgerManager:
         """Return another client; it is closed with the cluster."""
         manager = LedgerManager.connect(
-            self.url, cluster_secret=self.secret, config=StoreConfig(**{**QUICK, **settings})
+            self.url, cluster_secret=self.given, config=StoreConfig(**{**QUICK, **settings})
         )
         self._stack.callback(manager.close)
         return manager

@@ -210,8 +210,6 @@ class BookieServer:
         self._cookie: Final = OwnCookie(metadata, bookie, str(Location.parse(rack)))
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self.machine.read_only = self._cookie.state.read_only
-        self._sessions = (0 if metadata.keys is None else metadata.keys.current), 0
-        """The epoch of the cluster's secret, and the sessions that had another one when they were counted last."""
         self._registering = threading.Lock()
         """Held while what is registered is computed and written, so that nothing older is written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
@@ -268,6 +266,8 @@ class BookieServer:
 
     def _begin(self) -> None:
         """Register the bookie, which serves already, and look after it from now on."""
+        self._sessions = (0 if self._metadata.keys is None else self._metadata.keys.current), 0
+        """The epoch of the cluster's secret, and the sessions that had another one when they were counted last."""
         registered = self.registered = self._metadata.register(self.registration())
         self._cookie.follow(self._state_changed)
         self._secrets_watch = self._metadata.watch_secrets(self._follow_secrets)

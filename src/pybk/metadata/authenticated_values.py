@@ -8,8 +8,8 @@ secret has no MACs. The key epoch names the secret.
 
 A value of format 3 was *resealed*: another MAC was made for a value that did not change, by the key of a later epoch.
 Its header has ``since (16)`` after the token: the version that the key had when it got this payload, so that all
-versions from there on have the same payload and token. Whoever expects one of them in a compare-and-set has read
-what the key has, and goes on from the version that it has now (``AuthenticatedValues.change``).
+versions from there on have the same payload and token. A writer that expects one of them in a compare-and-set has read
+what the key has, and continues from the version that it has now (``AuthenticatedValues.change``).
 """
 
 from __future__ import annotations

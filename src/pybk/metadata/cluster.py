@@ -253,7 +253,7 @@ class ClusterMetadata(
     # ---- secrets -------------------------------------------------------------------------------------------------
 
     def add_secret(self) -> SecretEpochs:
-        """Make the secret that was given beside the current one the next epoch: its values are accepted from now on.
+        """Make the secret that was given next to the current one the next epoch: its values are accepted from now on.
 
         Repeating it does nothing.
 
@@ -622,7 +622,7 @@ def proof_of(
         mac_key: The metadata key.
         level: The level.
         epoch: The key epoch.
-        claim: What is authenticated beside them, ``SecretEpochs.claim``; empty as long as there was one epoch only.
+        claim: What is authenticated next to them, ``SecretEpochs.claim``; empty as long as there was one epoch only.
     """
     parts = [identity.cluster_id, identity.salt, identity.cost.to_bytes(8, "big")]
     if level < FeatureLevel.SEALS:

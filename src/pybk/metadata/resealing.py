@@ -1,8 +1,9 @@
 """Values whose MAC was made with an old secret of the cluster: which there are, and giving them the current one's.
 
-A value that is resealed keeps its payload and its token, and says since which version it has them, so that whoever has
-read it before can still change it (``authenticated_values``). Leased keys are left to those who hold the leases, which
-write them anew by themselves. The pages are small, because the metadata of a cluster may not fit in memory.
+A value that is resealed keeps its payload and its token, and says since which version it has them, so that a writer
+that has read it before can still change it (``authenticated_values``). Leased keys are left to those who hold the
+leases, which write them anew by themselves. The pages are small, because the metadata of a cluster may not fit in
+memory.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, leaves_after
 from pybk.metadata.locks import LOCKS_KEY
 from pybk.metadata.metadata_keys import MetadataKeys
+from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY
+from pybk.metadata.scrub_records import QUICK_KEY, SCRUB_KEY
 from pybk.metadata.settings import SETTINGS_KEY
 from pybk.metadata.store import MetadataStore, Node
 from pybk.metadata.underreplication import NEWS_KEY, UNDER_REPLICATED_KEY
@@ -44,9 +47,17 @@ LEASED: Final = (BOOKIES_KEY, LOCKS_KEY, REPORT_KEY)
 """The first names of leased keys."""
 
 _SINGLE: Final = (
-    *(IDS_KEY, NEWS_KEY, SETTINGS_KEY, DELETION_HEAD_KEY, AUDITOR_KEY, EPOCH_KEY, OUTDATED_KEY),
+    *(IDS_KEY, NEWS_KEY, SETTINGS_KEY, DELETION_HEAD_KEY, AUDITOR_KEY, EPOCH_KEY, OUTDATED_KEY, QUICK_KEY),
 )
-_BRANCHES: Final = {COOKIES_KEY: 1, POSITIONS_KEY: 1, POINTERS_KEY: 2, DELETIONS_KEY: 1, DELETION_POSITIONS_KEY: 1}
+_BRANCHES: Final = {
+    COOKIES_KEY: 1,
+    POSITIONS_KEY: 1,
+    POINTERS_KEY: 2,
+    DELETIONS_KEY: 1,
+    DELETION_POSITIONS_KEY: 1,
+    SCRUB_KEY: 1,
+    ORPHANS_KEY: 1,
+}
 """How many levels below a key its values are."""
 
 
@@ -260,7 +271,8 @@ def old_values(store: MetadataStore, current: int, *, most: int = 10) -> tuple[i
 
     Cost: Reads every value.
     """
-    count, some = 0, []
+    count = 0
+    some: list[str] = []
     for key, node in store.walk():
         if key != CLUSTER_KEY and _is_old(node.value, current):
             count += 1

@@ -5,16 +5,16 @@ Theory of operation
 
 A cluster's first secret has epoch 0, and each further one the next number. Epochs go through
 
-    add:    the next epoch becomes valid beside the current one    every member that holds both secrets accepts both
+    add:    the next epoch becomes valid next to the current one    every member that holds both secrets accepts both
     switch: the next epoch becomes the current one                 what is written, and each new session, is of it
     retire: the epoch before is no longer valid                    its secret opens nothing any more
 
 so at most two are valid, and the newest epoch is valid always. A valid epoch has a *proof*: a MAC by its metadata key
 over the cluster's identity and, once there was a second epoch, over all that is said here. Nobody can change any of it
-without a valid secret, and whoever changes it makes all proofs anew.
+without a valid secret, and the process that changes it makes all proofs anew.
 
-The metadata key of epoch N is kept, encrypted under that of epoch N + 1 (``earlier``). So whoever has the newest secret
-has all the keys before it, and no secret leads to a later one. The keys of retired epochs verify descriptions of
+The metadata key of epoch N is kept, encrypted under that of epoch N + 1 (``earlier``). So a process that has the newest
+secret has all the keys before it, and no secret leads to a later one. The keys of retired epochs verify descriptions of
 ledgers, which bookies keep for ever as they were made; they never verify a value, and admit nobody. ``retired`` has a
 MAC by the key of each retired epoch, by which a process that still has only the old secret recognises that.
 """
@@ -65,7 +65,7 @@ class SecretEpochs:
         return self.proofs == {0: b""}
 
     def claim(self) -> bytes:
-        """Return the bytes that each proof covers beside the identity; empty as long as there was one epoch only."""
+        """Return the bytes that each proof covers next to the identity; empty as long as there was one epoch only."""
         return b"" if self.newest == 0 else encode_json(self._values(list(map(str, sorted(self.proofs)))))
 
     def values(self) -> dict[str, Any]:

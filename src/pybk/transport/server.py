@@ -113,6 +113,9 @@ SILENCE_NS: Final = 600 * 10**9
 PROBE_NS: Final = 10**9
 """How long a probed session has to answer."""
 
+OLD_SILENCE_NS: Final = 15 * 10**9
+"""How long a session of an old secret is silent until it is not in use; a link that is polled pings before."""
+
 IDLE_NS: Final = 60 * 10**9
 """A session without rights that was silent for this long is ended when a new one needs its slot."""
 
@@ -396,7 +399,9 @@ class Server:
             self._drop(peer)
 
     def old_sessions(self) -> int:
-        """Return how many sessions began with another secret than the current one, of clients that are still there.
+        """Return how many sessions began with another secret than the current one, and were in use just now.
+
+        A client that is silent may be idle: then it begins a new session with its next request, whatever its secret.
 
         Threads: that which calls ``receive``.
         """
@@ -405,7 +410,8 @@ class Server:
         current = self._keys.current
         for peer in [peer for peer in self.peers.values() if peer.keys is not current]:
             self._answer(peer, PROBE_ID, encode(_OK))  # ends the session if the client is gone
-        return sum(peer.keys is not current for peer in self.peers.values())
+        since_ns = time.monotonic_ns() - OLD_SILENCE_NS
+        return sum(peer.keys is not current and peer._seen_ns >= since_ns for peer in self.peers.values())
 
     def drain(self) -> bool:
         """Receive messages from the socket into the lanes, up to a bound.
