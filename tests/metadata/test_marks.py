@@ -117,6 +117,14 @@ def test_the_marks_of_one_ledger_are_read_alone(world: World) -> None:
     assert cluster.marks_of(6) == []
 
 
+def test_marks_are_read_by_their_keys(world: World) -> None:
+    cluster = cluster_on(world.open())
+    for number in (1, 2):
+        cluster.mark_under_replicated(7, bookie(number), 0)
+    keys = [missing_key(7, bookie(2)), missing_key(8, bookie(1))]
+    assert cluster.marks_at(keys) == [mark for mark in cluster.marks_of(7) if mark.bookie == bookie(2)]
+
+
 def test_what_a_mark_says_is_bounded() -> None:
     cluster = cluster_on(SimWorld().open())
     for values in ({"size_bytes": -1}, {"since_ns": 1 << 63}, {"size_bytes": True}):

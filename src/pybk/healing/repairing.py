@@ -34,7 +34,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
@@ -46,8 +46,9 @@ from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
-from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS
+from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.storage.io.failures import start_thread
 from pybk.workers import Workers
@@ -75,7 +76,10 @@ BATCH: Final = 16
 """Ledgers that are repaired under one lease."""
 
 PASS_S: Final = 2.0
-"""Seconds after which a pass takes no further bucket."""
+"""Seconds after which a pass takes no further bucket, unless listing the marks took long."""
+
+_LISTING_SHARE: Final = 10
+"""A pass lasts so many times as long as its listing at least, so that listings take a tenth of the time at most."""
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
@@ -163,9 +167,11 @@ class Repairer:
         self.failures: dict[int, tuple[float, float]] = {}
         """By ledger that failed: its next pause in seconds, and the monotonic time of its next try."""
         now_ns = time.monotonic_ns()
-        self._rate = self._repair_settings.bytes_per_second
-        self._inbound = TokenBucket(self._rate, now_ns)
-        self._outbound = bookie.copy_reads.pace = TokenBucket(self._rate, now_ns)
+        self._first: Candidate | None = None
+        """The first ledger of the batch that is repaired, or was repaired last."""
+        rate = self._repair_settings.bytes_per_second
+        self._inbound = TokenBucket(rate, now_ns)
+        self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
         self._guard = ForegroundGuard()
         self._sampled_ns = now_ns
         self._stopping = threading.Event()
@@ -210,11 +216,14 @@ class Repairer:
         candidates = self._candidates(ready, marks)
         if any(each.rank == _REBALANCE for each in candidates) and not self._metadata.is_quiet(time.time_ns()):
             candidates = [each for each in candidates if each.rank != _REBALANCE]
-        for batch in batches(candidates):
-            if self._stopping.is_set() or time.monotonic() > began + PASS_S:
+        listed = batches(candidates)
+        until = began + max(PASS_S, _LISTING_SHARE * (time.monotonic() - began))
+        for batch in listed:
+            if self._stopping.is_set() or time.monotonic() > until:
                 break
-            self._set_rate(batch[0])
-            worked |= self._repair_batch(batch)
+            self._first = batch[0]
+            self._set_rate()
+            worked |= self._repair_batch(batch, marks)
         return worked
 
     def _queued_marks(self) -> dict[int, list[UnderReplicatedLedger]]:
@@ -256,19 +265,19 @@ class Repairer:
                 found.append(Candidate(copies, rank, since_ns, ledger_id))
         return found
 
-    def _repair_batch(self, batch: Sequence[Candidate]) -> bool:
+    def _repair_batch(self, batch: Sequence[Candidate], marks: Mapping[int, Sequence[UnderReplicatedLedger]]) -> bool:
         """Repair ledgers of one bucket, if its lease is free; return whether it was."""
         lease = self._metadata.try_lock(f"repair-{bucket_of(batch[0].ledger_id)}", str(self._bookie.bookie))
         if lease is None:
             return False
         with ExitStack() as leased:
             leased.callback(lease.release)
-            self._repair_all(each.ledger_id for each in batch)
+            self._repair_all({each.ledger_id: marks[each.ledger_id] for each in batch})
         return True
 
-    def _repair_all(self, ledger_ids: Iterable[int]) -> None:
-        """Repair ledgers, several at a time; returns when all have ended."""
-        submitted = [self._workers.submit(partial(self.try_repair, ledger_id)) for ledger_id in ledger_ids]
+    def _repair_all(self, ledgers: Mapping[int, Sequence[UnderReplicatedLedger]]) -> None:
+        """Repair ledgers with their marks, several at a time; returns when all have ended."""
+        submitted = [self._workers.submit(partial(self.try_repair, *each)) for each in ledgers.items()]
         left: Collection[Future[None]] = [future for future in submitted if future is not None]
         while left:
             left = wait(left, SAMPLE_NS / 1e9).not_done
@@ -276,11 +285,17 @@ class Repairer:
 
     # ---- one ledger ----------------------------------------------------------------------------------------------
 
-    def try_repair(self, ledger_id: int) -> None:
-        """Repair a ledger; a failure is logged, counted in its marks, and tried again after a pause."""
+    def try_repair(self, ledger_id: int, listed: Sequence[UnderReplicatedLedger]) -> None:
+        """Repair a ledger; a failure is logged, counted in its marks, and tried again after a pause.
+
+        Args:
+            ledger_id: The ledger.
+            listed: Its marks as they were listed; others that it has got since then are left to the next pass.
+        """
+        keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
             if not self._stopping.is_set():
-                self._repair(ledger_id)
+                self._repair(ledger_id, keys)
             self.failures.pop(ledger_id, None)
         except Exception as error:  # whatever failed, the other ledgers have to be repaired
             if self._stopping.is_set():
@@ -291,12 +306,12 @@ class Repairer:
             known = isinstance(error, PybkError)
             logger.warning("ledger %d is not repaired yet: %s", ledger_id, error, exc_info=not known)
             if not isinstance(error, MetadataUnreachableError):
-                self._note_failure(ledger_id, str(error) or repr(error))
+                self._note_failure(ledger_id, keys, str(error) or repr(error))
 
-    def _note_failure(self, ledger_id: int, text: str) -> None:
+    def _note_failure(self, ledger_id: int, keys: Sequence[str], text: str) -> None:
         """Record a failure in the marks of a ledger; after ``TRIES`` they are stuck."""
         try:
-            marks = self._metadata.marks_of(ledger_id)
+            marks = self._metadata.marks_at(keys)
             self._count_ledger(marks, "failed")
             for mark in marks:
                 if self._is_due(mark):
@@ -307,10 +322,10 @@ class Repairer:
         except PybkError as error:
             logger.warning("ledger %d: its failed repair is not recorded: %s", ledger_id, error)
 
-    def _repair(self, ledger_id: int) -> None:
-        """Do what this bookie can do for a ledger, and remove the marks that are done."""
+    def _repair(self, ledger_id: int, keys: Sequence[str]) -> None:
+        """Do what this bookie can do for a ledger with marks at these keys, and remove the marks that are done."""
         while True:
-            marks = self._metadata.marks_of(ledger_id)  # before the metadata: what is removed was covered by the copies
+            marks = self._metadata.marks_at(keys)  # before the metadata: what is removed was covered by the copies
             try:
                 metadata, version = self._metadata.read_ledger(ledger_id)
             except LedgerDeletedError:
@@ -324,8 +339,9 @@ class Repairer:
                 assert self._recover is not None
                 self._recover(ledger_id)
                 continue
-            for fragment in work.fragments:
-                copied = self._copy(RemoteLedger(metadata, version, self._metadata.describe(metadata)), *fragment)
+            ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
+            for number, fragment in enumerate(work.fragments):
+                copied = self._copy(ledger, *fragment, fresh=number == 0)
                 self._membership.metrics.add(REPAIR_COPIED_BYTES, copied, labels=(("reason", _reason_of(marks)),))
             self._unmark(work.filled)
             if work.fragments:
@@ -342,8 +358,15 @@ class Repairer:
         for mark in marks:
             self._metadata.unmark_under_replicated(mark)
 
-    def _copy(self, ledger: RemoteLedger, first_entry_id: int, replaced: Bookie | None) -> int:
-        """Complete a fragment at this bookie, which takes or has a place in it; return the bytes that were copied."""
+    def _copy(self, ledger: RemoteLedger, first_entry_id: int, replaced: Bookie | None, *, fresh: bool) -> int:
+        """Complete a fragment at this bookie, which takes or has a place in it; return the bytes that were copied.
+
+        Args:
+            ledger: The ledger.
+            first_entry_id: The fragment.
+            replaced: As in ``FragmentWork``.
+            fresh: Whether no copy of this ledger has been made since its metadata was read.
+        """
         own = self._bookie.bookie
         lost = frozenset((own if replaced is None else replaced,))
         stay = lost if replaced is None else frozenset()
@@ -351,7 +374,8 @@ class Repairer:
             ledger.ledger_id, first_entry_id, lost, stay=stay, target=own, pace=self._inbound
         )
         copy = FragmentCopy(self._driver, ledger, machine)
-        self._driver.run(copy, machine.start)
+        known = MetadataRead(ledger.metadata, ledger.version)
+        self._driver.run(copy, partial(machine.step, known) if fresh else machine.start)
         self.copied_bytes += machine.copied_bytes
         return machine.copied_bytes
 
@@ -394,24 +418,23 @@ class Repairer:
 
     # ---- rates ---------------------------------------------------------------------------------------------------
 
-    def _set_rate(self, first: Candidate) -> None:
-        """Choose the rate of copies for a queue that begins with this ledger."""
-        settings = self._repair_settings
-        self._rate = settings.bytes_per_second
-        if first.copies <= 1:
-            self._rate = settings.urgent_bytes_per_second
-        elif tuple(RepairReason)[first.rank] in _BACKGROUND:
-            self._rate = settings.background_bytes_per_second
-        self._inbound.rate = self._outbound.rate = self._rate * self._guard.factor
+    def _set_rate(self) -> None:
+        """Choose the rate of copies, by the settings as they are now and the queue's first ledger."""
+        settings, first = self._repair_settings, self._first
+        rate = settings.bytes_per_second
+        if first is not None and first.copies <= 1:
+            rate = settings.urgent_bytes_per_second
+        elif first is not None and tuple(RepairReason)[first.rank] in _BACKGROUND:
+            rate = settings.background_bytes_per_second
+        self._inbound.rate = self._outbound.rate = rate * self._guard.factor
 
     def _sample(self) -> None:
         """Look every ten seconds how long the appends of applications take, and adapt the rate."""
         now_ns = time.monotonic_ns()
         if now_ns - self._sampled_ns >= SAMPLE_NS:
             self._sampled_ns = now_ns
-            self._inbound.rate = self._outbound.rate = self._rate * self._guard.sample(
-                self._bookie.append_latency.take_p99()
-            )
+            self._guard.sample(self._bookie.append_latency.take_p99())
+            self._set_rate()
 
     def foreground_share(self) -> float:
         """Return the share of its rate that background work may use now, because applications' appends come first."""

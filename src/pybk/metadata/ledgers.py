@@ -370,9 +370,10 @@ class Ledgers(AuthenticatedValues):
     def _is_deleted(self, key: str, ledger_id: int, node: Node) -> bool:
         """Return whether a key holds a tombstone; a damaged value does not count as one."""
         try:
-            return self._ledger(key, ledger_id, node) is None
+            kind, _ = decode_authenticated(key, node.value, self._mac_key)
         except (CorruptError, MetadataForgedError, UnsupportedFormatError):
             return False  # reading the ledger's metadata raises the error
+        return kind is ValueKind.DELETED
 
     def ledger_versions(self, ledger_ids: Sequence[int]) -> list[int | None]:
         """Return the version of each ledger's metadata, which each change increases; None for a ledger without a key.

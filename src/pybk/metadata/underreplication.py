@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -240,6 +240,15 @@ class UnderReplication(AuthenticatedValues):
         root, _, last = f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}".rpartition("/")
         names = [name for name in self._store.children(root) if name[:_LAST_DIGITS] == last]
         return self._records([f"{root}/{name}" for name in names]) if names else []
+
+    def marks_at(self, keys: Sequence[str]) -> list[UnderReplicatedLedger]:
+        """Return the marks at keys that ``missing_key`` made; a key without a mark has none.
+
+        Damaged marks are left out, and logged.
+
+        Cost: As ``MetadataStore.get_many``, however many marks there are.
+        """
+        return self._records(list(keys))
 
     def unmark_under_replicated(self, record: UnderReplicatedLedger) -> bool:
         """Remove a mark after its entries were replicated again.
