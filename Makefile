@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors sbom check bench bench-cluster bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors sbom check bench bench-cluster bench-healing bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,6 +29,7 @@ help:
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
+	@echo "make bench-healing       figures of repairs: a lost bookie, planning, rest; ARGS=--quick, or loss, plan, idle"
 	@echo "make bench-streams       figures of logs and blobs beside ledgers, sqlite3 and the bare disk; ARGS=... as for bench"
 	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
 	@echo "make bench-compare BASE=commit   is this tree slower than a commit? ARGS=... names rows"
@@ -79,6 +80,9 @@ bench: $(VENV)/.bench
 
 bench-cluster: $(VENV)/.bench
 	$(BIN)/python -m bench.cluster $(ARGS)
+
+bench-healing: $(VENV)/.bench
+	$(BIN)/python -m bench.healing $(ARGS)
 
 bench-streams: $(VENV)/.bench
 	$(BIN)/python -m bench.streams $(ARGS)
