@@ -98,7 +98,7 @@ class Deletions(Ledgers, Bookies):
         found = [
             ledger_id
             for (ledger_id, key), node in zip(leaves, nodes, strict=True)
-            if node is not None and self._is_deleted(key, ledger_id, node)
+            if node is not None and self._is_deleted(key, node)
         ]
         return DeletedPage(found, leaves[-1][0] if len(leaves) >= count else None)
 

@@ -360,17 +360,17 @@ class Ledgers(AuthenticatedValues):
             for (ledger_id, key), node in zip(leaves, self._store.get_many([key for _, key in leaves]), strict=True):
                 if len(key) != _KEY_CHARS:
                     logger.warning("metadata key %.200r does not name a ledger, and is left out; remove it", key)
-                elif node is not None and not self._is_deleted(key, ledger_id, node):
+                elif node is not None and not self._is_deleted(key, node):
                     live.append(ledger_id)
             if len(leaves) < wanted:
                 break
             after = leaves[-1][0]
         return live
 
-    def _is_deleted(self, key: str, ledger_id: int, node: Node) -> bool:
+    def _is_deleted(self, key: str, node: Node) -> bool:
         """Return whether a key holds a tombstone; a damaged value does not count as one."""
         try:
-            kind, _ = decode_authenticated(key, node.value, self._mac_key)
+            kind, _ = self.decoded(key, node.value)
         except (CorruptError, MetadataForgedError, UnsupportedFormatError):
             return False  # reading the ledger's metadata raises the error
         return kind is ValueKind.DELETED
