@@ -17,7 +17,7 @@ from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metrics import MEMBER_RECOVERIES
-from pybk.replication.messages import Add, Force, Move, Read, ReadLac, Reply, Status
+from pybk.replication.messages import Add, AskWriter, Force, Move, Read, ReadLac, Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
@@ -197,3 +197,15 @@ def test_a_bookie_that_does_not_know_the_message_refuses_it(cluster: Inside, mon
 def test_links_without_a_secret_have_no_key() -> None:
     with Links() as links:
         assert links.member_key is None
+
+
+def test_a_bookie_knows_the_session_of_a_writer_from_those_of_readers(cluster: Inside) -> None:
+    with ExitStack() as stack:
+        member = Member(cluster, stack)
+        assert status_of(member, AskWriter(member.ledger_id)) is Status.OK
+        assert status_of(member, AskWriter(member.ledger_id + 1)) is Status.NO_WRITER
+        reading = cluster.connect()
+        with reading.open_ledger(member.ledger_id, password=PASSWORD, recover=False) as reader:
+            assert [entry.payload for entry in reader.read(0, 0)] == [b"first"]
+            member.manager.close()
+            assert status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER

@@ -14,7 +14,7 @@ from pybk.client.rereplication import FragmentCopy
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
 from pybk.healing.repairing import BATCH, BUCKETS, TRIES, Candidate, Repairer, batches, bucket_of
-from pybk.ledger import Bookie
+from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.settings import ClusterSettings
@@ -192,3 +192,36 @@ def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> Non
 
 def test_neighbours_are_in_different_buckets() -> None:
     assert {bucket_of(ledger_id) for ledger_id in range(BUCKETS)} == set(range(BUCKETS))
+
+
+def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bookies were started since its last append, so that only the writer itself can show them that it lives."""
+    monkeypatch.setattr(repairing, "LOOK_S", 0.1)
+    monkeypatch.setattr(repairing, "PAUSE_S", 0.01)
+    client, other = four.connect(), four.connect()
+    metadata = metadata_of(other)
+    metadata.change_settings(lambda old: replace(old, repair=replace(old.repair, recover_abandoned=True)))
+    writer = client.create_ledger(password=b"correct horse")
+    writer.append(b"entry")
+    ensemble = metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble
+    places = [int(bookie.bookie_id[-1]) for bookie in ensemble]
+    for place in places[1:]:
+        four.bookies[place].close()
+        four.bookies[place] = four.open_bookie(place)
+    four.bookies[places[0]].close()
+    wait_until(lambda: all(cluster_backend_of(each).membership.find(ensemble[0]) is None for each in (client, other)))
+    metadata.mark_under_replicated(
+        *(writer.ledger_id, ensemble[0], 0), reason=RepairReason.LOST, state=RepairState.WAITING_FOR_OWNER
+    )
+    backend = cluster_backend_of(four.bookies[places[1]])
+    repairer = Repairer(
+        backend.driver, backend.membership, service_of(four.bookies[places[1]]), backend.recover_abandoned
+    )
+    with ExitStack() as stack:
+        stack.callback(repairer.stop)
+        wait_until(lambda: repairer.failures.get(writer.ledger_id, (0.0, 0.0))[0] > 0.1)  # it was asked several times
+        assert other.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
+        assert metadata.marks_of(writer.ledger_id)[0].tries == 0
+        client.close()
+        wait_until(lambda: other.ledger_metadata(writer.ledger_id).state is LedgerState.CLOSED)
+    assert other.ledger_metadata(writer.ledger_id).last_entry_id == 0

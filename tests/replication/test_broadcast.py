@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pybk.replication.broadcast import BroadcastMachine, LacBroadcastMachine
+import pytest
+
+from pybk.replication.broadcast import BroadcastMachine, LacBroadcastMachine, WriterSearchMachine
 from pybk.replication.messages import BroadcastEnded, LacReply, ReadLac, Reply, Send, Status, Woken, WriteLac
 from tests.replication.driving import LEDGER, Driven, bookie
 
@@ -56,3 +58,29 @@ def test_the_highest_lac_of_all_bookies_is_kept() -> None:
     driven.lose(3)
     assert driven.effects == [BroadcastEnded(((bookie(2), Status.UNKNOWN), (bookie(3), None)))]
     assert machine.last_add_confirmed == 8
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ((Status.NO_WRITER, Status.NO_WRITER), False),
+        ((Status.NO_WRITER, Status.OK), True),
+        ((None, Status.OK), True),
+        ((None, Status.NO_WRITER), None),
+        ((Status.REFUSED, Status.NO_WRITER), None),
+        ((), None),
+    ],
+    ids=str,
+)
+def test_a_writer_is_gone_only_if_all_bookies_say_so(answers: tuple[Status | None, ...], found: bool | None) -> None:
+    """A bookie of an older version does not know the question, and refuses it."""
+    machine = WriterSearchMachine(LEDGER, map(bookie, range(len(answers))))
+    driven = Driven(machine)
+    driven.take(machine.start(0))
+    for place, status in enumerate(answers):
+        if status is None:
+            driven.lose(place)
+        else:
+            driven.answer(place, Reply(status))
+    assert isinstance(driven.effects[-1], BroadcastEnded)
+    assert machine.found is found

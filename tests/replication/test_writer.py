@@ -97,6 +97,16 @@ def test_the_lac_is_piggybacked_and_sent_when_nothing_is_outstanding() -> None:
     assert writer.writer.send_lac() == []
 
 
+def test_an_idle_writer_shows_that_it_lives_also_before_its_first_entry() -> None:
+    writer = Writer()
+    for _ in range(2):
+        writer.sends.clear()
+        writer.take(writer.writer.announce())
+        assert [(send.bookie, send.request) for send in writer.sends] == [
+            (bookie(number), WriteLac(5, -1)) for number in range(3)
+        ]
+
+
 def test_a_watched_lac_is_sent_at_once() -> None:
     writer = Writer()
     writer.submit(0, 0)

@@ -28,7 +28,7 @@ from pybk.client import wire
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.flags import StorageHint
 from pybk.metrics import REQUEST_FAULTS
-from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac
+from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac
 from pybk.transport import client_links, curve
 from pybk.transport.cluster_keys import MAC_BYTES, ClusterKeys, Mac, RightsKey, greeting_mac, session_mac
 from pybk.transport.codec import (
@@ -187,6 +187,7 @@ class Fuzzer:
             ReadLac(ledger_id, beyond=-1 + positive % 3, wait_ns=positive),
             Force(ledger_id),
             Move(ledger_id, draw.choice([*StorageHint])),
+            AskWriter(ledger_id),
             LacPacket(ledger_id, draw.randbytes(32)),
             self._proof(ledger_id),
             Ping(),

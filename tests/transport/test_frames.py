@@ -15,7 +15,7 @@ from xxhash import xxh3_128_digest
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
-from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac, Reply, Status
+from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac, Reply, Status
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport import codec, frames
 from pybk.transport.cluster_keys import Mac, keyed_mac
@@ -135,6 +135,7 @@ MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
     (Read(7, 0, 10, 1, 1000), True),
     (Read(7, 0, 10, 3, 1000, True, True), True),
     (Move(7, StorageHint.HDD), True),
+    (AskWriter(7), True),
     (Authorize(7, b"description", b"s" * 64), True),
     (AuthorizeMember(7, b"description", b"m" * 32), True),
     (LacPacket(7, b"p" * 32), True),

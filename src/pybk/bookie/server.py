@@ -49,6 +49,7 @@ from pybk.replication.fragments import fragment_end
 from pybk.replication.locations import Location
 from pybk.replication.messages import (
     Add,
+    AskWriter,
     EntryRun,
     Force,
     LacReply,
@@ -108,6 +109,8 @@ SESSION_POLLS_MAX: Final = 1024
 
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
 _REFUSED: Final = Reply(Status.REFUSED)
+_WRITER: Final = Reply(Status.OK)
+_NO_WRITER: Final = Reply(Status.NO_WRITER)
 _packet_lac = Struct(">8xq").unpack_from
 
 
@@ -451,11 +454,16 @@ class BookieServer:
                 self.look_aside(peer, request_id, request, self._check_fence)
             elif isinstance(request, Move):
                 self._moving.submit(partial(self.move, peer, request_id, request))
+            elif isinstance(request, AskWriter):
+                found = self.server.has_writer(request.ledger_id)
+                self.server.reply(peer, request_id, _WRITER if found else _NO_WRITER)
             elif isinstance(request, Read) and request.checked and not request.fence:
                 self._perform(self.copy_reads.read((peer, request_id), request, now_ns))
             else:
                 right = peer.rights.get(request.ledger_id)
                 description = None if right is None else self._describe(right.description)
+                if right is not None and _is_of_writer(request):
+                    peer.writes.add(request.ledger_id)
                 self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
@@ -900,7 +908,14 @@ def _peer_of(sender: tuple[Peer, int]) -> Peer:
 
 
 def _needs_right(request: Request) -> bool:
-    return not isinstance(request, Read | ReadLac) or request.fence
+    if isinstance(request, Read | ReadLac):
+        return request.fence
+    return not isinstance(request, AskWriter)
+
+
+def _is_of_writer(request: Request) -> bool:
+    """Return whether only the writer of a ledger sends a request, and neither its readers nor a recovery."""
+    return (type(request) is Add and not request.recovery) or type(request) is WriteLac
 
 
 def _request(message: WireRequest) -> Request:
@@ -908,7 +923,7 @@ def _request(message: WireRequest) -> Request:
     if isinstance(message, LacPacket):
         (lac,) = _packet_lac(message.packet)
         return WriteLac(message.ledger_id, lac, message.packet)
-    assert isinstance(message, Add | ReadLac | Read | Force | Move), "the server answers all else itself"
+    assert isinstance(message, Add | ReadLac | Read | Force | Move | AskWriter), "the server answers all else itself"
     return message
 
 

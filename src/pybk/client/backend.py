@@ -229,11 +229,17 @@ class ClusterBackend:
             raise ClosedError(f"the manager of {self.where} is closed; open it again")
 
     def _bookies_changed(self) -> None:
-        """Have each writer that lacks a bookie look for a replacement, because bookies came or went."""
+        """Have each writer that lacks a bookie look for a replacement, because bookies came or went.
+
+        Those that name a bookie that is away or leaves show the others that they live, or their ledgers could be taken
+        for abandoned (H12).
+        """
 
         def look_again() -> None:
             for writing in self._live_writings():
                 writing.bookies_changed(time.monotonic_ns())
+                if not all(map(self.membership.keeps, writing.ledger.metadata.fragments[-1].ensemble)):
+                    writing.announce()
 
         self.driver.post(look_again)
 

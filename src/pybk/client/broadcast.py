@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pybk.client.driver import Conversation
 from pybk.errors import StorageFullError
-from pybk.replication.broadcast import BroadcastMachine, LacBroadcastMachine
+from pybk.replication.broadcast import BroadcastMachine, LacBroadcastMachine, WriterSearchMachine
 from pybk.replication.messages import Add, BroadcastEnded, Effect, EntryRun, Force, Move, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
@@ -95,6 +95,28 @@ def proven_lac(driver: Driver, ledger: RemoteLedger) -> int:
     broadcast = Broadcast(driver, ledger, machine)
     driver.run(broadcast, machine.start)
     return machine.last_add_confirmed
+
+
+def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], object | None]) -> bool | None:
+    """Ask the registered bookies of a ledger's last fragment whether its writer lives: whether it has a session there.
+
+    A writer that is alive and has nothing to append keeps its sessions, and begins them again when a bookie of the
+    ensemble is gone, or a bookie is back (``WriterMachine.announce``).
+
+    Args:
+        driver: Sends the requests.
+        ledger: The ledger; its password is not needed.
+        find: Returns None for a bookie that is not registered, such as ``Membership.find``.
+
+    Returns:
+        True if one of them has such a session, False if all say that they have none, None if it is unknown.
+
+    Cost: One short request to each bookie.
+    """
+    there = [bookie for bookie in ledger.metadata.fragments[-1].ensemble if find(bookie) is not None]
+    machine = WriterSearchMachine(ledger.ledger_id, there)
+    driver.run(Broadcast(driver, ledger, machine), machine.start)
+    return machine.found
 
 
 def flush(driver: Driver, ledger: RemoteLedger) -> None:

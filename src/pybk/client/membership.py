@@ -130,6 +130,11 @@ class Membership:
         """Return a bookie's address and CURVE key; None if it, or this instance of it, is not registered."""
         return self._places.get(bookie)
 
+    def keeps(self, bookie: Bookie) -> bool:
+        """Return whether this instance of a bookie is registered, and takes entries, so that it can keep its places."""
+        found = self.bookies.get(bookie.bookie_id)
+        return found is not None and found.bookie == bookie and not found.read_only
+
     def rank(self) -> dict[Bookie, int]:
         """Return each bookie's rank for reads, lowest first: the near one, then the others at random to share load."""
         ranks = {found.bookie: 1 + self._random.getrandbits(16) for found in self.bookies.values()}

@@ -181,6 +181,11 @@ class Writing(Conversation[WriterMachine]):
         if not self.completion.done:
             self.driver.perform(self, self.machine.bookies_changed(now_ns))
 
+    def announce(self) -> None:
+        """Show the bookies that this writer lives; called while one of its ensemble is away."""
+        if not self.completion.done:
+            self.driver.perform(self, self.machine.announce())
+
     def force(self, last: int, completion: Completion) -> None:
         """Make everything up to an entry durable, then finish ``completion``."""
         if self.completion.done:

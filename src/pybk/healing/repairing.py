@@ -8,6 +8,7 @@ says what this bookie can do for a ledger; a worker copies to its own bookie alo
 
 1. List the marks. Leave out those that no worker can mend, and ledgers that failed a moment ago. A ledger that waits
    for its owner, because its writer is gone, is recovered without its password if the cluster's settings allow that.
+   Just before that, its bookies are asked whether the writer is there: a live one is never fenced by repairs (H12).
 2. Read the metadata of the marked ledgers, and order the ledgers by urgency: the fewest live sound copies first, then
    the reason, then the oldest. Urgency is computed here because it changes when other bookies fail.
 3. Take the lease of a *bucket*, which is a part of all ledgers by their ids, and repair those ledgers of the bucket
@@ -41,6 +42,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from pybk.client.broadcast import find_writer
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
@@ -258,7 +260,7 @@ class Repairer:
                     found.append(Candidate(_NO_COPIES_WANTED, rank, since_ns, ledger_id))
                 continue
             work = self._work(stored.metadata, ledger_marks)
-            if work.fragments or work.over or (work.unended and self._may_recover):
+            if work.fragments or work.over or self._is_left(work, ledger_marks):
                 copies = live_copies(stored.metadata, ledger_marks, self._presence)
                 if copies >= stored.metadata.write_quorum:
                     copies = max(copies, _WHOLE)  # one copy of one is no reason to hurry
@@ -294,19 +296,24 @@ class Repairer:
         """
         keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
-            if not self._stopping.is_set():
-                self._repair(ledger_id, keys)
-            self.failures.pop(ledger_id, None)
+            if self._stopping.is_set() or self._repair(ledger_id, keys):
+                self.failures.pop(ledger_id, None)
+            else:
+                self._pause(ledger_id)
         except Exception as error:  # whatever failed, the other ledgers have to be repaired
             if self._stopping.is_set():
                 return  # the copy was cut off by the close of the client
-            pause, _ = self.failures.get(ledger_id, (PAUSE_S, 0.0))
-            until = time.monotonic() + pause * random.uniform(0.75, 1.25)
-            self.failures[ledger_id] = min(2 * pause, PAUSE_MAX_S), until
+            self._pause(ledger_id)
             known = isinstance(error, PybkError)
             logger.warning("ledger %d is not repaired yet: %s", ledger_id, error, exc_info=not known)
             if not isinstance(error, MetadataUnreachableError):
                 self._note_failure(ledger_id, keys, str(error) or repr(error))
+
+    def _pause(self, ledger_id: int) -> None:
+        """Leave a ledger alone for a while, longer each time."""
+        pause, _ = self.failures.get(ledger_id, (PAUSE_S, 0.0))
+        until = time.monotonic() + pause * random.uniform(0.75, 1.25)
+        self.failures[ledger_id] = min(2 * pause, PAUSE_MAX_S), until
 
     def _note_failure(self, ledger_id: int, keys: Sequence[str], text: str) -> None:
         """Record a failure in the marks of a ledger; after ``TRIES`` they are stuck."""
@@ -322,24 +329,33 @@ class Repairer:
         except PybkError as error:
             logger.warning("ledger %d: its failed repair is not recorded: %s", ledger_id, error)
 
-    def _repair(self, ledger_id: int, keys: Sequence[str]) -> None:
-        """Do what this bookie can do for a ledger with marks at these keys, and remove the marks that are done."""
+    def _repair(self, ledger_id: int, keys: Sequence[str]) -> bool:
+        """Do what this bookie can do for a ledger with marks at these keys, and remove the marks that are done.
+
+        Returns:
+            False if the ledger cannot be recovered now, because its writer lives, or may live.
+        """
         while True:
             marks = self._metadata.marks_at(keys)  # before the metadata: what is removed was covered by the copies
             try:
                 metadata, version = self._metadata.read_ledger(ledger_id)
             except LedgerDeletedError:
                 self._unmark(marks)
-                return
+                return True
             if not any(map(self._is_due, marks)):
-                return
+                return True
             work = self._work(metadata, marks)
             self._unmark(work.over)
-            if work.unended and self._may_recover and not work.fragments:
+            ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
+            if self._is_left(work, marks) and not work.fragments:
+                found = find_writer(self._driver, ledger, self._membership.find)
+                if found is not False:
+                    why = "lives" if found else "may live, as some of its bookies did not say"
+                    logger.info("ledger %d is not recovered: its writer %s", ledger_id, why)
+                    return False
                 assert self._recover is not None
                 self._recover(ledger_id)
                 continue
-            ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
             for number, fragment in enumerate(work.fragments):
                 copied = self._copy(ledger, *fragment, fresh=number == 0)
                 self._membership.metrics.add(REPAIR_COPIED_BYTES, copied, labels=(("reason", _reason_of(marks)),))
@@ -348,7 +364,7 @@ class Repairer:
                 self.repaired += 1
                 self._count_ledger(marks, "done")
             if all(fragment.replaced is None for fragment in work.fragments):
-                return
+                return True
 
     def _count_ledger(self, marks: Sequence[UnderReplicatedLedger], result: str) -> None:
         labels = (("reason", _reason_of(marks)), ("result", result))
@@ -384,6 +400,11 @@ class Repairer:
     @property
     def _may_recover(self) -> bool:
         return self._recover is not None and self._repair_settings.recover_abandoned
+
+    def _is_left(self, work: LedgerWork, marks: Iterable[UnderReplicatedLedger]) -> bool:
+        """Return whether a ledger may be recovered: the auditor says that its writer is gone, and settings allow it."""
+        waiting = {mark.bookie for mark in marks if mark.state is RepairState.WAITING_FOR_OWNER}
+        return self._may_recover and not waiting.isdisjoint(work.unended)
 
     def _work(self, metadata: LedgerMetadata, marks: list[UnderReplicatedLedger]) -> LedgerWork:
         own = self._bookie.bookie

@@ -8,6 +8,7 @@ from itertools import count
 from pybk.ledger import Bookie
 from pybk.replication.messages import (
     Answered,
+    AskWriter,
     BroadcastEnded,
     Effect,
     Event,
@@ -28,6 +29,9 @@ class BroadcastMachine:
 
     Threads: one at a time.
     """
+
+    _fine: frozenset[Status] = frozenset({Status.OK})
+    """The answers that are no refusals."""
 
     def __init__(self, requests: Iterable[tuple[Bookie, Request]]) -> None:
         tokens = count(1)
@@ -55,7 +59,7 @@ class BroadcastMachine:
             return []
         bookie, _ = self._asked.pop(event.token)
         status = event.reply.status if isinstance(event, Answered) else None
-        if status is not Status.OK:
+        if status not in self._fine:
             self._refused.append((bookie, status))
         return [] if self._asked else [BroadcastEnded(tuple(self._refused))]
 
@@ -84,4 +88,38 @@ class LacBroadcastMachine(BroadcastMachine):
         """
         if isinstance(event, Answered) and isinstance(event.reply, LacReply):
             self.last_add_confirmed = max(self.last_add_confirmed, event.reply.lac)
+        return super().step(event, now_ns)
+
+
+class WriterSearchMachine(BroadcastMachine):
+    """Asks several bookies whether the writer of a ledger is there.
+
+    Args:
+        ledger_id: The ledger.
+        bookies: The bookies.
+
+    Attributes:
+        found: Whether the writer has a session at one of them; None if that is unknown, because none was asked, or some
+            did not say.
+    """
+
+    _fine = frozenset({Status.OK, Status.NO_WRITER})
+
+    def __init__(self, ledger_id: int, bookies: Iterable[Bookie]) -> None:
+        super().__init__((bookie, AskWriter(ledger_id)) for bookie in bookies)
+        self.found: bool | None = False if self._asked else None
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Handle an event; return the effects to perform.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        if isinstance(event, Answered | Unanswered) and event.token in self._asked:
+            status = event.reply.status if isinstance(event, Answered) else None
+            if status is Status.OK:
+                self.found = True
+            elif status is not Status.NO_WRITER and self.found is False:
+                self.found = None
         return super().step(event, now_ns)

@@ -77,6 +77,8 @@ class Status(IntEnum):
     """The ledger was deleted (C11)."""
     REFUSED = 11
     """The request came damaged, or the bookie has no memory for it now; it took no effect and may be sent again."""
+    NO_WRITER = 12
+    """No session is open at the bookie that writes the ledger; the answer to ``AskWriter`` alone."""
 
 
 NEGATIVE: Final = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
@@ -187,7 +189,18 @@ class Move:
     tier: StorageHint
 
 
-Request = Add | ReadLac | Read | Force | WriteLac | Move
+@dataclass(frozen=True, slots=True)
+class AskWriter:
+    """Ask whether a session is open that has written to a ledger. The reply is ``OK`` if so, else ``NO_WRITER``.
+
+    Attributes:
+        ledger_id: The ledger.
+    """
+
+    ledger_id: int
+
+
+Request = Add | ReadLac | Read | Force | WriteLac | Move | AskWriter
 
 
 # ---- replies: bookie to client -------------------------------------------------------------------------------------
@@ -195,7 +208,7 @@ Request = Add | ReadLac | Read | Force | WriteLac | Move
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to ``Add``, ``Force``, ``WriteLac`` and ``Move``, and to any request that the bookie refuses.
+    """The reply to ``Add``, ``Force``, ``WriteLac``, ``Move`` and ``AskWriter``, and to any request that is refused.
 
     Attributes:
         status: The outcome.

@@ -226,6 +226,16 @@ class WriterMachine:
         inflight = self._inflight
         if self._phase is not _WriterPhase.STEADY or inflight.pending or inflight.lac == self._lac_sent:
             return []
+        return self.announce()
+
+    def announce(self) -> list[Effect]:
+        """Send the bookies the last add confirmed even if they know it, so that they know that the writer lives (H12).
+
+        A bookie that has started again knows no session of a writer that has had nothing to append since.
+        """
+        inflight = self._inflight
+        if self._phase is not _WriterPhase.STEADY:
+            return []
         self._lac_sent = inflight.lac
         self._watched = False
         request = WriteLac(self.metadata.ledger_id, inflight.lac)

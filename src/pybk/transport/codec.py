@@ -17,7 +17,7 @@ from typing import Any, Final
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
-from pybk.replication.messages import Add, EntryRun, Force, Move, Read, ReadLac, Reply, Status
+from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac, Reply, Status
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import LAC_PACKET_BYTES, MEMBER_MAC_BYTES, SIGNATURE_BYTES
 from pybk.transport.frames import MESSAGE_BYTES_MAX, FrameError, Header, Outgoing, blob, runs
@@ -59,6 +59,7 @@ class MessageKind(IntEnum):
     FORCE = 22
     MOVE = 26
     LAC_PACKET = 24
+    ASK_WRITER = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Ping:
     """Ask the bookie for a sign of life; answered by ``Reply``."""
 
 
-WireRequest = Add | ReadLac | Read | Force | Move | LacPacket | Authorize | AuthorizeMember | Ping
+WireRequest = Add | ReadLac | Read | Force | Move | AskWriter | LacPacket | Authorize | AuthorizeMember | Ping
 WireReply = Reply | Answer
 
 
@@ -164,6 +165,10 @@ def _encode_force(force: Force) -> Outgoing:
 
 def _encode_move(move: Move) -> Outgoing:
     return Outgoing(MessageKind.MOVE, 0, move.ledger_id, (_TIERS.index(move.tier), 0, 0, 0))
+
+
+def _encode_ask_writer(ask: AskWriter) -> Outgoing:
+    return Outgoing(MessageKind.ASK_WRITER, 0, ask.ledger_id)
 
 
 def _encode_lac_packet(lac: LacPacket) -> Outgoing:
@@ -211,6 +216,7 @@ ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Read: _encode_read,
     Force: _encode_force,
     Move: _encode_move,
+    AskWriter: _encode_ask_writer,
     LacPacket: _encode_lac_packet,
     Authorize: _encode_authorize,
     AuthorizeMember: _encode_authorize_member,
@@ -289,6 +295,11 @@ def _decode_move(header: Header, head: bytes, _frames: Sequence[memoryview]) -> 
     return Move(header.ledger_id, _TIERS[header.a])
 
 
+def _decode_ask_writer(header: Header, head: bytes, _frames: Sequence[memoryview]) -> AskWriter:
+    blob(header, head, 0)
+    return AskWriter(header.ledger_id)
+
+
 def _decode_lac_packet(header: Header, head: bytes, _frames: Sequence[memoryview]) -> LacPacket:
     packet = blob(header, head, LAC_PACKET_BYTES)
     if len(packet) != LAC_PACKET_BYTES:
@@ -321,6 +332,7 @@ _REQUESTS: Final[dict[int, Callable[[Header, bytes, Sequence[memoryview]], WireR
     MessageKind.READ: _decode_read,
     MessageKind.FORCE: _decode_force,
     MessageKind.MOVE: _decode_move,
+    MessageKind.ASK_WRITER: _decode_ask_writer,
     MessageKind.LAC_PACKET: _decode_lac_packet,
     MessageKind.AUTHORIZE: _decode_authorize,
     MessageKind.AUTHORIZE_MEMBER: _decode_authorize_member,

@@ -146,6 +146,7 @@ class Peer:
     Attributes:
         session_id: The session's random id, which signatures of rights include.
         rights: The ledgers to which the session proved a right, oldest first; at most ``RIGHTS_MAX``.
+        writes: Those of them to which it wrote, as their writer.
     """
 
     __slots__ = (
@@ -160,6 +161,7 @@ class Peer:
         "routing_id",
         "session_id",
         "version",
+        "writes",
     )
 
     def __init__(
@@ -167,6 +169,7 @@ class Peer:
     ) -> None:
         self.session_id = session_id
         self.rights: dict[int, Right] = {}
+        self.writes: set[int] = set()
         self._rights_bytes = 0
         self.routing_id = routing_id
         """ZeroMQ's name of the client's connection."""
@@ -192,6 +195,7 @@ class Peer:
 
     def revoke(self, ledger_id: int) -> None:
         """Forget a right, if there is one."""
+        self.writes.discard(ledger_id)
         right = self.rights.pop(ledger_id, None)
         if right is not None:
             self._rights_bytes -= len(right.description)
@@ -412,6 +416,14 @@ class Server:
             self._answer(peer, PROBE_ID, encode(_OK))  # ends the session if the client is gone
         since_ns = time.monotonic_ns() - OLD_SILENCE_NS
         return sum(peer.keys is not current and peer._seen_ns >= since_ns for peer in self.peers.values())
+
+    def has_writer(self, ledger_id: int) -> bool:
+        """Return whether a session is open that has written to a ledger; those whose clients are gone are ended.
+
+        Threads: that which calls ``receive``.
+        """
+        writers = [peer for peer in self.peers.values() if ledger_id in peer.writes]
+        return any(self._answer(peer, PROBE_ID, encode(_OK)) for peer in writers)
 
     def drain(self) -> bool:
         """Receive messages from the socket into the lanes, up to a bound.
