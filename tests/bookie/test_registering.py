@@ -38,6 +38,7 @@ _FREE = {StorageHint.NVME: 1000, StorageHint.HDD: 0}
         ({"capacity": {StorageHint.NVME: 2101}}, True),
         ({"capacity": {}}, True),
         ({"read_only": True}, True),
+        ({"in_limbo": 1}, True),
         ({"addresses": ("tcp://127.0.0.1:1",)}, True),
         ({"level_max": 9}, True),
         ({"version": "9"}, True),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pybk.bookie import server
 from pybk.healing import auditing, situation
 from pybk.healing.auditing import Auditing
 from pybk.ledger import Bookie
@@ -20,7 +21,8 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
 from pybk.metadata.registration import BookieState
 from pybk.metrics import Metrics
-from tests.client.test_limbo_repair import fill
+from pybk.replication.bookie import BookieEffect
+from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.test_repairing import metadata_of
 from tests.waiting import wait_until
@@ -53,6 +55,32 @@ def move(metadata: ClusterMetadata, ledger_id: int, bookie: Bookie) -> None:
     new = replace(found.metadata, fragments=fragments, version=found.metadata.version + 1)
     metadata.write_ledger(new, found.version)
     assert all(metadata.unmark_under_replicated(mark) for mark in marks)
+
+
+def test_a_bookie_with_ledgers_in_limbo_is_known_as_such(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "POSITION_SECONDS", 0.01)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    four.bookies[0].close()
+    four.bookies[0] = four.open_bookie(0)
+    service = service_of(four.bookies[0])
+
+    def put() -> list[BookieEffect]:
+        service.replicas.put_in_limbo({ledger_id: None})
+        return []
+
+    with four.connect() as client, client.create_ledger(password=b"correct horse", ensemble_size=4) as writer:
+        writer.append(b"entry")
+        ledger_id = writer.ledger_id
+        with auditor_of(metadata_of(four.connect())) as auditor:
+
+            def status() -> list[tuple[str, str]]:
+                report = auditor.report
+                return [] if report is None else [(each.bookie.bookie_id, each.status) for each in report.bookies]
+
+            service.post(put)
+            wait_until(lambda: status() == [("bookie-0", "in_limbo")])
+            service.end_limbo(ledger_id, closed=False)
+            wait_until(lambda: auditor.report is not None and not status())
 
 
 def test_a_mark_is_not_published_again_after_its_repair(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_a_registration_lasts_as_long_as_its_bookie(world: World) -> None:
     assert two.find_bookie(bookie(1).bookie_id) == registration(bookie(1))
     assert two.find_bookie("nobody") is None
     assert world.wait_for(lambda: told[-1:] == [[bookie(1)]])
-    newer = registration(bookie(1), load=2.0, read_only=True, tiers={StorageHint.SSD: 5})
+    newer = registration(bookie(1), load=2.0, read_only=True, tiers={StorageHint.SSD: 5}, in_limbo=3)
     registered.update(newer)
     assert two.list_bookies() == [newer]
     with pytest.raises(UsageError):

@@ -39,7 +39,9 @@ def is_notable(known: BookieRegistration, now: BookieRegistration) -> bool:
         known: The registered state.
         now: The current state.
     """
-    if replace(known, tiers=now.tiers, capacity=now.capacity, load=now.load) != now:
+    if replace(known, tiers=now.tiers, capacity=now.capacity, load=now.load, in_limbo=now.in_limbo) != now:
+        return True
+    if bool(known.in_limbo) != bool(now.in_limbo):
         return True
     if known.tiers.keys() != now.tiers.keys() or known.capacity.keys() != now.capacity.keys():
         return True

@@ -310,6 +310,7 @@ class BookieServer:
             key_epochs=self._held_epochs(),
             key_epoch=self._sessions[0],
             old_sessions=self._sessions[1],
+            in_limbo=len(self.replicas.in_limbo()),
         )
 
     def _held_epochs(self) -> tuple[int, ...]:

@@ -435,6 +435,7 @@ class Auditing:
                     location=cookie.location,
                     registered=found is not None,
                     read_only=found is not None and found.read_only,
+                    in_limbo=0 if found is None else found.in_limbo,
                     tiers={} if found is None else _space(found),
                 )
             )

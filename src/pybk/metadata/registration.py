@@ -185,6 +185,7 @@ class BookieRegistration:
         key_epochs: The epochs of the cluster's secret that it has, of those that are valid; (0,) without a secret.
         key_epoch: The epoch that it uses.
         old_sessions: Sessions of clients that began with another epoch than ``key_epoch``, and have not ended.
+        in_limbo: How many of its ledgers are in limbo; 0 for versions of pybk that do not register it.
     """
 
     bookie: Bookie
@@ -200,6 +201,7 @@ class BookieRegistration:
     key_epochs: tuple[int, ...] = (0,)
     key_epoch: int = 0
     old_sessions: int = 0
+    in_limbo: int = 0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -742,6 +744,8 @@ def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
         "version": registration.version,
         "owner": owner,
     }
+    if registration.in_limbo:
+        values["in_limbo"] = registration.in_limbo
     if registration.capacity:
         values["capacity"] = {tier.value: size for tier, size in registration.capacity.items()}
     secret: dict[str, Any] = {
@@ -759,6 +763,9 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
     level_max, version = values.get("level", 0), values.get("version", "")
     if type(level_max) is not int or level_max < 0 or not isinstance(version, str):
         raise ValueError("level is not a whole number from 0 up, or version not a string")
+    in_limbo = values.get("in_limbo", 0)
+    if type(in_limbo) is not int or in_limbo < 0:
+        raise ValueError("in_limbo is not a whole number from 0 up")
     found = _FIRST_SECRET | {name: values[name] for name in _FIRST_SECRET if name in values}
     key_epochs, key_epoch, old_sessions = found.values()
     if not isinstance(key_epochs, list) or not all(
@@ -779,5 +786,6 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
         key_epochs=tuple(key_epochs),
         key_epoch=key_epoch,
         old_sessions=old_sessions,
+        in_limbo=in_limbo,
     )
     return registration, str(values["owner"])
