@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybk.healing.throttle import BURST_S, FACTOR_MIN, ForegroundGuard, TokenBucket
+from pybk.healing.throttle import BURST_S, FACTOR_MIN, SAMPLE_NS, ForegroundGuard, TokenBucket
 
 SECOND = 10**9
 MS = 10**6
@@ -54,6 +54,45 @@ def test_a_clock_that_stands_still_or_comes_late_admits_nothing_more() -> None:
     bucket = TokenBucket(RATE, SECOND)
     bucket.charge(RATE, SECOND)
     assert bucket.wait_ns(0) == bucket.wait_ns(SECOND) > 0
+
+
+def test_scenario_10_copies_keep_to_their_rate_and_longer_ones_are_paid_for_afterwards() -> None:
+    bucket, now, total = TokenBucket(RATE, 0), 0, 0
+    seconds = 0
+    for size in [256 << 10, 1 << 20, 300 << 10, 64 << 10] * 400:  # a worker copies, waits as told, and copies on
+        now += bucket.wait_ns(now)
+        bucket.charge(size, now)
+        total += size
+        if now // SECOND > seconds:  # at each second since the beginning, and not in the end alone
+            seconds = now // SECOND
+            assert total <= 1.1 * RATE * now / SECOND + RATE * BURST_S + (1 << 20)
+    assert seconds > 60
+    assert total == pytest.approx(RATE * now / SECOND, rel=0.02), "nor is the rate left unused"
+
+
+def test_scenario_11_the_rate_is_halved_within_20_s_of_slow_appends_and_recovers() -> None:
+    guard, bucket, now, copied_bytes = ForegroundGuard(), TokenBucket(RATE, 0), 0, 0
+
+    def appends_take(p99_ns: int) -> float:
+        """Copy until the next sample; return the bytes per second of the copies."""
+        nonlocal now, copied_bytes
+        bucket.rate = RATE * guard.sample(p99_ns)
+        began, before = now, copied_bytes
+        while now < began + SAMPLE_NS:
+            now += max(bucket.wait_ns(now), MS)
+            bucket.charge(64 << 10, now)
+            copied_bytes += 64 << 10
+        return (copied_bytes - before) / ((now - began) / SECOND)
+
+    usual = min(appends_take(20 * MS) for _ in range(6))
+    assert usual == pytest.approx(RATE, rel=0.1)
+    suffers = now
+    while appends_take(80 * MS) > 0.55 * usual:
+        assert now < suffers + 20 * SECOND
+    assert now <= suffers + 20 * SECOND
+    calm = now
+    while appends_take(20 * MS) < 0.95 * usual:
+        assert now < calm + 300 * SECOND, "the rate does not recover"
 
 
 def test_copies_are_slowed_down_while_appends_suffer_and_recover_afterwards() -> None:

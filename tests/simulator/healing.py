@@ -64,6 +64,8 @@ from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.fragments import fragment_end
+from pybk.replication.locations import Location, PlacementPolicy
+from pybk.replication.placement import Candidate, choose
 from tests.healing.clusters import ledger as make_ledger
 
 DRAINING: Final = RepairReason.DRAINING
@@ -152,9 +154,10 @@ class SimBookie:
 
 @dataclass
 class SimWriter:
-    """The writer of an open ledger."""
+    """The writer of an open ledger; it runs in the process of a bookie, which it prefers."""
 
     ledger_id: int
+    local: str
     next_entry: int = 0
     moved_ns: int = BEGIN_NS
 
@@ -696,7 +699,7 @@ class World:
         for each in chosen:
             each.units.add((ledger_id, 0))
         if not closed:
-            self.writers[ledger_id] = SimWriter(ledger_id)
+            self.writers[ledger_id] = SimWriter(ledger_id, f"b{ledger_id % len(self.bookies)}")
         self.feed(lambda auditor: self._send_ledgers(auditor, [ledger_id]))
         return ledger_id
 
@@ -716,15 +719,12 @@ class World:
             return
         fragment = metadata.fragments[-1]
         bad = [each for each in fragment.ensemble if not self._is_writable(each)]
-        spare = [each.bookie for each in self.writable() if each.bookie not in fragment.ensemble]
-        names = {each.bookie_id for each in fragment.ensemble if each not in bad}
-        spare = [each for each in spare if each.bookie_id not in names]
-        if bad and len(spare) < len(bad):
-            return
         if bad:
-            fresh = dict(zip(bad, self.random.sample(spare, len(bad)), strict=True))
-            ensemble = tuple(fresh.get(each, each) for each in fragment.ensemble)
-            self._change_ensemble(writer, metadata, version, ensemble, bad)
+            places = tuple(place for place, each in enumerate(fragment.ensemble) if each in bad)
+            fresh = self._choose(writer, metadata, places)
+            if len(fresh) == len(bad):
+                ensemble = tuple(fresh.get(place, each) for place, each in enumerate(fragment.ensemble))
+                self._change_ensemble(writer, metadata, version, ensemble, bad)
             return
         writer.next_entry += self.random.randint(1, 20)
         writer.moved_ns = self.now
@@ -737,6 +737,34 @@ class World:
         elif what < 0.04:
             self.note("writer dies", str(writer.ledger_id))
             del self.writers[writer.ledger_id]
+
+    def _choose(self, writer: SimWriter, metadata: LedgerMetadata, places: tuple[int, ...]) -> dict[int, Bookie]:
+        """Choose bookies for places as a writer does; where the whole ensemble is one write set, check its zones."""
+        ensemble = metadata.fragments[-1].ensemble
+        stand = {each.name: Location.parse(each.location) for each in self.bookies.values()}
+        chosen = choose(
+            [
+                Candidate(
+                    each.bookie, {StorageHint.NVME: 1}, location=stand[each.name], local=each.name == writer.local
+                )
+                for each in self.writable()
+            ],
+            places=places,
+            ensemble=ensemble,
+            excluded=frozenset(ensemble[place] for place in places),
+            hints=frozenset(),
+            source=self.random,
+            write_quorum=metadata.write_quorum,
+            policy=PlacementPolicy(self.settings.placement.min_zones, self.settings.placement.strict),
+            located={bookie: stand[bookie.bookie_id] for bookie in ensemble},
+        ).bookies
+        if len(chosen) == len(places) and metadata.write_quorum == metadata.ensemble_size:
+            stay = {stand[each.bookie_id].zone for place, each in enumerate(ensemble) if place not in places}
+            others = {stand[each.name].zone for each in self.writable() if each.bookie not in ensemble} - stay
+            zones = stay | {stand[each.bookie_id].zone for each in chosen.values()}
+            most = len(stay) + min(len(others), len(places))
+            check(len(zones) >= most, f"ledger {metadata.ledger_id} gets {len(zones)} zones, and could have {most}")
+        return chosen
 
     def _is_writable(self, bookie: Bookie) -> bool:
         each = self.bookies[bookie.bookie_id]

@@ -52,6 +52,17 @@ HEALING_MUTANTS = (
         (Piece(MAP + "apply_page", "self._touched.union(unknown)", "self._touched"),),
     ),
     Mutant(
+        "H5",
+        "the metadata are changed before the mark is removed",
+        (
+            Piece(
+                "pybk.healing.ledger_work:_work_of",
+                "return _MarkWork(work, fills=fills, over=False, unended=unended)",
+                "return _MarkWork(work, fills=fills, over=bool(work), unended=unended)",
+            ),
+        ),
+    ),
+    Mutant(
         "H6a",
         "what was observed is not withdrawn",
         (
@@ -93,21 +104,34 @@ HEALING_MUTANTS = (
         "the ledgers of a bookie that changed are assessed again",
         (Piece(AUDITOR + "_refresh", "standing[1:] != self._standings[number][1:]", "False"),),
     ),
+    Mutant(
+        "Z1",
+        "zones come before the local bookie",
+        (
+            Piece(
+                "pybk.replication.placement:_Search._ranks",
+                "(crowd.zone(where), each.unhinted, crowd.rack(where), crowd.host(where), each.remote)",
+                "(each.remote, each.unhinted, crowd.zone(where), crowd.rack(where), crowd.host(where))",
+            ),
+        ),
+    ),
 )
 
 KILLED_AT = {
     "H1a": 0,
-    "H2": 3,
+    "H2": 5,
     "H3a": 0,
     "H3b": 2,
-    "H4a": 7,
+    "H4a": 6,
     "H4b": 1,
+    "H5": 0,
     "H6a": 0,
     "H6b": 0,
-    "H7": 1,
+    "H7": 0,
     "H8": 0,
     "H11a": 0,
     "H11b": 0,
+    "Z1": 0,
 }
 """The first seed that notices each mutant."""
 
