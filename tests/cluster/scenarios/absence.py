@@ -118,11 +118,13 @@ def scenario_04_three_of_five(directory: Path) -> Figures:
         assert any("on hold" in reason.text for reason in status.reasons)
         it.until(lambda: all(it.standing(name) == "lost" for name in victims), "the three to be lost")
         it.until(lambda: one <= {ledger_id for _, ledger_id in it.copied()}, "copies of ledgers with one copy")
-        it.reports(10)
+        it.reports(5)
         assert {ledger_id for _, ledger_id in it.copied()} == one, "others than ledgers with one copy were copied"
         assert it.report()["holds"]
         for name in victims[:2]:
-            it.bookie(name).start()
+            it.bookie(name).begin()
+        for name in victims[:2]:
+            it.bookie(name).serving()
         ended = it.until(lambda: not it.report().get("holds", True), "the end of the hold")
         whole = it.until_whole()
         it.check()

@@ -40,7 +40,7 @@ def scenario_15_drain(directory: Path) -> Figures:
         removable, quarter = 0, 0.0
         eta = None
         while drain.alive:
-            _check_copies(it)
+            check_copies(it)
             left = len(it.named(victim))
             removable += _is_removable(it, victim) and left > 0
             if eta is None and left <= held * 3 // 4:
@@ -66,7 +66,7 @@ def scenario_15_drain(directory: Path) -> Figures:
         }
 
 
-def _check_copies(it: Stage) -> None:
+def check_copies(it: Stage) -> None:
     """Check that each place of each ledger is on a bookie that runs; one that is drained does."""
     there = {each.bookie for each in it.metadata.list_bookies()}
     short = [each.ledger_id for each in it.ledgers() if not there.issuperset(bookies_of(each))]
@@ -120,7 +120,7 @@ def scenario_17_restarted(directory: Path) -> Figures:
 
 @scenario(18, "a writer chooses a bookie that is drained since")
 def scenario_18_stale(directory: Path) -> Figures:
-    with stage(directory, ledgers=5, load=False) as it:
+    with stage(directory, bookies=4, ledgers=5, load=False) as it:
         stale = it.cluster.connect()
         victim = it.followers()[0]
         membership = cluster_backend_of(stale).membership
@@ -128,7 +128,7 @@ def scenario_18_stale(directory: Path) -> Figures:
             patch.setattr(membership, "refresh", lambda: None)  # what it knows of bookies is of before the drain
             it.admin.drain(victim)
             it.until(lambda: it.seen(victim).read_only, "the bookie to be read-only")
-            writers = [stale.create_ledger(password=PASSWORD, **SHAPE) for _ in range(20)]
+            writers = [stale.create_ledger(password=PASSWORD, **SHAPE) for _ in range(10)]
             chosen = [each for each in writers if victim in it.ensemble(each.ledger_id)]
             assert chosen, "no ledger chose the bookie"
         written = _count_writes(membership)

@@ -3,8 +3,9 @@
 ``python -m tests.cluster.scenarios.scaled ARGUMENTS`` is ``pybk ARGUMENTS``. A bookie's standard output gets a line for
 each event: ``copy LEDGER`` before a fragment is copied to it, ``copied LEDGER BYTES`` after that, and ``figures JSON``
 for each line ``figures`` of its standard input. The line ``slow MS`` makes each durable write take so many milliseconds
-longer, and ``used SHARE`` makes its disks so full. So does the option ``--used SHARE``; ``--tiers`` gives each tier a
-directory of its own in the bookie's.
+longer, ``slow_checks MS`` each read of a check or a copy, ``used SHARE`` makes its disks so full, and ``forget LEDGER``
+deletes what it has of a ledger. The option ``--used SHARE`` is that line; ``--capacity BYTES`` has it register so much
+space per tier, of which two fifths are free; ``--tiers`` gives each tier a directory of its own in the bookie's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,16 +24,28 @@ from pybk import cluster_admin, connect
 from pybk.admin import standalone_bookie
 from pybk.admin.cli import main
 from pybk.bookie import server
+from pybk.bookie.replicas import Replicas
 from pybk.bookie.server import BookieServer
 from pybk.client import limbo_repair
 from pybk.client.backend import ClusterBackend
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
-from pybk.healing import auditing, repairing, situation, surplus_dropping
+from pybk.healing import (
+    auditing,
+    auditor,
+    bookie_scrub,
+    quick_audit,
+    quick_auditing,
+    repairing,
+    scrubbing,
+    situation,
+    surplus_dropping,
+)
 from pybk.healing.service import Autorecovery
 from pybk.healing.throttle import TokenBucket
 from pybk.metadata import lmdb_store
+from pybk.metadata.registration import BookieRegistration
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 
 LEASE_S = 1.0
@@ -44,6 +58,14 @@ SCALED: list[tuple[object, str, object]] = [
     (repairing, "PAUSE_MAX_S", 2.0),
     (repairing, "SAMPLE_NS", 10**9),
     (surplus_dropping, "LOOK_S", 0.2),
+    (auditor, "SUSPICION_NS", 2 * 10**9),
+    (quick_audit, "AGAIN_NS", 3 * 10**9),
+    (quick_auditing, "LOOK_S", 0.2),
+    (quick_auditing, "PAUSE_S", 0.0),
+    (scrubbing, "FIRST_S", 0.2),
+    (scrubbing, "LOOK_S", 0.2),
+    (scrubbing, "RECHECK_S", 0.2),
+    (bookie_scrub, "QUIET_S", 0.1),
     (situation, "SESSION_NS_MIN", 10**9),
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
@@ -71,11 +93,12 @@ class ScaledBookie:
     def __init__(self) -> None:
         self._companion: Autorecovery | None = None
         self._bookie: BookieServer | None = None
-        self._slow_s = 0.0
+        self._slow_s = self._slow_checks_s = 0.0
         self._used = 0.0
         scale()
         self._watch_copies()
         self._watch_disk()
+        self._watch_checks()
 
     def _watch_copies(self) -> None:
         """Say which fragments are copied, and keep hold of what repairs."""
@@ -115,6 +138,17 @@ class ScaledBookie:
         setattr(OsFile, "write_durable", write_durable)  # noqa: B010  # a method of a class, which mypy protects
         setattr(OsFileSystem, "free_bytes", free_bytes)  # noqa: B010
 
+    def _watch_checks(self) -> None:
+        """Let reads of checks and copies take longer."""
+        read = Replicas.read
+
+        def read_slowly(replicas: Replicas, *arguments: Any, checked: bool = False, **options: Any) -> Any:
+            if checked and self._slow_checks_s:
+                time.sleep(self._slow_checks_s)
+            return read(replicas, *arguments, checked=checked, **options)
+
+        setattr(Replicas, "read", read_slowly)  # noqa: B010
+
     def obey(self, line: str) -> None:
         """Do what a line of the standard input says."""
         word, *rest = line.split()
@@ -122,10 +156,16 @@ class ScaledBookie:
             say("figures", json.dumps(self._figures()))
         elif word == "slow":
             self._slow_s = float(rest[0]) / 1e3
+        elif word == "slow_checks":
+            self._slow_checks_s = float(rest[0]) / 1e3
         elif word == "used":
             self._used = float(rest[0])
+        elif word == "forget":
+            assert self._bookie is not None
+            self._bookie.replicas.delete(int(rest[0]))
         else:
-            raise ValueError(f"{line!r} is not an order; a scaled bookie takes figures, slow MS, used SHARE")
+            orders = "figures, slow MS, slow_checks MS, used SHARE, forget LEDGER"
+            raise ValueError(f"{line!r} is not an order; a scaled bookie takes {orders}")
 
     def _figures(self) -> dict[str, Any]:
         companion, bookie = self._companion, self._bookie
@@ -158,11 +198,26 @@ def _run(arguments: list[str]) -> int:
         at = arguments.index("--used")
         bookie.obey(f"used {arguments[at + 1]}")
         del arguments[at : at + 2]
+    if "--capacity" in arguments:
+        at = arguments.index("--capacity")
+        _register_capacity(int(arguments[at + 1]))
+        del arguments[at : at + 2]
     if "--tiers" in arguments:
         arguments.remove("--tiers")
         setattr(standalone_bookie, "join", partial(_join_with_tiers, connect.join))  # noqa: B010
     threading.Thread(target=_obey, args=(bookie,), daemon=True).start()
     return main(arguments)
+
+
+def _register_capacity(size_bytes: int) -> None:
+    registration = BookieServer.registration
+
+    def small(bookie: BookieServer) -> BookieRegistration:
+        found = registration(bookie)
+        free = dict.fromkeys(found.tiers, size_bytes * 2 // 5)
+        return replace(found, capacity=dict.fromkeys(found.tiers, size_bytes), tiers=free)
+
+    setattr(BookieServer, "registration", small)  # noqa: B010
 
 
 def _join_with_tiers(join: Callable[..., ClusterBackend], root: str, *arguments: Any, **options: Any) -> ClusterBackend:

@@ -1,4 +1,7 @@
-"""Some of the scenarios that ``python -m tests.cluster.scenarios`` runs, with few ledgers."""
+"""Two of the scenarios that ``python -m tests.cluster.scenarios`` runs, with few ledgers.
+
+What they take is the start of their processes, so there are few: the others have tests in one process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 from tests.cluster.scenarios import stage
 from tests.cluster.scenarios.absence import scenario_04_three_of_five
-from tests.cluster.scenarios.draining import REFUSED, scenario_16_refused, scenario_18_stale
+from tests.cluster.scenarios.draining import scenario_18_stale
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +21,6 @@ def few_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scenario_04_three_of_five_bookies_die(tmp_path: Path) -> None:
     assert scenario_04_three_of_five(tmp_path)["ledgers with one copy"]
-
-
-def test_scenario_16_a_drain_that_the_others_cannot_take_is_refused(tmp_path: Path) -> None:
-    assert scenario_16_refused(tmp_path)["exit status"] == REFUSED
 
 
 def test_scenario_18_a_writer_leaves_a_bookie_that_is_drained(tmp_path: Path) -> None:
