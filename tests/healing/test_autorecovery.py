@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pybk.healing import auditing, repairing, situation, surplus_dropping
+from pybk.healing import auditing, repairing, situation, surplus_dropping, writer_watch
 from pybk.healing.service import Autorecovery
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
@@ -26,6 +27,7 @@ def five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Five bookies that repair after half a second."""
     monkeypatch.setattr(auditing, "TICK_S", 0.1)
     monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(writer_watch, "LOOK_MIN_S", 0.1)
     monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
     with inside(tmp_path, count=5, autorecovery=True) as cluster:
         grace(cluster, 0.5)
@@ -147,8 +149,18 @@ def test_an_abandoned_ledger_is_closed_where_the_cluster_allows_it(five: Inside)
     ensemble = metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble
     places = {service_of(manager).bookie: place for place, manager in enumerate(five.bookies)}
     lost = next(bookie for bookie in ensemble if places[bookie] != leader)
-    client.close()  # as a process ends: the ledger stays open
     five.bookies[places[lost]].close()
+    auditor = autorecovery_of(five.bookies[leader]).auditing
+    until = time.monotonic() + 2.0  # twice the grace of open ledgers
+
+    def is_left_to_its_writer() -> bool:
+        report = auditor.report
+        left = report is not None and report.counts.left_to_writer == 1
+        return left and time.monotonic() > until and not metadata.list_under_replicated()
+
+    wait_until(is_left_to_its_writer)
+    assert other.ledger_metadata(writer.ledger_id).state is LedgerState.OPEN
+    client.close()  # as a process ends: the ledger stays open
     wait_until(lambda: other.ledger_metadata(writer.ledger_id).state is LedgerState.CLOSED)
     wait_until(lambda: not any(lost.bookie_id in names_ for names_ in names(other, writer.ledger_id)))
     assert not other.ledger_metadata(writer.ledger_id).sealed

@@ -67,6 +67,7 @@ from pybk.healing.auditor import (
     StoreLost,
     Tick,
     WithdrawMark,
+    WritersMoved,
 )
 from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
 from pybk.healing.situation import BookieFacts, MarkKey, Space
@@ -181,10 +182,23 @@ class Auditing:
 
     def ledger_ids(self) -> list[int]:
         """Return the ledgers that the machine knows, in any order; none if the thread has ended. Any thread."""
+        return self._list(lambda: list(self._machine.map))
+
+    def short_ledgers(self) -> list[int]:
+        """Return the open ledgers that are not whole; none if the thread has ended. Any thread."""
+        return self._list(lambda: self._machine.open_short)
+
+    def report_writer(self, ledger_id: int) -> None:
+        """Report to the machine that the writer of an open ledger lives; any thread."""
+        event = WritersMoved(frozenset({ledger_id}))
+        self._inbox.put(lambda: (event,))
+
+    def _list(self, of_machine: Callable[[], list[int]]) -> list[int]:
+        """Return what a call returns that the auditor's thread makes, because only that one uses the machine."""
         found: SimpleQueue[list[int]] = SimpleQueue()
 
         def list_them() -> Iterable[Event]:
-            found.put(list(self._machine.map))
+            found.put(of_machine())
             return ()
 
         self._inbox.put(list_them)

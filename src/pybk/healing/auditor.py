@@ -242,7 +242,7 @@ class StoreBack:
 
 @dataclass(frozen=True, slots=True)
 class WritersMoved:
-    """Writers of open ledgers gave a sign of life: their LAC has moved."""
+    """Writers of open ledgers gave a sign of life: a bookie says that they have a session there."""
 
     ledgers: frozenset[int]
 
@@ -557,6 +557,11 @@ class AuditorMachine:
     def leading(self) -> bool:
         """Whether everything was read after an election, so that marks are published."""
         return self._phase is _Phase.LEADING
+
+    @property
+    def open_short(self) -> list[int]:
+        """The open ledgers that are not whole, so that it matters whether their writers live; ascending."""
+        return sorted(self._open_short)
 
     @property
     def frozen(self) -> bool:

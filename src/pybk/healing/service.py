@@ -14,6 +14,7 @@ from pybk.healing.report_gauges import report_gauges
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrubbing import StoreScrub, oldest_gauge
 from pybk.healing.surplus_dropping import SurplusDropping
+from pybk.healing.writer_watch import WriterWatch
 from pybk.metrics import Gauge, MetricKey
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Autorecovery:
         surplus: The drop of surplus copies.
         scrub: The checks of the bookie's own store.
         quick_auditing: The audits of all bookies, while this process leads.
+        writer_watch: Looks for signs of life of writers, while this process leads.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -56,6 +58,8 @@ class Autorecovery:
             self.scrub: Final = StoreScrub(BookieScrub(bookie, membership.metadata, backend.metrics, share))
             undo.callback(self.scrub.stop)
             self.quick_auditing: Final = QuickAuditing(backend, self.auditing)
+            undo.callback(self.quick_auditing.stop)
+            self.writer_watch: Final = WriterWatch(backend, self.auditing)
             undo.pop_all()
         self._ended = False
         membership.metrics.add_gauges(self._gauges)
@@ -79,6 +83,7 @@ class Autorecovery:
         self.surplus.begin_stop()
         self.scrub.begin_stop()
         self.quick_auditing.begin_stop()
+        self.writer_watch.begin_stop()
 
     def stop(self) -> None:
         """Stop; returns when all threads have ended."""
@@ -87,4 +92,5 @@ class Autorecovery:
             stopping.callback(self.repairer.stop)
             stopping.callback(self.surplus.stop)
             stopping.callback(self.scrub.stop)
-            self.quick_auditing.stop()
+            stopping.callback(self.quick_auditing.stop)
+            self.writer_watch.stop()
