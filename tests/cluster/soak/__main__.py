@@ -2,9 +2,9 @@
 
 Five bookies in processes of their own, with three tiers each, repair their cluster with times scaled down. Writers
 write, read and delete ledgers of several shapes, digests, flags and tiers; a reader follows. Meanwhile bookies are
-killed, stopped, wiped, drained and removed, devices are lost, writers are killed, and the metadata store is interrupted
-(``faults.py``). Then the faults end. The cluster must become whole by itself, and hold all that was acknowledged, in
-each copy (``check.py``). The seed decides which faults come in which order; what they meet is chance.
+killed, stopped, wiped, drained and removed, devices are lost, bits flip, writers are killed, and the metadata store is
+interrupted (``faults.py``). Then the faults end. The cluster must become whole by itself, and hold all that was
+acknowledged, in each copy (``check.py``). The seed decides which faults come in which order; what they meet is chance.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ WRITERS = 2
 def scaled(settings: ClusterSettings) -> ClusterSettings:
     """Return settings with seconds instead of minutes and hours."""
     repair = replace(settings.repair, grace_s=5.0, open_grace_s=15.0, recover_abandoned=True, surplus_delay_s=15.0)
-    return replace(settings, repair=repair)
+    scrub = replace(settings.scrub, light_s=60.0, deep_s=10.0)
+    return replace(settings, repair=repair, scrub=scrub)
 
 
 @contextmanager

@@ -22,9 +22,11 @@ from pybk.bookie import server
 from pybk.client import limbo_repair
 from pybk.config import StoreConfig
 from pybk.flags import StorageHint
-from pybk.healing import auditing, auditor, repairing, situation, surplus_dropping
+from pybk.healing import auditing, auditor, bookie_scrub, repairing, scrubbing, situation, surplus_dropping
+from pybk.healing.scrub import ScrubKind
 from pybk.healing.service import Autorecovery
 from pybk.manager import LedgerManager
+from pybk.metrics import SCRUB_DAMAGED_RECORDS
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK
 
@@ -48,6 +50,10 @@ SCALED: list[tuple[object, str, float]] = [
     (auditor, "FLAPPING_NS", 60 * 10**9),
     (situation, "FLAPPING_PAUSE_NS", 15 * 10**9),
     (surplus_dropping, "LOOK_S", 2.0),
+    (scrubbing, "FIRST_S", 1.0),
+    (scrubbing, "LOOK_S", 1.0),
+    (scrubbing, "RECHECK_S", 1.0),
+    (bookie_scrub, "QUIET_S", 1.0),
 ]
 """Times that are minutes or hours for people, and seconds here."""
 
@@ -61,12 +67,15 @@ def facts(manager: LedgerManager) -> dict[str, Any]:
     """Return what a bookie reports of itself all the time."""
     companion = cluster_backend_of(manager).companion
     assert isinstance(companion, Autorecovery)
+    counters = manager.metrics().counters
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "leads": companion.auditing.leads,
         "copied_bytes": companion.repairer.copied_bytes,
         "repaired": companion.repairer.repaired,
         "dropped": companion.surplus.drops.dropped,
+        "damaged": sum(value for key, value in counters.items() if key.name == SCRUB_DAMAGED_RECORDS),
+        "checked_ns": companion.scrub.oldest_ns(ScrubKind.DEEP),
         "rss_bytes": pages * resource.getpagesize(),
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),

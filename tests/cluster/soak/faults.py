@@ -2,13 +2,14 @@
 
 There are two classes. What *passes* takes a bookie away for some seconds, and its disk stays: killed, stopped, or all
 of them cut off from the metadata store. At most ``HURT_MAX`` bookies are away at the same time. What *loses* takes
-copies away for good: a bookie wiped, a device lost, bytes damaged. Each acknowledged entry has two copies at least, so
+copies away for good: a bookie wiped, a device lost, a bit flipped. Each acknowledged entry has two copies at least, so
 a loss is only begun when the cluster has been whole since the last one; then it may lose nothing. Drains, removals and
 maintenance are begun at such times, too. While the cluster recovers, more faults pass.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -17,11 +18,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pybk.errors import NoSuchLedgerError, PybkError, SafetyCheckError
 from pybk.metadata.registration import BookieState
-from tests.cluster.child import PASSWORD
+from tests.cluster.child import PASSWORD, payload
+from tests.cluster.nemesis import LARGEST
 from tests.cluster.processes import Child
 from tests.cluster.soak.members import SoakBookie, SoakCluster
 from tests.cluster.soak.watch import PROGRESS_S, Watch
@@ -36,6 +39,15 @@ LEFT_S = 15.0
 """After how long somebody recovers a ledger that its writer has left."""
 
 DRAIN_S = 420.0
+
+FLIPPED = 20
+"""In how many ledgers a bit is flipped at a time, as far as they have a copy on the bookie."""
+
+UNIQUE_BYTES = 100
+"""A payload that is shorter may be found in other bytes."""
+
+SCRUBBED_S = 240.0
+"""How long it may take until all entries of a bookie were checked, other faults included."""
 
 
 class Faults:
@@ -76,6 +88,7 @@ class Faults:
         self._losing: list[tuple[int, Callable[[], None]]] = [
             (3, self._wipe),
             (3, self._lose_device),
+            (3, self._flip_bits),
             (2, self._drain_and_remove),
             (1, self._drain_and_cancel),
             (1, self._maintenance),
@@ -256,6 +269,31 @@ class Faults:
             (bookie.directory / name).mkdir()
             self._hurt_for(0.0, bookie, f"devices lost ({name})", bookie.start)
 
+    def _flip_bits(self) -> None:
+        """Flip a bit of an entry of each of some closed ledgers in the files of one bookie, and wait for the scrub."""
+        bookie = self._victim()
+        if bookie is None:
+            return
+        ledgers = list(self._cluster.book.ledgers.values())
+        lasts = {each.ledger_id: each.closed for each in ledgers if each.closed is not None and not each.deleting}
+        full = [(ledger_id, last) for ledger_id, last in lasts.items() if last >= 0]
+        chosen = self._source.sample(full, min(len(full), FLIPPED))
+        wanted = [payload(ledger_id, self._source.randint(0, last), LARGEST) for ledger_id, last in chosen]
+        flipped = flip_bits(bookie.directory, [each for each in wanted if len(each) >= UNIQUE_BYTES])
+        self.counts["bits flipped"] += flipped
+        self._watch.say(f"bits flipped: {flipped} of {bookie.name}")
+        at_ns = time.time_ns()
+
+        def is_mended() -> bool:
+            """Return whether the bookie has checked all of its entries since, and none waits for a copy."""
+            time.sleep(0.5)
+            report = bookie.report()
+            return bool(report) and int(report["checked_ns"]) > at_ns and report["health"] == "ok"
+
+        self._do(
+            f"bits flipped: {bookie.name}", lambda: wait_until(is_mended, f"{bookie.name} to be checked", SCRUBBED_S)
+        )
+
     def _work_on(self, bookie: SoakBookie, what: str, call: Callable[[SoakBookie], None]) -> None:
         self.counts[what] += 1
         self._watch.say(f"{what}: {bookie.name}")
@@ -345,6 +383,32 @@ class Faults:
         self.counts["pauses"] += 1
         seconds = self._source.uniform(2.0, 10.0)
         self._patiently("pauses", lambda: self._watch.admin.pause_repair(seconds, "the soak"))
+
+
+def flip_bits(directory: Path, wanted: list[bytes]) -> int:
+    """Flip the lowest bit of the first byte of some payloads wherever a closed file or the SSD tier has them.
+
+    Log files are left out: those since the last checkpoint are the only ones that a bookie must be able to read when it
+    starts.
+
+    Args:
+        directory: Of a bookie, which may run. A payload is compared once more just before its bit is flipped, because
+            LMDB may use its page anew.
+        wanted: The payloads.
+
+    Returns:
+        How many bits were flipped. Copies that the store does not need any more are among them.
+    """
+    flipped = 0
+    for path in [*directory.rglob("*.cold"), directory / "ssd" / "entries" / "data.mdb"]:
+        with suppress(FileNotFoundError), path.open("r+b") as file:
+            data = file.read()
+            for each in wanted:
+                at = data.find(each)
+                if at >= 0 and os.pread(file.fileno(), len(each), at) == each:
+                    os.pwrite(file.fileno(), bytes([each[0] ^ 1]), at)
+                    flipped += 1
+    return flipped
 
 
 def recover_all(cluster: SoakCluster, watch: Watch) -> int:

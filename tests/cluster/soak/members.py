@@ -104,7 +104,7 @@ class SoakCluster(Cluster):
             said = child.said("report")
             if said:
                 last = json.loads(said[-1])
-                found.update({name: last[name] for name in ("copied_bytes", "repaired", "dropped")})
+                found.update({name: last[name] for name in ("copied_bytes", "repaired", "dropped", "damaged")})
         return found
 
     def footprints(self) -> dict[str, dict[str, list[int]]]:
