@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import threading
 import time
@@ -261,12 +260,17 @@ class Faults:
             self._hurt_for(seconds, bookie, "bookies wiped and replaced", bookie.start)
 
     def _lose_device(self) -> None:
-        """Empty the directory of a tier, as when a device is replaced; the index, which a bookie needs, stays."""
+        """Lose the files of a tier.
+
+        The index, which a bookie needs, stays, and so does the cookie of the tier: without it the bookie refuses to
+        start, because the device may not be mounted.
+        """
         if bookie := self._victim():
             name = self._source.choice(("hdd", "ssd/entries"))
             bookie.kill()
-            shutil.rmtree(bookie.directory / name)
-            (bookie.directory / name).mkdir()
+            for path in (bookie.directory / name).iterdir():
+                if path.name != "cookie":
+                    path.unlink()
             self._hurt_for(0.0, bookie, f"devices lost ({name})", bookie.start)
 
     def _flip_bits(self) -> None:
