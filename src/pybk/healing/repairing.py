@@ -215,6 +215,8 @@ class Repairer:
         self.failures = {ledger_id: self.failures[ledger_id] for ledger_id in marks.keys() & self.failures.keys()}
         ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= began]
         worked = False
+        if ready:
+            self._membership.refresh()  # no watch reports that a bookie has got space, or turned read-only
         candidates = self._candidates(ready, marks)
         if any(each.rank == _REBALANCE for each in candidates) and not self._metadata.is_quiet(time.time_ns()):
             candidates = [each for each in candidates if each.rank != _REBALANCE]
