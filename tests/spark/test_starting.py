@@ -67,10 +67,10 @@ def test_there_is_one_bookie_however_often_it_is_asked_for(either: SparkSession,
 
 
 def test_why_there_is_none_is_said(either: SparkSession, settings: dict[str, Any]) -> None:
-    Path(settings["cluster_secret_file"]).write_bytes(b"another secret of the same length")
+    Path(settings["cluster_secret_file"]).write_bytes(b"Tr0ub4dor, of some other cluster!")
     with pytest.raises(PybkError, match="MetadataForgedError") as caught:
         start_bookies(either, **settings)
-    assert "another secret" not in str(caught.value)
+    assert "Tr0ub4dor" not in str(caught.value)
 
 
 def test_too_few_executors_are_an_error(either: SparkSession, settings: dict[str, Any]) -> None:

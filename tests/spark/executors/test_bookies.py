@@ -240,10 +240,10 @@ def test_the_secret_is_in_no_argument_and_no_file(
 
 def test_why_a_bookie_does_not_start_is_said(begin: Begin, settings: BookieSettings, tmp_path: Path) -> None:
     executor = begin().executor
-    (tmp_path / "secret").write_bytes(b"another secret of the same length")
+    (tmp_path / "secret").write_bytes(b"Tr0ub4dor, of some other cluster!")
     with pytest.raises(PybkError, match="MetadataForgedError") as caught:
         ensure_bookie(settings, executor)
-    assert "another secret" not in str(caught.value)
+    assert "Tr0ub4dor" not in str(caught.value)
     assert executor_bookie(executor, settings.metadata) is None
     assert not os.path.exists(executor.file(settings.metadata, "lock")), "nothing is left behind"
     (tmp_path / "secret").write_bytes(SECRET)
@@ -259,9 +259,9 @@ def test_a_wrong_secret_raises_though_a_bookie_serves(
     monkeypatch.setattr(Executor, "of_task", lambda: executor)
     found = json.loads(bookies.ensure_from_json(str(settings)))
     assert found == {"bookie": asdict(ensure_bookie(settings, executor))}
-    (tmp_path / "secret").write_bytes(b"another secret of the same length")
+    (tmp_path / "secret").write_bytes(b"Tr0ub4dor, of some other cluster!")
     assert "MetadataForgedError" in json.loads(bookies.ensure_from_json(str(settings)))["error"]
-    assert "another secret" not in bookies.ensure_from_json(str(settings))
+    assert "Tr0ub4dor" not in bookies.ensure_from_json(str(settings))
 
 
 def test_other_users_cannot_read_a_slot(begin: Begin, settings: BookieSettings) -> None:
