@@ -16,7 +16,7 @@ from pybk.cluster_checks import (
     StopCheck,
 )
 from pybk.config import StoreConfig, TierPolicy
-from pybk.credentials import Passwords, Secret
+from pybk.credentials import ClusterSecret, Passwords, Secret
 from pybk.digest import DigestType
 from pybk.entry import Entry, EntryBatch
 from pybk.errors import (
@@ -161,6 +161,7 @@ __all__ = [
     "ClosedError",
     "ClusterAdmin",
     "ClusterOptions",
+    "ClusterSecret",
     "ClusterSettings",
     "ClusterStatus",
     "ClusterVerdict",
