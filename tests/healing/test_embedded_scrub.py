@@ -166,7 +166,7 @@ def test_nothing_is_checked_while_the_cluster_is_not_quiet_but_what_is_asked_for
             assert not busy(None)
             assert not busy(terms._replace(quiet=False))
             assert busy(terms), "the first part is due at once"
-            assert not busy(terms._replace(quiet=False)), "not even the part under way goes on"
+            assert not busy(terms._replace(quiet=False)), "not even the part under way continues"
             before = counted(manager, SCRUB_BYTES)
             asked = terms._replace(quiet=False, asked_ns={ScrubKind.DEEP: 1})
             while busy(asked):
