@@ -14,7 +14,7 @@ SITUATION = "pybk.healing.situation:"
 PLAN = "pybk.healing.plan:"
 AUDITOR = "pybk.healing.auditor:AuditorMachine."
 MAP = "pybk.healing.cluster_map:ClusterMap."
-SEEDS_MAX = 60
+SEEDS_MAX = 80
 
 HEALING_MUTANTS = (
     Mutant(
@@ -119,12 +119,12 @@ HEALING_MUTANTS = (
 
 KILLED_AT = {
     "H1a": 0,
-    "H2": 5,
+    "H2": 0,
     "H3a": 0,
-    "H3b": 2,
-    "H4a": 6,
+    "H3b": 1,
+    "H4a": 66,
     "H4b": 1,
-    "H5": 0,
+    "H5": 3,
     "H6a": 0,
     "H6b": 0,
     "H7": 0,

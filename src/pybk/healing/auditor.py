@@ -56,7 +56,6 @@ from pybk.healing.situation import (
     MarkKey,
     Situation,
     Standing,
-    Target,
     holds_of,
     standing_of,
     standings_of,
@@ -82,7 +81,7 @@ RATE_NS: Final = 600 * SECOND_NS
 """Over how long the rate of repairs is taken."""
 
 JUDGED_MAX: Final = 1000
-"""Of how many marks in a terminal state it is saved by what they were judged."""
+"""Of how many stuck marks it is saved by what they were judged."""
 
 STUCK_LISTED_MAX: Final = 100
 """How many ledgers a report names in each list."""
@@ -116,7 +115,7 @@ class SavedAbsence:
 
 
 class Judged(NamedTuple):
-    """A mark in a terminal state, by its token, and the signature of what it was judged by."""
+    """A stuck mark, by its token, and the signature of what it was judged by."""
 
     token: bytes
     signature: int
@@ -129,7 +128,7 @@ class SavedState:
     Attributes:
         absences: How long bookies have been absent.
         since_read_ns: How long ago all ledgers were read.
-        judged: By what marks in a terminal state were judged, so that these are not tried again after each election.
+        judged: By what stuck marks were judged, so that these are not tried again after each election.
     """
 
     absences: Mapping[Bookie, SavedAbsence] = field(default_factory=dict)
@@ -535,7 +534,6 @@ class AuditorMachine:
         self._known: set[str] = set()
         """What was read since the election: settings, bookies, marks."""
         self._standings: list[Standing] = []
-        self._targets: tuple[Target, ...] = ()
         self.misplaced: set[int] = set()
         self._placed_by: tuple[int, dict[str, str]] | None = None
         """By what ledgers were judged to be misplaced: the zones that are asked for, and the zone of each bookie."""
@@ -844,8 +842,7 @@ class AuditorMachine:
                 self._open_short.pop(ledger_id, None)
         if not self._tasks.queued:
             self._progress = _Progress()
-        self._targets = targets_of(self.situation, now_ns)
-        self._park()
+        self._park(now_ns)
         self.holds = holds_of(self.map, self.situation, now_ns, self._tasks.needed)
         self.wanted = select(
             self.map,
@@ -853,7 +850,7 @@ class AuditorMachine:
             self._tasks,
             self._tasks.queued,
             self._tasks.terminal.values(),
-            self._targets,
+            targets_of(self.situation, now_ns),
             held=bool(self.holds),
             now_ns=now_ns,
             window=self._window,
@@ -881,16 +878,16 @@ class AuditorMachine:
             if facts is None or facts.bookie != bookie:
                 self.situation.absent_since_ns.setdefault(bookie, now_ns)
 
-    def _park(self) -> None:
-        """Note which marks in a terminal state are left as they are, because what they were judged by has not changed.
+    def _park(self, now_ns: int) -> None:
+        """Note which marks are left stuck, because nothing has changed since a worker gave them up.
 
         Trying them again would fail again. The notes of the previous auditor show what has changed before the election.
         """
         judged, parked = {}, set()
         for key, mark in self.situation.marks.items():
-            if mark.state is RepairState.QUEUED:
+            if mark.state is not RepairState.STUCK:
                 continue
-            signature = signature_of(self.map, self._standings, self._targets, mark)
+            signature = signature_of(self.map, self._standings, now_ns, key.ledger_id)
             before = self._judged.get(key) or self._saved.judged.get(key)
             if before is None or before.token != mark.token:
                 before = Judged(mark.token, signature)

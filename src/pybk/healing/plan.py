@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
 from pybk.healing.situation import (
+    SECOND_NS,
     Hold,
     MarkKey,
     Situation,
@@ -45,6 +46,9 @@ WINDOW: Final = 1000
 
 DERIVED: Final = (RepairReason.LOST, RepairReason.DRAINING, RepairReason.MISPLACED)
 """The reasons that the auditor derives; it withdraws a mark of them when they do not hold any more."""
+
+STUCK_NS: Final = 3600 * SECOND_NS
+"""How long a mark stays stuck at most before workers try it again, as long as nothing changes."""
 
 NEVER_NS: Final = 1 << 63
 """Later than any time."""
@@ -379,21 +383,16 @@ def misplaced_place(zones: Sequence[str], masks: Iterable[int], wanted: int) -> 
     return None
 
 
-def signature_of(
-    cluster: ClusterMap, standings: Sequence[Standing], targets: Sequence[Target], mark: UnderReplicatedLedger
-) -> int:
-    """Return a number that changes with what the state of a mark depends on.
+def signature_of(cluster: ClusterMap, standings: Sequence[Standing], now_ns: int, ledger_id: int) -> int:
+    """Return a number that changes with a ledger's metadata, with the status of its bookies, and once an hour.
 
-    That is the ledger's metadata and the status of its bookies; for NO_TARGET also the targets and, roughly, their
-    space.
+    The hour is for causes that nobody sees here, such as a network that is slow between two bookies.
     """
-    ledger = cluster.get(mark.ledger_id)
+    ledger = cluster.get(ledger_id)
     if ledger is None:
         return 0
     seen = [standings[number].status.value for number in sorted(cluster.numbers_of(ledger))]
-    if mark.state is RepairState.NO_TARGET:
-        seen += [f"{each.bookie} {each.bytes_for(ledger.shape.tier).bit_length()}" for each in targets]
-    return zlib.crc32(f"{ledger.version} {mark.state.value} {seen}".encode())
+    return zlib.crc32(f"{ledger.version} {seen} {now_ns // STUCK_NS}".encode())
 
 
 def assess(

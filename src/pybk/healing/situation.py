@@ -226,7 +226,7 @@ class Situation:
         settings: The settings of the cluster.
         marks: The marks in the metadata store.
         moved_ns: The last sign of life of each open ledger's writer.
-        parked: Marks in a terminal state that are not tried again, because nothing has changed.
+        parked: Stuck marks that are not tried again, because nothing has changed.
     """
 
     bookies: dict[str, BookieFacts] = field(default_factory=dict)

@@ -1,0 +1,94 @@
+"""The auditor's machine: which marks that are there already it changes, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from pybk.healing.auditor import (
+    AuditorMachine,
+    BookiesRead,
+    ChangeMark,
+    Elected,
+    Event,
+    LedgersRead,
+    MarksChanged,
+    MarksRead,
+    PublishMark,
+    SavedState,
+    SettingsRead,
+    Tick,
+    WithdrawMark,
+)
+from pybk.healing.plan import STUCK_NS
+from pybk.healing.situation import SECOND_NS, MarkKey
+from pybk.ledger import LedgerMetadata
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from tests.healing.clusters import GRACE_NS, NOW, bookie, facts, ledger
+
+LEASE_NS = 10 * STUCK_NS
+KEY = MarkKey(1, bookie(0))
+Changes = list[PublishMark | WithdrawMark | ChangeMark]
+
+
+class Led:
+    """A machine that leads, and one ledger on the first three bookies, of which the first is lost."""
+
+    def __init__(self, *, bookies: int) -> None:
+        self.machine = AuditorMachine()
+        self.now_ns = NOW
+        self.step(Elected(SavedState(), NOW + LEASE_NS, NOW - 3600 * SECOND_NS))
+        self.step(SettingsRead(ClusterSettings()))
+        self.step(MarksRead(()))
+        self.see(range(bookies))
+        self.step(LedgersRead(1, -1, None, {1: (MADE, 0)}))
+        self.see(range(1, bookies))
+        self.now_ns += GRACE_NS
+
+    def step(self, event: Event) -> Changes:
+        effects = self.machine.step(event, self.now_ns)
+        return [each for each in effects if isinstance(each, PublishMark | WithdrawMark | ChangeMark)]
+
+    def see(self, registered: Iterable[int]) -> Changes:
+        """Let the machine see which bookies are registered; the first one has a cookie in any case."""
+        there = set(registered)
+        return self.step(BookiesRead(tuple(facts(each, registered=each in there) for each in {0, *there})))
+
+    def mark(self, state: RepairState) -> UnderReplicatedLedger:
+        """Make the mark that was asked for."""
+        return UnderReplicatedLedger(1, bookie(0), 0, RepairReason.LOST, state=state, token=state.value.encode())
+
+
+MADE: LedgerMetadata = ledger(1, (0, (0, 1, 2)))
+
+
+def test_a_bookie_that_comes_before_its_answer_is_a_target() -> None:
+    led = Led(bookies=3)
+    (asked,) = led.step(Tick())
+    assert isinstance(asked, PublishMark)
+    assert asked.state is RepairState.NO_TARGET
+    led.see((1, 2, 3))
+    answer = led.mark(RepairState.NO_TARGET)
+    assert led.step(MarksChanged({KEY: answer})) == [ChangeMark(answer, RepairState.QUEUED)]
+
+
+@pytest.mark.parametrize("seen", ["bookie", "hour"])
+def test_a_stuck_mark_is_tried_again_when_its_bookies_have_changed_or_an_hour_later(seen: str) -> None:
+    led = Led(bookies=4)
+    (asked,) = led.step(Tick())
+    assert isinstance(asked, PublishMark)
+    assert asked.state is RepairState.QUEUED
+    led.step(MarksChanged({KEY: led.mark(RepairState.QUEUED)}))
+    stuck = led.mark(RepairState.STUCK)
+    led.now_ns += STUCK_NS - led.now_ns % STUCK_NS  # a new hour begins
+    assert led.step(MarksChanged({KEY: stuck})) == []
+    led.now_ns += STUCK_NS // 2
+    assert led.step(Tick()) == []
+    assert led.see((1, 2, 3, 4)) == []  # a further bookie was not what it failed for
+    if seen == "bookie":
+        assert led.see((1, 3, 4)) == [ChangeMark(stuck, RepairState.QUEUED)]
+    else:
+        led.now_ns += STUCK_NS // 2
+        assert led.step(Tick()) == [ChangeMark(stuck, RepairState.QUEUED)]
