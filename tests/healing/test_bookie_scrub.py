@@ -83,3 +83,19 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     notes = metadata_of(client).read_scrub(service_of(bookie).bookie)
     assert notes is not None
     assert notes["damaged"]
+
+
+def test_what_lies_beyond_the_end_of_a_closed_ledger_is_not_damage(three: Inside) -> None:
+    client = three.connect()
+    ledger_id = fill(client, 60)
+    metadata, version = metadata_of(client).read_ledger(ledger_id)
+    shorter = replace(metadata, last_entry_id=9, length=metadata.length - 1, version=metadata.version + 1)
+    metadata_of(client).write_ledger(shorter, version)
+    bookie = three.bookies[1]
+    checked = counted(bookie, SCRUB_BYTES)
+    flip(three.directory / "bookie-1", payload(40))
+    settle(three, deep_asked_ns=1)
+    wait_until(lambda: counted(bookie, SCRUB_BYTES) >= checked + 60 * len(payload(40)), "everything is checked")
+    assert not counted(bookie, SCRUB_DAMAGED_RECORDS)
+    assert not metadata_of(client).list_under_replicated()
+    assert bookie.health().state == "ok"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError
+from pybk.errors import CorruptError, LedgerDeletedError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrubbing import ScrubTerms, text_of
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.metadata.underreplication import RepairReason
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.troubles import CHECKING
@@ -78,19 +78,38 @@ class BookieScrub:
         self._metadata.write_scrub(self._bookie.bookie, notes)
 
     def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries | None:
-        """Mark the first of the entries that are not copied anew; raises MetadataError if that is not durable."""
-        valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
-        if valid is None:
+        """Mark the first of the entries that are needed; raises MetadataError if that is not durable."""
+        needed = self._needed(metadata, damaged)
+        if needed is None:
             return None
-        ledger_id, first, last = valid
+        ledger_id, first, last = needed
         self._metadata.mark_under_replicated(ledger_id, self._bookie.bookie, first, reason=RepairReason.DAMAGED)
         problem = f"ledger {ledger_id} entries {first} to {last} are damaged, and copied from a peer: {damaged.problem}"
         return DamagedEntries(ledger_id, first, last, problem)
 
     def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
-        """Return whether some of the entries are not copied anew yet."""
-        replicas = self._bookie.replicas
-        return replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id) is not None
+        """Return whether some of the entries are needed."""
+        return self._needed(metadata, damaged) is not None
+
+    def _needed(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> tuple[int, int, int] | None:
+        """Return the ledger, and the first and last of the damaged entries that belong to it and have no new copy here.
+
+        An entry beyond the end of a closed ledger does not belong to it: no bookie has a copy of what a recovery cut.
+        While the metadata of the ledger cannot be read, all count as needed.
+        """
+        valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
+        if valid is None:
+            return None
+        ledger_id, first, last = valid
+        try:
+            ledger, _ = self._metadata.read_ledger(ledger_id)
+        except LedgerDeletedError:
+            return None
+        except PybkError:
+            return valid
+        if ledger.state is LedgerState.CLOSED:
+            last = min(last, ledger.last_entry_id)
+        return (ledger_id, first, last) if first <= last else None
 
     def show(self, damaged: Iterable[DamagedEntries]) -> None:
         """Show what waits for its copies among the troubles of the store."""
