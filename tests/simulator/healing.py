@@ -122,6 +122,10 @@ class SimBookie:
     """Units that are not sound, which only a check finds."""
     gone_ns: int | None = None
     """Since when it is not registered, as far as an auditor can see."""
+    back_ns: int = -LATE_NS
+    """When it registered again last."""
+    earlier_ns: int = 0
+    """Since when it was not registered before that."""
     changed_ns: int = 0
     """When it was registered, or its registration or state changed, last."""
     busy: int | None = None
@@ -606,6 +610,8 @@ class World:
         elif each.running and not each.cut_off:
             each.registered = True
             each.changed_ns = self.now
+            if each.gone_ns is not None:
+                each.earlier_ns, each.back_ns = each.gone_ns, self.now
             each.gone_ns = None
             self.bookies_changed()
 
@@ -1048,6 +1054,8 @@ class World:
         )
         each = self.bookies[missing.bookie_id]
         absent_ns = self.now - each.gone_ns if each.gone_ns is not None else 0
+        if self.now - each.back_ns < LATE_NS:  # the auditor may not have withdrawn the mark of an earlier absence
+            absent_ns = max(absent_ns, self.now - each.earlier_ns)
         if replaced and each.bookie == missing and self.presence(missing) is Presence.ABSENT:
             late = absent_ns >= GRACE_NS - LEASE_NS
             drained = any(mark.bookie == missing and DRAINING in mark.causes_by_reason() for mark in marks)
@@ -1157,7 +1165,7 @@ class World:
         return True
 
     def _damage(self, each: SimBookie) -> None:
-        """Damage a unit of which there is another copy; two checks find it, and one that hangs finds nothing."""
+        """Damage a unit of which there is another copy; checks find it, and those that hang find nothing."""
         unknown = self.random.random() < 0.5
         for metadata, _ in list(self.ledgers.values()):
             fragment = metadata.fragments[0]
@@ -1173,7 +1181,7 @@ class World:
                 result = Check.UNKNOWN if unknown else Check.DAMAGED
                 if not unknown:
                     each.damaged.add(unit)
-                for delay in (0, 601):
+                for delay in (0, 601, 1202):  # an auditor that was elected in between begins anew
                     self.after(delay * SECOND_NS, partial(self.report_check, unit, each.bookie, result))
                 return
 
