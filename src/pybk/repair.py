@@ -75,7 +75,8 @@ def rebuild_index(
 
     Args:
         path: The store's directory.
-        accept_loss: Rebuild the index even if entries are missing; reading those raises CorruptError afterwards.
+        accept_loss: Rebuild the index even if entries are missing; reading those raises CorruptError afterwards,
+            and a bookie copies them back from its peers.
         tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
         progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import shutil
 import threading
 import time
 from array import array
@@ -15,16 +16,18 @@ from typing import Any
 
 import pytest
 
+from pybk.admin.cli import main
 from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.server import BookieServer
 from pybk.client import limbo_repair
 from pybk.client.limbo_repair import LimboRepair
 from pybk.config import StoreConfig
-from pybk.errors import CookieError, LedgerFencedError
+from pybk.errors import CookieError, CorruptError, LedgerFencedError
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
+from pybk.repair import rebuild_index
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
 from pybk.writer import LedgerWriter
@@ -108,6 +111,18 @@ def watermark_lost(cluster: Inside) -> None:
     (cluster.directory / "bookie-0" / "watermark").unlink()
 
 
+def index_device_lost(cluster: Inside) -> None:
+    """Lose the device of the index and of all entries, and do what ``rebuild-index`` can do about it."""
+    with offline(cluster) as replicas:
+        for ledger_id in replicas.ledgers():
+            replicas.move(ledger_id, StorageHint.SSD)
+        replicas.store.scheduler.checkpoint()
+    root = cluster.directory / "bookie-0"
+    shutil.rmtree(root / "ssd")
+    (root / "ssd").mkdir(0o700)
+    assert rebuild_index(root, accept_loss=True).lost
+
+
 def ask(service: BookieServer, request: Request) -> Reply | ReadReply:
     (effect,) = BookieMachine(service.replicas).receive("sender", request, None, 0)
     assert isinstance(effect, Respond)
@@ -130,7 +145,15 @@ def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, byte
 
 @pytest.mark.parametrize(
     "harm",
-    [first_log_lost, log_destroyed, middle_of_log_destroyed, kept_log_lost, cold_files_lost, watermark_lost],
+    [
+        first_log_lost,
+        log_destroyed,
+        middle_of_log_destroyed,
+        kept_log_lost,
+        cold_files_lost,
+        watermark_lost,
+        index_device_lost,
+    ],
 )
 def test_a_bookie_that_lost_something_durable_gets_it_back(
     three: Inside, gate: threading.Event, harm: Callable[[Inside], None], caplog: pytest.LogCaptureFixture
@@ -182,6 +205,42 @@ def test_a_bookie_that_lost_something_durable_gets_it_back(
     assert service_of(manager).in_limbo() == []
     assert manager.health().state == "ok"
     whole(three, manager, ledgers)
+
+
+def test_a_bookie_that_lost_its_index_is_mended_as_its_messages_say(
+    three: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = three.connect()
+    ledgers = [fill(client, COUNT), fill(client, COUNT, storage_hints=[StorageHint.SSD])]
+    service_of(three.bookies[0]).replicas.store.scheduler.checkpoint()
+    three.bookies[0].close()
+    root = three.directory / "bookie-0"
+    remedy = rf"run `pybk rebuild-index {root}`.*; if that fails, begin an empty directory .*--replace"
+
+    shutil.rmtree(root / "ssd" / "index")  # alone: the files have everything, so nothing is in doubt
+    with pytest.raises(CorruptError, match=remedy):
+        three.open_bookie(0)
+    assert main(["rebuild-index", str(root)]) == 0
+    manager = three.open_bookie(0)
+    assert manager.health().state == "ok"
+    assert [len(entries(service_of(manager), each, COUNT)) for each in ledgers] == [COUNT, COUNT]
+    manager.close()
+
+    shutil.rmtree(root / "ssd")  # the whole device, with entries
+    with pytest.raises(CookieError, match=rf"make an empty directory there, and run `pybk rebuild-index {root}`"):
+        three.open_bookie(0)
+    (root / "ssd").mkdir()
+    with pytest.raises(CorruptError, match=remedy):
+        three.open_bookie(0)
+    capsys.readouterr()
+    assert main(["rebuild-index", str(root)]) == 1
+    assert "give --accept-loss, which keeps" in capsys.readouterr().out
+    assert main(["rebuild-index", str(root), "--accept-loss"]) == 0
+    manager = three.open_bookie(0)
+    wait_until(lambda: manager.health().state == "ok")
+    assert [len(entries(service_of(manager), each, COUNT)) for each in ledgers] == [COUNT, COUNT]
+    for each in ledgers:
+        check(three.connect(), each, COUNT)
 
 
 def replica_of(service: BookieServer, ledger_id: int) -> ReplicaState:

@@ -117,6 +117,7 @@ def test_a_file_that_an_open_does_not_make_again_is_refused_untouched(root: Path
         LedgerManager.open(root, tiers={hint: str(root / hint.value) for hint in StorageHint}).close()
     else:
         assert rebuild_index(str(root)).made
+    assert (root / "accepted-loss").exists() is (name == "watermark")
     with open_quick(root) as manager:
         assert_whole(manager)
 

@@ -29,7 +29,7 @@ from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.metadata_age import AgeWatch, adopt_epoch, check_age
 from pybk.bookie.own_cookie import OwnCookie
-from pybk.bookie.startup import open_replicas, put_all_in_limbo, validate_cookie
+from pybk.bookie.startup import accepted_losses, open_replicas, put_all_in_limbo, validate_cookie
 from pybk.errors import (
     CookieError,
     NoSuchLedgerError,
@@ -179,9 +179,9 @@ class BookieServer:
         try:
             known = replicas.identity
             epoch = check_age(replicas, metadata)
-            losses = []
+            losses = accepted_losses(replicas.store)
             if known is not None:
-                losses = find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
+                losses += find_losses(replicas.store, metadata, Bookie(known.bookie_id, known.instance), moved=moved)
             bookie = validate_cookie(
                 replicas, metadata, keys, bookie_id, moved=moved, replace_lost=replace_lost, location=location
             )

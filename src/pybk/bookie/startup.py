@@ -5,7 +5,8 @@ any request:
 
 1. ``open_replicas`` opens the directory. If something durable is damaged or missing, the store refuses to open, and the
    function opens it again with ``salvage=True``: the store takes what is left, because the peers have the rest.
-2. ``durable_position.find_losses`` compares the log with the position that the metadata store records. It comes before
+2. ``accepted_losses`` looks whether ``rebuild-index`` made the index without entries that it had;
+   ``durable_position.find_losses`` compares the log with the position that the metadata store records. It comes before
    the bookie appends anything, because an append could hide a log that ends too early.
 3. ``validate_cookie`` checks that the directory is the one that the metadata store knows under this name, that no
    other process serves from a copy of it, and records the start in the store and in the metadata store.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pybk.ledger import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
+    from pybk.storage.store import Store
     from pybk.transport.cluster_keys import HeldKeys
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,15 @@ def open_replicas(
         return Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
     except CorruptError as error:
         logger.warning("%s does not open, and is salvaged for what is left: %s", root, error)
-    return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
+    try:
+        return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
+    except CorruptError as error:
+        raise CorruptError(
+            f"{error}; if that fails, begin an empty directory under the bookie's name (replace=True, `pybk bookie "
+            "--replace`), and its peers have the rest",
+            path=error.path,
+            offset=error.offset,
+        ) from error
 
 
 # ---- the cookie ----------------------------------------------------------------------------------------------------
@@ -175,6 +185,16 @@ def _check_not_served(bookie: Bookie, metadata: ClusterMetadata, keys: HeldKeys 
 # ---- after a loss --------------------------------------------------------------------------------------------------
 
 
+def accepted_losses(store: Store) -> list[str]:
+    """Return the evidence that ``rebuild-index`` made an index without entries that were durable; empty for none.
+
+    It stays until ``put_all_in_limbo``, so that a start that is interrupted finds it again.
+    """
+    if not store.accepted_loss:
+        return []
+    return [f"the index of {store.volumes.root} was rebuilt without all entries that it had"]
+
+
 def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Bookie, losses: Sequence[str] = ()) -> None:
     """Put every ledger that the bookie may ever have held in limbo (D6), and then end the salvage, if there was one.
 
@@ -195,7 +215,8 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
     Raises:
         PybkError: A mark could not be made durable; the next start salvages again.
     """
-    salvage = replicas.store.salvage
+    store = replicas.store
+    salvage = store.salvage
     for page, damaged in _pages(metadata):
         # A ledger whose metadata is damaged may have been held here, so it is put in limbo, too.
         lost: dict[int, LedgerHeader | None] = dict.fromkeys(damaged)
@@ -205,8 +226,9 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
         replicas.put_in_limbo(lost)
     replicas.put_in_limbo(dict.fromkeys(replicas.ledgers()))
     if salvage is not None:
-        replicas.store.keep_salvage()
+        store.keep_salvage()
         losses = [*losses, *salvage.lost]
+    store.forget_accepted_loss()
     for loss in losses:
         logger.warning("bookie %s lost something durable: %s", bookie, loss)
     logger.warning(

@@ -46,6 +46,9 @@ INDEX: Final = "index"
 OpenEnvironment = Callable[[str], Environment]
 
 
+ACCEPTED_LOSS: Final = "accepted-loss"
+"""An empty file that ``note_accepted_loss`` makes."""
+
 _PLANNED: Final = "cookie.planned"
 
 
@@ -196,7 +199,8 @@ def store_directories(
         if found is None:
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
-                "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...})"
+                "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if it is "
+                f"lost, make an empty directory there, and run `pybk rebuild-index {root}`"
             )
         check_cookie(found, replace(expected, instance=found.instance), directory.path)
     return directories
@@ -316,8 +320,8 @@ def check_index_present(fs: FileSystem, path: str, root: str) -> None:
     """Raise CorruptError if there is no index: opening the environment would make an empty one."""
     if not environment_is_there(fs, path):
         raise CorruptError(
-            f"{path} is missing or empty, the index of {root}; run `pybk rebuild-index {root}` to make it again from "
-            "the files",
+            f"{path} is missing or empty, the index of {root}; mount its device, or, if that is lost, run `pybk "
+            f"rebuild-index {root}` to make it again from the files",
             path=path,
         )
 
@@ -364,6 +368,14 @@ def note_lost_environments(volumes: Volumes) -> None:
     for row in missing_files(volumes):
         if volumes.tier_of(row).uses_environments and not volumes.fs.exists(volumes.path_of(row) + LOST_SUFFIX):
             replace_file(volumes.fs, volumes.path_of(row) + LOST_SUFFIX, b"")
+
+
+def note_accepted_loss(fs: FileSystem, root: str) -> None:
+    """Note, durably, that a rebuild may have made an index without entries that the store had acknowledged.
+
+    A bookie has to know it, because such an index alone opens as if nothing were missing.
+    """
+    replace_file(fs, os.path.join(root, ACCEPTED_LOSS), b"")
 
 
 def check_present(volumes: Volumes) -> None:

@@ -89,6 +89,7 @@ from pybk.storage.compaction.tier_policy import TierQueue
 from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import (
+    ACCEPTED_LOSS,
     INDEX,
     OpenEnvironment,
     create_store,
@@ -370,6 +371,24 @@ class Store(StoreReader):
         self.scheduler.checkpoint()
         self.salvage = None
         self.scheduler.start()
+
+    @property
+    def accepted_loss(self) -> bool:
+        """Whether ``rebuild-index`` made an index without entries that were durable, and it was not forgotten since."""
+        return self.fs.exists(os.path.join(self.volumes.root, ACCEPTED_LOSS))
+
+    def forget_accepted_loss(self) -> None:
+        """Forget it, once it is recorded, durably and in the store, that something is missing.
+
+        Raises:
+            StorageError: The next open may find it again.
+        """
+        path = os.path.join(self.volumes.root, ACCEPTED_LOSS)
+        try:
+            if self.fs.exists(path):
+                self.fs.unlink(path)
+        except OSError as error:
+            raise storage_error(error, f"removing {path}") from error
 
     def _take_older_parts(self) -> None:
         """Have the index rely on files and environments as they are, although they are older than it, or were cut."""

@@ -122,7 +122,7 @@ def _outcome(found: RebuildReport) -> str:
     if not found.made:
         return (
             "nothing was changed: restore the missing files from a backup, or give --accept-loss, which keeps the "
-            "ledgers and makes reads of the missing entries fail"
+            "ledgers and makes reads of the missing entries fail; a bookie copies them back from its peers"
         )
     text = f"the index was rebuilt: {counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')}"
     if found.log_ledgers:

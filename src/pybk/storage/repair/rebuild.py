@@ -24,6 +24,7 @@ from pybk.storage.directories import (
     OpenEnvironment,
     find_cookie,
     mend_cookies,
+    note_accepted_loss,
     store_directories,
 )
 from pybk.storage.format.catalog import CatalogState, CatalogWriter
@@ -101,7 +102,7 @@ def rebuild_index(
     Args:
         root: The store's directory.
         accept_loss: Continue although entries are missing. Their ledgers are kept, and reading those entries raises
-            CorruptError.
+            CorruptError. A bookie puts all its ledgers in limbo at its next start.
         tiers: The tier directories, if they are not where the store remembers them.
         fs: The file system.
         environment: Opens LMDB environments; None opens them on disk.
@@ -212,6 +213,8 @@ class _Rebuilder:
         )
         if (lost or self._unopened) and not accept_loss:
             return found
+        if lost or self._unopened or self._watermark_is_lost:
+            note_accepted_loss(self._fs, self._root)
         self._set_aside_entries()
         self._take_environments()
         if lost:
