@@ -22,7 +22,6 @@ from pybk.client.writer import Writing
 from pybk.digest import DigestType, entry_digest
 from pybk.errors import ClosedError, MetadataUnreachableError
 from pybk.ledger import LedgerState
-from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
     Effect,
@@ -263,10 +262,7 @@ def test_a_replica_check_requests_as_many_entries_as_fit_an_answer(
         return ReplicaCheckMachine(*arguments, **named)
 
     monkeypatch.setattr(replica_check, "ReplicaCheckMachine", watched)
-    backend: Any = SimpleNamespace(
-        membership=SimpleNamespace(metadata=SimpleNamespace(describe=lambda metadata: b"")),
-        driver=SimpleNamespace(run=lambda conversation, begin: None),
-    )
-    stored = StoredLedger(replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100), 1)
-    check_replica(backend, stored, 0, 0, 9, digest=None, entry_bytes=entry_bytes)
+    driver: Any = SimpleNamespace(run=lambda conversation, begin: None)
+    closed = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=9, length=100)
+    check_replica(driver, RemoteLedger(closed, 1, b""), 0, 0, 9, digest=None, entry_bytes=entry_bytes)
     assert asked == [window]

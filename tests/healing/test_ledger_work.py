@@ -60,7 +60,7 @@ def work(
 def test_a_place_that_a_bookie_gives_up_is_taken(presence: Presence, cause: str) -> None:
     metadata = ledger((0, "abc"), (10, "adb"), (20, "bcd"), last=30)
     done = work(metadata, mark(A, **{cause: 0}), presence={A: presence})
-    assert done == LedgerWork((FragmentWork(0, A), FragmentWork(10, A)), (), (), ())
+    assert done == LedgerWork((FragmentWork(0, A), FragmentWork(10, A)), (), (), (), ())
 
 
 def test_a_place_is_taken_only_where_the_bookie_fits_and_has_none() -> None:
@@ -76,28 +76,31 @@ def test_of_two_lost_bookies_one_place_of_a_fragment_is_taken() -> None:
 
 def test_a_bookie_that_is_absent_and_not_lost_may_come_back() -> None:
     done = work(ledger((0, "abc"), last=9), mark(A, missing=3), presence={A: ABSENT})
-    assert done == LedgerWork((), (), (), ())
+    assert done == LedgerWork((), (), (), (), ())
 
 
 def test_a_bookie_that_is_back_keeps_its_places() -> None:
     for cause in ("lost", "draining"):
         found = mark(A, **{cause: 0})
-        assert work(ledger((0, "abc"), last=9), found) == LedgerWork((), (), (found,), ())
+        assert work(ledger((0, "abc"), last=9), found) == LedgerWork((), (), (), (found,), ())
 
 
 def test_the_own_bookie_is_filled_up_from_the_first_entry_that_it_misses() -> None:
     found = mark(OWN, missing=12)
     done = work(ledger((0, "abo"), (10, "aco"), (20, "abc"), last=30), found)
-    assert done == LedgerWork((FragmentWork(10, None),), (found,), (), ())
+    assert done == LedgerWork((FragmentWork(10, None),), (found,), (), (), ())
 
 
 def test_another_bookie_is_filled_up_by_its_own_worker() -> None:
-    assert work(ledger((0, "abc"), last=9), mark(A, damaged=0)) == LedgerWork((), (), (), ())
+    assert work(ledger((0, "abc"), last=9), mark(A, damaged=0)) == LedgerWork((), (), (), (), ())
 
 
 def test_a_bookie_that_misses_entries_of_the_fragment_without_an_end_stays_marked() -> None:
-    done = work(ledger((0, "abo"), (10, "abo")), mark(OWN, missing=4))
-    assert done == LedgerWork((FragmentWork(0, None),), (), (), ())
+    found, late = mark(OWN, missing=4), mark(OWN, missing=12)
+    metadata = ledger((0, "abo"), (10, "abo"))
+    assert work(metadata, found) == LedgerWork((FragmentWork(0, None),), (), (found,), (), ())
+    assert work(metadata, late) == LedgerWork((), (), (late,), (), ())
+    assert work(ledger((0, "abo"), (10, "abc")), found) == LedgerWork((FragmentWork(0, None),), (found,), (), (), ())
 
 
 def test_a_mark_of_a_bookie_that_has_no_place_is_over() -> None:
@@ -109,7 +112,7 @@ def test_a_mark_of_a_bookie_that_has_no_place_is_over() -> None:
 def test_a_mark_of_entries_whose_places_others_have_is_over(presence: Presence) -> None:
     late, due = mark(A, missing=10), mark(A, missing=9)
     replaced = ledger((0, "abc"), (10, "bcd"), last=20)
-    assert work(replaced, late, presence={A: presence}) == LedgerWork((), (), (late,), ())
+    assert work(replaced, late, presence={A: presence}) == LedgerWork((), (), (), (late,), ())
     assert work(replaced, due, presence={A: presence}).over == ()
     assert work(ledger((0, "abc"), (10, "acd"), last=20), late, presence={A: presence}).over == ()
     assert work(ledger((0, "bcd"), (10, "abc")), late, presence={A: presence}).over == ()
@@ -118,13 +121,13 @@ def test_a_mark_of_entries_whose_places_others_have_is_over(presence: Presence) 
 def test_in_recovery_no_mark_is_removed() -> None:
     unwritten, filled = mark(D, missing=3), mark(OWN, missing=3)
     done = work(ledger((0, "abo"), (10, "abc"), recovering=True), unwritten, filled)
-    assert done == LedgerWork((FragmentWork(0, None),), (), (), ())
+    assert done == LedgerWork((FragmentWork(0, None),), (), (), (), ())
 
 
 @pytest.mark.parametrize("presence", [ABSENT, LEAVING])
 def test_a_lost_bookie_of_the_fragment_without_an_end_is_reported(presence: Presence) -> None:
     done = work(ledger((0, "abc"), (5, "adb")), mark(A, lost=0), presence={A: presence})
-    assert done == LedgerWork((FragmentWork(0, A),), (), (), (A,))
+    assert done == LedgerWork((FragmentWork(0, A),), (), (), (), (A,))
 
 
 def test_a_misplaced_bookie_is_replaced_by_any_that_fits() -> None:
@@ -135,12 +138,12 @@ def test_a_misplaced_bookie_is_replaced_by_any_that_fits() -> None:
 def test_a_rebalance_moves_one_fragment_to_the_target_of_its_mark() -> None:
     metadata = ledger((0, "abc"), (10, "adb"), last=19)
     found = mark(A, rebalance=10)._replace(target="o")
-    assert work(metadata, found) == LedgerWork((FragmentWork(10, A),), (), (), ())
-    assert work(metadata, found, fits=False) == LedgerWork((), (), (), ())
-    assert work(metadata, found._replace(target="e")) == LedgerWork((), (), (), ()), "another one takes it"
-    assert work(metadata, found, presence={A: ABSENT}) == LedgerWork((), (), (), ()), "it may come back"
+    assert work(metadata, found) == LedgerWork((FragmentWork(10, A),), (), (), (), ())
+    assert work(metadata, found, fits=False) == LedgerWork((), (), (), (), ())
+    assert work(metadata, found._replace(target="e")) == LedgerWork((), (), (), (), ()), "another one takes it"
+    assert work(metadata, found, presence={A: ABSENT}) == LedgerWork((), (), (), (), ()), "it may come back"
     own = mark(OWN, rebalance=0)._replace(target="d")
-    assert work(ledger((0, "abo"), last=9), own) == LedgerWork((), (), (), ()), "the source waits"
+    assert work(ledger((0, "abo"), last=9), own) == LedgerWork((), (), (), (), ()), "the source waits"
 
 
 @pytest.mark.parametrize(
@@ -148,12 +151,12 @@ def test_a_rebalance_moves_one_fragment_to_the_target_of_its_mark() -> None:
 )
 def test_a_rebalance_is_over_once_there_is_nothing_to_move(second: str, first: int, target: str) -> None:
     found = mark(A, rebalance=first)._replace(target=target)
-    assert work(ledger((0, "abc"), (10, second), last=19), found) == LedgerWork((), (), (found,), ())
+    assert work(ledger((0, "abc"), (10, second), last=19), found) == LedgerWork((), (), (), (found,), ())
 
 
 def test_a_bookie_that_is_to_lose_a_copy_is_filled_up_meanwhile() -> None:
     found = mark(OWN, missing=4, rebalance=0)._replace(target="d")
-    assert work(ledger((0, "abo"), last=9), found) == LedgerWork((FragmentWork(0, None),), (found,), (), ())
+    assert work(ledger((0, "abo"), last=9), found) == LedgerWork((FragmentWork(0, None),), (found,), (), (), ())
 
 
 def test_live_copies_are_those_on_bookies_that_serve_and_miss_nothing() -> None:

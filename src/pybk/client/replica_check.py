@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
     from pybk.client.driver import Driver
     from pybk.digest import EntryDigest
-    from pybk.metadata.ledgers import StoredLedger
 
 _WINDOW_MIN: Final = 64
 
@@ -53,8 +52,8 @@ class ReplicaCheck(Conversation[ReplicaCheckMachine]):
 
 
 def check_replica(
-    backend: ClusterBackend,
-    stored: StoredLedger,
+    driver: Driver,
+    ledger: RemoteLedger,
     place: int,
     first: int,
     last: int,
@@ -66,8 +65,8 @@ def check_replica(
     """Read the entries that one bookie should have, from that bookie alone, and check them.
 
     Args:
-        backend: The cluster.
-        stored: The ledger as the metadata store has it.
+        driver: Sends the reads.
+        ledger: The ledger; its password is not needed.
         place: The bookie's position in the ensemble.
         first: First entry; it also selects the fragment.
         last: Last entry, inclusive, of the same fragment.
@@ -79,11 +78,10 @@ def check_replica(
     Returns:
         The check; its ``machine`` has the ids of the entries that are missing, damaged or unknown.
     """
-    ledger = RemoteLedger(stored.metadata, stored.version, backend.membership.metadata.describe(stored.metadata))
     if digest is not None:
         ledger.check_by(digest)
     machine = ReplicaCheckMachine(
-        stored.metadata,
+        ledger.metadata,
         place,
         first,
         last,
@@ -92,8 +90,8 @@ def check_replica(
         checked=digest is None or digest.size == 0,
         entries=entries,
     )
-    check = ReplicaCheck(backend.driver, ledger, machine)
-    backend.driver.run(check, machine.start)
+    check = ReplicaCheck(driver, ledger, machine)
+    driver.run(check, machine.start)
     return check
 
 
@@ -103,8 +101,8 @@ def check_replicas(backend: ClusterBackend, ledger_id: int) -> ReplicasCheck:
     Raises:
         NoSuchLedgerError: It was never created, or was deleted.
     """
-    stored = backend.membership.metadata.read_ledger(ledger_id)
-    metadata = stored.metadata
+    metadata, version = backend.membership.metadata.read_ledger(ledger_id)
+    description = backend.membership.metadata.describe(metadata)
     entry_bytes = metadata.length // max(metadata.last_entry_id + 1, 1)
     problems, copies, read_bytes = [], 0, 0
     for number, fragment in enumerate(metadata.fragments):
@@ -112,7 +110,8 @@ def check_replicas(backend: ClusterBackend, ledger_id: int) -> ReplicasCheck:
         if end is None or end < first:
             continue
         for place, bookie in enumerate(fragment.ensemble):
-            check = check_replica(backend, stored, place, first, end, digest=None, entry_bytes=entry_bytes)
+            ledger = RemoteLedger(metadata, version, description)
+            check = check_replica(backend.driver, ledger, place, first, end, digest=None, entry_bytes=entry_bytes)
             copies += check.entries
             read_bytes += check.bytes
             found = check.machine

@@ -316,7 +316,7 @@ def _checked_read(ledger: RemoteLedger, answer: Answer, lac: int) -> ReadReply:
 def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
     """Return the highest LAC that a reply proves, by its packet or by the LAC in the bookie's last entry."""
     run = answer.run
-    if ledger.as_member:
+    if not ledger.unlocked:
         return _told_lac(ledger, answer)
     if answer.status is not Status.OK or run is None or not run.sizes:
         return LacReply(answer.status, lac)
@@ -329,7 +329,7 @@ def _checked_lac(ledger: RemoteLedger, answer: Answer, lac: int) -> LacReply:
 
 
 def _told_lac(ledger: RemoteLedger, answer: Answer) -> LacReply:
-    """Return the highest LAC that a reply names, for a member: it can verify none, and takes none (AM2, AM3)."""
+    """Return the highest LAC that a reply names, for a client without the password: it verifies none (AM2, AM3)."""
     run = answer.run
     told = -1 if not answer.packet else _named_lac(answer.packet)[0]
     if answer.status is not Status.OK or run is None or not run.sizes:

@@ -16,7 +16,10 @@ fragment that has an end:
 
 A rebalance moves one fragment, and is over once that fragment does not name the bookie any more, or names the target.
 
-A fragment without an end is its writer's. If the writer is gone, the ledger has to be recovered first.
+A fragment without an end is its writer's. If the writer is gone, the ledger has to be recovered first. A mark does not
+say where the missing entries end. So the mark of a bookie in such a fragment stays when the fragments before are filled
+up, and is then about the last one alone (``partly``). The bookie's worker removes it once it has seen that its bookie
+misses nothing there.
 """
 
 from __future__ import annotations
@@ -70,12 +73,15 @@ class LedgerWork(NamedTuple):
     Attributes:
         fragments: What the own bookie does, in the order of the fragments.
         filled: Marks that are removed once all of ``fragments`` is done, because it filled up the own bookie.
+        partly: Marks of the own bookie that it fills up as well, and that stay, because it has a place in the fragment
+            without an end, too, and may miss entries of that one.
         over: Marks that are removed now, because nothing is left to do for them.
         unended: Bookies that are lost or leave, and have a place in the fragment without an end.
     """
 
     fragments: tuple[FragmentWork, ...]
     filled: tuple[UnderReplicatedLedger, ...]
+    partly: tuple[UnderReplicatedLedger, ...]
     over: tuple[UnderReplicatedLedger, ...]
     unended: tuple[Bookie, ...]
 
@@ -98,6 +104,7 @@ def ledger_work(
     """
     fragments: dict[int, FragmentWork] = {}
     filled: list[UnderReplicatedLedger] = []
+    partly: list[UnderReplicatedLedger] = []
     over: list[UnderReplicatedLedger] = []
     unended: list[Bookie] = []
     for mark in sorted(marks, key=lambda mark: (mark.reason.rank, mark.bookie)):
@@ -105,15 +112,15 @@ def ledger_work(
         if work.over:
             over.append(mark)
         elif work.fills:
-            filled.append(mark)
+            (partly if _is_in_open_fragment(metadata, own) else filled).append(mark)
         for each in work.fragments:
             fragments.setdefault(each.first_entry_id, each)
         if work.unended:
             unended.append(mark.bookie)
     ordered = tuple(fragments[first] for first in sorted(fragments))
     if metadata.state is LedgerState.IN_RECOVERY:  # it may have marked bookies of ensembles that are not written yet
-        filled, over = [], []
-    return LedgerWork(ordered, tuple(filled), tuple(over), tuple(unended))
+        filled, partly, over = [], [], []
+    return LedgerWork(ordered, tuple(filled), tuple(partly), tuple(over), tuple(unended))
 
 
 def live_copies(
@@ -175,8 +182,7 @@ def _work_of(
     if not named:
         return _MarkWork([], fills=False, over=True, unended=False)
     if leaving or moving or due:
-        # Entries of the fragment without an end cannot be filled up yet, so the mark stays.
-        fills = due and not leaving and mark.bookie == own and not _is_in_open_fragment(metadata, own)
+        fills = due and not leaving and mark.bookie == own
         return _MarkWork(work, fills=fills, over=False, unended=unended)
     left = causes.keys() - _FILLED  # others have the places of the entries that it missed
     over = not left or (presence is Presence.HERE and left <= _AWAY | _REBALANCE)

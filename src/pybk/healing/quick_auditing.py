@@ -17,6 +17,7 @@ from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.errors import ClosedError, CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.healing.auditor import Check
@@ -169,8 +170,8 @@ class QuickAuditing:
         if self._backend.membership.find(bookie) is None or time.monotonic() < self._silent_until.get(bookie, 0.0):
             return None
         check = check_replica(
-            self._backend,
-            stored,
+            self._backend.driver,
+            RemoteLedger(*stored, self._metadata.describe(stored.metadata)),
             *(sample.place, sample.first, sample.last),
             digest=None,
             entry_bytes=_ENTRY_BYTES,

@@ -47,6 +47,7 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
+from pybk.healing.open_fragment import misses_nothing
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS
@@ -262,7 +263,7 @@ class Repairer:
                     found.append(Candidate(_NO_COPIES_WANTED, rank, since_ns, ledger_id))
                 continue
             work = self._work(stored.metadata, ledger_marks)
-            if work.fragments or work.over or self._is_left(work, ledger_marks):
+            if work.fragments or work.partly or work.over or self._is_left(work, ledger_marks):
                 copies = live_copies(stored.metadata, ledger_marks, self._presence)
                 if copies >= stored.metadata.write_quorum:
                     copies = max(copies, _WHOLE)  # one copy of one is no reason to hurry
@@ -298,10 +299,11 @@ class Repairer:
         """
         keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
-            if self._stopping.is_set() or self._repair(ledger_id, keys):
-                self.failures.pop(ledger_id, None)
+            pause = 0.0 if self._stopping.is_set() else self._repair(ledger_id, keys)
+            if pause:
+                self._pause(ledger_id, pause)
             else:
-                self._pause(ledger_id)
+                self.failures.pop(ledger_id, None)
         except Exception as error:  # whatever failed, the other ledgers have to be repaired
             if self._stopping.is_set():
                 return  # the copy was cut off by the close of the client
@@ -311,11 +313,11 @@ class Repairer:
             if not isinstance(error, MetadataUnreachableError):
                 self._note_failure(ledger_id, keys, str(error) or repr(error))
 
-    def _pause(self, ledger_id: int) -> None:
-        """Leave a ledger alone for a while, longer each time."""
+    def _pause(self, ledger_id: int, most: float = PAUSE_MAX_S) -> None:
+        """Leave a ledger alone for a while, longer each time, and for some seconds at most."""
         pause, _ = self.failures.get(ledger_id, (PAUSE_S, 0.0))
         until = time.monotonic() + pause * random.uniform(0.75, 1.25)
-        self.failures[ledger_id] = min(2 * pause, PAUSE_MAX_S), until
+        self.failures[ledger_id] = min(2 * pause, most), until
 
     def _note_failure(self, ledger_id: int, keys: Sequence[str], text: str) -> None:
         """Record a failure in the marks of a ledger; after ``TRIES`` they are stuck."""
@@ -331,11 +333,12 @@ class Repairer:
         except PybkError as error:
             logger.warning("ledger %d: its failed repair is not recorded: %s", ledger_id, error)
 
-    def _repair(self, ledger_id: int, keys: Sequence[str]) -> bool:
+    def _repair(self, ledger_id: int, keys: Sequence[str]) -> float:
         """Do what this bookie can do for a ledger with marks at these keys, and remove the marks that are done.
 
         Returns:
-            False if the ledger cannot be recovered now, because its writer lives, or may live.
+            The longest pause before the next try, in seconds; 0 if there is nothing to wait for. It is waited for the
+            end of a writer that lives, or may live, and for the last fragment of an open ledger to be whole.
         """
         while True:
             marks = self._metadata.marks_at(keys)  # before the metadata: what is removed was covered by the copies
@@ -343,9 +346,9 @@ class Repairer:
                 metadata, version = self._metadata.read_ledger(ledger_id)
             except LedgerDeletedError:
                 self._unmark(marks)
-                return True
+                return 0.0
             if not any(map(self._is_due, marks)):
-                return True
+                return 0.0
             work = self._work(metadata, marks)
             self._unmark(work.over)
             ledger = RemoteLedger(metadata, version, self._metadata.describe(metadata))
@@ -354,7 +357,7 @@ class Repairer:
                 if found is not False:
                     why = "lives" if found else "may live, as some of its bookies did not say"
                     logger.info("ledger %d is not recovered: its writer %s", ledger_id, why)
-                    return False
+                    return PAUSE_MAX_S
                 assert self._recover is not None
                 self._recover(ledger_id)
                 continue
@@ -366,7 +369,22 @@ class Repairer:
                 self.repaired += 1
                 self._count_ledger(marks, "done")
             if all(fragment.replaced is None for fragment in work.fragments):
-                return True
+                return 0.0 if all(self._settle(ledger, mark) for mark in work.partly) else PAUSE_S
+
+    def _settle(self, ledger: RemoteLedger, mark: UnderReplicatedLedger) -> bool:
+        """Remove the mark of this bookie if it is whole in the fragment without an end, too (H13).
+
+        Returns:
+            False if it is not, or if that is not known; the mark is then about that fragment alone.
+        """
+        first = ledger.metadata.fragments[-1].first_entry_id
+        raised = self._metadata.update_mark(mark, missing_from=first)
+        if raised is None:
+            return True  # it has changed, and is looked at in the next pass
+        if not misses_nothing(self._driver, ledger, mark.bookie):
+            return False
+        self._unmark([raised])
+        return True
 
     def _count_ledger(self, marks: Sequence[UnderReplicatedLedger], result: str) -> None:
         labels = (("reason", _reason_of(marks)), ("result", result))

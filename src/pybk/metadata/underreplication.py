@@ -278,6 +278,7 @@ class UnderReplication(AuthenticatedValues):
         error: str | None = None,
         target: str | None = None,
         size_bytes: int | None = None,
+        missing_from: int | None = None,
     ) -> UnderReplicatedLedger | None:
         """Record how the repair of a marked ledger goes, durably; what is None stays.
 
@@ -288,6 +289,7 @@ class UnderReplication(AuthenticatedValues):
             error: Why it failed; what is longer than ``MARK_ERROR_CHARS_MAX`` is cut off.
             target: The name of the bookie that takes the copies.
             size_bytes: About how many bytes have to be copied.
+            missing_from: The first entry that the bookie may still miss, or have damaged; a lower one is raised to it.
 
         Returns:
             The mark as it is now; None if it was changed or removed since it was read: nothing was written then.
@@ -303,6 +305,9 @@ class UnderReplication(AuthenticatedValues):
             size_bytes=record.size_bytes if size_bytes is None else _checked(size_bytes, "size_bytes"),
             token=new_token(),
         )
+        if missing_from is not None:
+            causes = record.causes_by_reason().items()
+            new = new.with_causes({why: max(first, missing_from) if why.observed else first for why, first in causes})
         key = missing_key(record.ledger_id, record.bookie)
         node = self._store.get(key, latest=True)
         if node is None or token_of(node.value) != record.token:

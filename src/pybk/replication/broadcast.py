@@ -91,6 +91,37 @@ class LacBroadcastMachine(BroadcastMachine):
         return super().step(event, now_ns)
 
 
+class LastEntryMachine(BroadcastMachine):
+    """Asks several bookies for the last entry that each holds of a ledger.
+
+    Args:
+        ledger_id: The ledger.
+        bookies: The bookies.
+
+    Attributes:
+        held: The last entry of each bookie that said it; -1 for none.
+    """
+
+    _fine = frozenset({Status.OK, Status.NO_SUCH_LEDGER})
+
+    def __init__(self, ledger_id: int, bookies: Iterable[Bookie]) -> None:
+        super().__init__((bookie, ReadLac(ledger_id)) for bookie in bookies)
+        self.held: dict[Bookie, int] = {}
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Handle an event; return the effects to perform.
+
+        Args:
+            event: What happened.
+            now_ns: The time.
+        """
+        asked = self._asked.get(event.token) if isinstance(event, Answered) else None
+        reply = event.reply if isinstance(event, Answered) else None
+        if asked is not None and isinstance(reply, LacReply) and reply.status in self._fine:
+            self.held[asked[0]] = reply.entry_id
+        return super().step(event, now_ns)
+
+
 class WriterSearchMachine(BroadcastMachine):
     """Asks several bookies whether the writer of a ledger is there.
 

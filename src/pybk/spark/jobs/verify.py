@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pybk.client.backend import ClusterBackend
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.credentials import Passwords
 from pybk.digest import DigestType, entry_digest
@@ -513,8 +514,9 @@ def _check_replica(
         return None
     seal = _seal_of(found, stored.metadata, passwords)
     digest = digest_with(seal, stored.metadata, unit.ledger_id)
+    ledger = RemoteLedger(*stored, backend.membership.metadata.describe(stored.metadata))
     audited = check_replica(
-        backend, stored, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes
+        backend.driver, ledger, unit.place, unit.first, unit.last, digest=digest, entry_bytes=unit.entry_bytes
     )
     return CheckedReplica(
         unit.ledger_id,

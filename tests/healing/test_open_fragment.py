@@ -1,0 +1,133 @@
+"""A mark of a bookie in a fragment without an end: what shows that it misses nothing, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pybk.client.driver import Driver
+from pybk.client.remote_ledger import RemoteLedger
+from pybk.healing import repairing
+from pybk.healing.open_fragment import last_acknowledged, misses_nothing
+from pybk.healing.repairing import Repairer
+from pybk.ledger import Bookie, Fragment
+from pybk.manager import LedgerManager
+from pybk.metadata.underreplication import RepairReason
+from tests.client.test_limbo_repair import PASSWORD, payload, service_of
+from tests.cluster.inside import Inside, inside
+from tests.healing.clusters import bookie, ledger
+from tests.healing.test_repairing import metadata_of
+from tests.internals import cluster_backend_of
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
+    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(repairing, "PAUSE_S", 0.2)
+    with inside(tmp_path, count=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[LedgerManager], Repairer]]:
+    """Start the workers of bookies."""
+    started: list[Repairer] = []
+
+    def begin(manager: LedgerManager) -> Repairer:
+        backend = cluster_backend_of(manager)
+        started.append(Repairer(backend.driver, backend.membership, service_of(manager)))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.stop()
+
+
+def manager_of(cluster: Inside, wanted: Bookie) -> LedgerManager:
+    return next(each for each in cluster.bookies if service_of(each).bookie == wanted)
+
+
+def read(cluster: LedgerManager, ledger_id: int) -> RemoteLedger:
+    metadata = metadata_of(cluster)
+    stored = metadata.read_ledger(ledger_id)
+    return RemoteLedger(*stored, metadata.describe(stored.metadata))
+
+
+@pytest.mark.parametrize(
+    ("quorum", "held", "last"),
+    [
+        ((3, 2), {1: 7, 2: 5}, 7),
+        ((3, 2), {2: 5}, 5),
+        ((3, 2), {}, None),
+        ((3, 1), {1: 7}, None),
+        ((1, 1), {}, -1),
+    ],
+)
+def test_the_last_entry_is_known_if_fewer_than_an_ack_quorum_of_others_are_silent(
+    quorum: tuple[int, int], held: dict[int, int], last: int | None
+) -> None:
+    metadata = ledger(1, (0, (0, 1, 2)), quorum=quorum, last=None)
+    assert last_acknowledged(metadata, bookie(0), {bookie(each): entry for each, entry in held.items()}) == last
+
+
+def test_a_bookie_without_the_entries_misses_some(four: Inside) -> None:
+    client = four.connect()
+    driver = cluster_backend_of(client).driver
+    with client.create_ledger(password=PASSWORD) as writer:
+        for number in range(20):
+            writer.append(payload(number))
+        ledger_id = writer.ledger_id
+        metadata, version = metadata_of(client).read_ledger(ledger_id)
+        ensemble = metadata.fragments[0].ensemble
+        for each in ensemble:
+            assert misses_nothing(driver, read(client, ledger_id), each)
+        spare = next(own for each in four.bookies if (own := service_of(each).bookie) not in ensemble)
+        other = replace(metadata, fragments=(Fragment(0, (spare, *ensemble[1:])),))
+        changed = RemoteLedger(other, version, metadata_of(client).describe(other))
+        assert not misses_nothing(driver, changed, spare), "it has nothing of the ledger"
+        damaged = service_of(manager_of(four, ensemble[0])).replicas
+        damaged.delete(ledger_id)
+        assert not misses_nothing(driver, read(client, ledger_id), ensemble[0])
+        manager_of(four, ensemble[1]).close()
+        manager_of(four, ensemble[2]).close()
+        assert not misses_nothing(driver, read(client, ledger_id), ensemble[0]), "nobody else has answered"
+
+
+def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Bookie] = []
+
+    def watched(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool:
+        looked.append(bookie)
+        return misses_nothing(driver, ledger, bookie)
+
+    monkeypatch.setattr(repairing, "misses_nothing", watched)
+    client = four.connect()
+    metadata = metadata_of(client)
+    with client.create_ledger(password=PASSWORD) as writer:
+        for number in range(20):
+            writer.append(payload(number))
+        first, second, third = metadata.read_ledger(writer.ledger_id).metadata.fragments[0].ensemble
+        manager_of(four, third).close()
+        for number in range(20, 40):
+            writer.append(payload(number))
+        (_, last) = metadata.read_ledger(writer.ledger_id).metadata.fragments
+        for each in (first, second):
+            metadata.mark_under_replicated(writer.ledger_id, each, 5, reason=RepairReason.MISSING)
+        service_of(manager_of(four, second)).replicas.delete(writer.ledger_id)
+        whole, behind = start(manager_of(four, first)), start(manager_of(four, second))
+        wait_until(lambda: [each.bookie for each in metadata.marks_of(writer.ledger_id) if each.bookie == first] == [])
+        wait_until(lambda: metadata.marks_of(writer.ledger_id)[0].first_entry_id == last.first_entry_id)
+        wait_until(lambda: looked.count(second), "it misses entries of the last fragment")
+        copied = behind.copied_bytes
+        wait_until(lambda: looked.count(second) > 2, "it looks again")
+        assert (whole.repaired, behind.repaired, behind.copied_bytes) == (1, 1, copied), "nothing is copied twice"
+    wait_until(lambda: not [each for each in metadata.marks_of(writer.ledger_id) if each.bookie == second])
+    run = service_of(manager_of(four, second)).replicas.read(writer.ledger_id, 0, 39, 1, 1 << 20)[1]
+    assert run is not None
+    assert run.last == 39
