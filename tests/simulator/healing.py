@@ -124,7 +124,7 @@ class SimBookie:
     """Since when it is not registered, as far as an auditor can see."""
     back_ns: int = -LATE_NS
     """When it registered again last."""
-    earlier_ns: int = 0
+    earlier_ns: int | None = None
     """Since when it was not registered before that."""
     changed_ns: int = 0
     """When it was registered, or its registration or state changed, last."""
@@ -880,14 +880,12 @@ class World:
             self.unmark(mark)
         if work.unended and not work.fragments:
             return self._recover(own, metadata, version, marks)
-        if not work.fragments:
-            for mark in work.filled:
-                self.unmark(mark)
-            return False
         todo = [each for each in work.fragments if each.replaced or not own.holds((ledger_id, each.first_entry_id))]
         if not todo:
             for mark in work.filled:
                 self.unmark(mark)
+            for mark in work.partly:
+                self._settle(own, metadata, mark)
             return False
         self.locks[ledger_id] = (own.name, self.now + 30 * SECOND_NS)
         self._copy(own, metadata, version, todo[0], marks, copies=copies)
@@ -987,6 +985,17 @@ class World:
                 if all(own.holds(unit) for unit in units) and closed:
                     self.unmark(mark)
 
+    def _settle(self, own: SimBookie, metadata: LedgerMetadata, mark: UnderReplicatedLedger) -> None:
+        """Let a mark be about the fragment without an end alone, and remove it if the bookie has that one, too."""
+        first, key = metadata.fragments[-1].first_entry_id, MarkKey(mark.ledger_id, mark.bookie)
+        causes = mark.causes_by_reason()
+        raised = {why: max(each, first) if why.observed else each for why, each in causes.items()}
+        if raised != causes and self.marks[key].token == mark.token:
+            self.note("raise mark", f"{key.ledger_id} {key.bookie}")
+            self.put_mark(key, mark.with_causes(raised))
+        if own.holds((mark.ledger_id, first)):
+            self.unmark(self.marks[key])
+
     def unmark(self, mark: UnderReplicatedLedger) -> None:
         """Remove a mark unless it has changed."""
         key = MarkKey(mark.ledger_id, mark.bookie)
@@ -1054,7 +1063,10 @@ class World:
         )
         each = self.bookies[missing.bookie_id]
         absent_ns = self.now - each.gone_ns if each.gone_ns is not None else 0
-        if self.now - each.back_ns < LATE_NS:  # the auditor may not have withdrawn the mark of an earlier absence
+        late_ns = self.now - max(each.back_ns, self.leading_ns)
+        if (
+            each.earlier_ns is not None and late_ns < LATE_NS
+        ):  # the auditor may not have withdrawn the mark of an earlier absence
             absent_ns = max(absent_ns, self.now - each.earlier_ns)
         if replaced and each.bookie == missing and self.presence(missing) is Presence.ABSENT:
             late = absent_ns >= GRACE_NS - LEASE_NS
@@ -1165,7 +1177,7 @@ class World:
         return True
 
     def _damage(self, each: SimBookie) -> None:
-        """Damage a unit of which there is another copy; checks find it, and those that hang find nothing."""
+        """Damage a unit of which there is another copy; two checks find it, and one that hangs finds nothing."""
         unknown = self.random.random() < 0.5
         for metadata, _ in list(self.ledgers.values()):
             fragment = metadata.fragments[0]
@@ -1181,9 +1193,18 @@ class World:
                 result = Check.UNKNOWN if unknown else Check.DAMAGED
                 if not unknown:
                     each.damaged.add(unit)
-                for delay in (0, 601, 1202):  # an auditor that was elected in between begins anew
+                for delay in (0, 601):
                     self.after(delay * SECOND_NS, partial(self.report_check, unit, each.bookie, result))
                 return
+
+    def hang_checks(self) -> None:
+        """Let one check of each replica after the other hang, twice with the time between that makes a mark."""
+        self.pass_time(60)
+        slow = self.random.choice(sorted(self.bookies))
+        for _ in range(2):
+            for unit in sorted(self.bookies[slow].units):
+                self.report_check(unit, self.bookies[slow].bookie, Check.UNKNOWN)
+            self.pass_time(601)
 
     def report_check(self, unit: Unit, bookie: Bookie, result: Check) -> None:
         """Report the check of a replica to the auditor; what was damaged may have been repaired meanwhile."""
@@ -1238,11 +1259,16 @@ class World:
 
 
 def run(seed: int) -> tuple[World, Exception | None]:
-    """Run a seed; return its world and what was broken. In each tenth seed the only fault is that many bookies die."""
-    storm = seed % 10 == 9
-    world = World(seed, faults=not storm)
+    """Run a seed; return its world and what was broken.
+
+    In each tenth seed the only fault is that many bookies die; in another tenth, that checks of a bookie hang.
+    """
+    storm, hanging = seed % 10 == 9, seed % 10 == 8
+    world = World(seed, faults=not storm and not hanging)
     try:
-        if storm:
+        if hanging:
+            world.hang_checks()
+        elif storm:
             world.pass_time(60)
             for name in world.random.sample(sorted(world.bookies), len(world.bookies) // 2):
                 world.kill(name)

@@ -14,7 +14,7 @@ SITUATION = "pybk.healing.situation:"
 PLAN = "pybk.healing.plan:"
 AUDITOR = "pybk.healing.auditor:AuditorMachine."
 MAP = "pybk.healing.cluster_map:ClusterMap."
-SEEDS_MAX = 80
+SEEDS_MAX = 60
 
 HEALING_MUTANTS = (
     Mutant(
@@ -119,10 +119,10 @@ HEALING_MUTANTS = (
 
 KILLED_AT = {
     "H1a": 0,
-    "H2": 0,
+    "H2": 3,
     "H3a": 0,
     "H3b": 1,
-    "H4a": 66,
+    "H4a": 8,
     "H4b": 1,
     "H5": 3,
     "H6a": 0,
