@@ -133,6 +133,9 @@ def report_is(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
 def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
     report_is(monkeypatch, short={}, stuck=[], bookies=[])
     assert (admin.status().verdict, admin.status().reasons) == (ClusterVerdict.OK, ())
+    report_is(monkeypatch, short={}, stuck=[], bookies=[], ensembles=[4])
+    status = admin.status()
+    assert (status.verdict, [reason.code for reason in status.reasons]) == (ClusterVerdict.OK, ["no_spare_bookie"])
     report_is(monkeypatch)
     status = admin.status()
     assert (status.verdict, status.auditor, status.reported_ns, status.stuck) == (

@@ -14,7 +14,17 @@ from typing import Any, Final
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
-from pybk.health import LISTED_MAX, HealthReason, ledger_reasons, listed, paused_reason, repair_reasons
+from pybk.health import (
+    LISTED_MAX,
+    REASON_STATES,
+    HealthReason,
+    ensemble_sizes,
+    ledger_reasons,
+    listed,
+    no_spare_note,
+    paused_reason,
+    repair_reasons,
+)
 from pybk.ledger import Bookie
 from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
@@ -91,7 +101,8 @@ class ClusterStatus:
 
     Attributes:
         verdict: The worst of all reasons.
-        reasons: Why the verdict is not ``OK``, with the codes that ``Health.reasons`` has; the bad ones first.
+        reasons: Why the verdict is not ``OK``, with the codes that ``Health.reasons`` has; the bad ones first, and
+            notes last, with which it may be ``OK``.
         auditor: The bookie whose auditor reports; empty if there is none.
         reported_ns: When it reported, nanoseconds since 1970; 0 without an auditor.
         bookies: How many bookies there are in each state.
@@ -587,6 +598,9 @@ def status_with_report(
     }
     # Which bookies run, and are read-only, is known better from their registrations.
     reasons = [each for each in repair_reasons(report) if each.code not in ("bookies_absent", "bookies_read_only")]
+    writable = sum(each.writable for each in bookies)
+    if writable == max(ensemble_sizes(report)):
+        reasons.append(no_spare_note(writable))
     return _status(found, bookies, settings, now_ns, reasons)
 
 
@@ -638,10 +652,12 @@ def _status(
         reasons.append(paused_reason(paused, settings.repair.paused_by, now_ns))
     reasons += _about_bookies(bookies, now_ns)
     bad = [each for each in reasons if _is_bad(each)]
-    verdict = ClusterVerdict.BAD if bad else ClusterVerdict.WARN if reasons else ClusterVerdict.OK
+    notes = [each for each in reasons if REASON_STATES[each.code] == "ok"]
+    warnings = [each for each in reasons if each not in (*bad, *notes)]
+    verdict = ClusterVerdict.BAD if bad else ClusterVerdict.WARN if warnings else ClusterVerdict.OK
     return ClusterStatus(
         verdict=verdict,
-        reasons=(*bad, *(each for each in reasons if each not in bad)),
+        reasons=(*bad, *warnings, *notes),
         bookies=FrozenDict(Counter(each.state for each in bookies)),
         absent=tuple(each.name for each in bookies if each.absent),
         paused_until_ns=paused if paused > now_ns else 0,

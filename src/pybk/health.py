@@ -62,7 +62,6 @@ REASON_STATES: Final[Mapping[str, HealthState]] = FrozenDict(
         "no_bookie": "failed",
         "too_few_bookies": "failed",
         "few_bookies": "degraded",
-        "no_spare_bookie": "degraded",
         "metadata_unreachable": "degraded",
         "report_unreadable": "degraded",
         # a client: the auditor
@@ -93,9 +92,13 @@ REASON_STATES: Final[Mapping[str, HealthState]] = FrozenDict(
         "bookies_in_limbo": "degraded",
         "bookies_flapping": "degraded",
         "bookies_read_only": "degraded",
+        # notes
+        "no_spare_bookie": "ok",
     }
 )
-"""The code of each reason, and the state that it causes. Codes are stable: alerts and probes may rely on them."""
+"""The code of each reason, and the state that it causes; ``ok`` for a note, which causes none.
+
+Codes are stable: alerts and probes may rely on them."""
 
 DEFAULT_ENSEMBLE_SIZE: Final = 3
 """How many bookies a ledger has unless its creator says otherwise."""
@@ -128,12 +131,13 @@ class Health:
             ``"in_limbo"`` (a bookie that ended by accident copies back from its peers what it may have lost);
             ``"read_only"`` (opened read-only, short of space, or a bookie that is drained); or ``"failed"`` (of a store
             or a bookie: close it and open it again; of a client: too few bookies are there for any usual ledger).
-        reason: The text of the worst reason; empty for ``"ok"``.
+        reason: The text of the worst reason; empty for ``"ok"``, also if there are notes.
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
         free_bytes: Free bytes by directory.
         troubles: Failures and refusals that are being retried, one text each. None of them affects durable entries.
-        reasons: All reasons, the worst state first; empty for ``"ok"``.
+        reasons: All reasons, the worst state first, and then notes, which cause no state; for ``"ok"`` there are only
+            notes.
     """
 
     state: HealthState
@@ -156,7 +160,7 @@ class Health:
         """Return the health that follows from reasons; the other arguments are attributes."""
         found = tuple(sorted(reasons, key=lambda each: -HEALTH_STATES.index(REASON_STATES[each.code])))
         state: HealthState = REASON_STATES[found[0].code] if found else "ok"
-        text = found[0].text if found else ""
+        text = found[0].text if state != "ok" else ""
         return cls(state, text, outstanding_bytes, tail_bytes, free_bytes, troubles, found)
 
 
@@ -317,11 +321,11 @@ def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> H
 
 
 def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
-    """Yield a reason if the writable bookies do not suffice for the open ledgers and one bookie more."""
+    """Yield a reason if the writable bookies do not suffice for the open ledgers, and a note if they just do."""
     report = sight.seen.report or {}
     refusing = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] not in _TAKE_ENTRIES}
     count = len(sight.writable - refusing)
-    sizes = [size for size in (*report.get("ensembles", ()), *sight.ensembles) if size] or [DEFAULT_ENSEMBLE_SIZE]
+    sizes = ensemble_sizes(report, sight.ensembles)
     smallest, largest = min(sizes), max(sizes)
     if count < smallest:
         yield HealthReason(
@@ -335,11 +339,30 @@ def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
             f"{count} writable bookies are registered, and ensembles have up to {largest}: start more",
         )
     elif count == largest:
-        yield HealthReason(
-            "no_spare_bookie",
-            f"{count} writable bookies are registered, as many as an ensemble has: none can take the place of one that "
-            "fails; start another",
-        )
+        yield no_spare_note(count)
+
+
+def ensemble_sizes(report: Mapping[str, Any], own: Iterable[int] = ()) -> list[int]:
+    """Return the sizes of the ensembles of open ledgers; the default size if there are none.
+
+    Args:
+        report: What the auditor reports; empty without one.
+        own: The sizes of those that a client writes itself.
+    """
+    return [size for size in (*report.get("ensembles", ()), *own) if size] or [DEFAULT_ENSEMBLE_SIZE]
+
+
+def no_spare_note(count: int) -> HealthReason:
+    """Return the note that the writable bookies are as many as an ensemble has.
+
+    It is no more than a note, because a cluster may be meant so, and then all that it promises holds. If a bookie is
+    missing, that is a reason of its own.
+    """
+    return HealthReason(
+        "no_spare_bookie",
+        f"{count} writable bookies are registered, as many as an ensemble has: none can take the place of one that "
+        "fails; start another",
+    )
 
 
 def _auditor_reasons(seen: SeenReport) -> Iterator[HealthReason]:

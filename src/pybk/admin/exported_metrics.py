@@ -100,7 +100,7 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "up_since_timestamp_ns": Exported(GAUGE, (), "When the manager was opened."),
     # the manager's health
     "state": Exported(GAUGE, ("pybk_state",), "The state of the manager's health: 1 for the one that holds."),
-    "health_reason": Exported(GAUGE, ("code",), "1 for each reason why the state is not ok."),
+    "health_reason": Exported(GAUGE, ("code",), "1 for each reason, and for each note, in the manager's health."),
     "outstanding_bytes": Exported(GAUGE, (), "Bytes appended and not durable yet."),
     "tail_bytes": Exported(GAUGE, (), "Bytes of log that the next open would read."),
     "free_bytes": Exported(GAUGE, ("directory",), "Free bytes of a directory's device."),
