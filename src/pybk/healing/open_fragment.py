@@ -1,8 +1,8 @@
 """Whether a bookie misses nothing of a fragment without an end, so that a mark of it can be removed (H13).
 
-A writer that goes on without a bookie marks it from the first entry that it misses, and does not say where the missing
-entries end: when the bookie is back, the writer begins a fragment, often with the same ensemble. The fragments before
-are filled up. For the last one, the bookie's worker finds out itself, after it has read the mark:
+A writer that continues without a bookie marks it from the first entry that it misses, and does not say where the
+missing ones end: when the bookie is back, the writer begins a fragment, often with the same ensemble.
+The fragments before are filled up. For the last one, the bookie's worker finds out itself, after it has read the mark:
 
 1. It asks the other bookies of the fragment for the last entry that each holds. An entry that was acknowledged before,
    and that this bookie misses, is on Qa others of its write set. So if fewer than Qa others of each write set have not
