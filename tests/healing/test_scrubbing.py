@@ -1,0 +1,96 @@
+"""How fast the checks of a store go, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.healing import scrubbing
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrubbing import ScrubTerms, StoreScrub
+from pybk.ledger import LedgerMetadata
+from pybk.metrics import SCRUB_BYTES, Metrics
+from pybk.storage.repair.record_check import DamagedEntries
+from pybk.storage.store import Store
+from tests.internals import store_of
+from tests.storage.real_store import open_quick
+
+BYTES_PER_SECOND = 1 << 20
+STEP_NS = 20_000_000
+
+
+class Clock:
+    """Stands for the module ``time``; its time passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1
+
+    def monotonic(self) -> float:
+        return self.now_ns / 1e9
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def time_ns(self) -> int:
+        return self.now_ns
+
+
+class Owner:
+    """The owner of a store, whose appends leave a share of the rate."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.metrics = Metrics()
+        self.share = 1.0
+        self.asked_ns = 0
+
+    def terms(self) -> ScrubTerms:
+        return ScrubTerms({ScrubKind.DEEP: 1e9}, BYTES_PER_SECOND, {ScrubKind.DEEP: self.asked_ns}, share=self.share)
+
+    def load(self) -> None:
+        return None
+
+    def save(self, notes: Mapping[str, Any]) -> None:
+        pass
+
+    def report(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> DamagedEntries:
+        raise AssertionError(f"{damaged} of a sound store")
+
+    def still_needs(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> bool:
+        return True
+
+    def show(self, damaged: Iterable[DamagedEntries]) -> None:
+        pass
+
+    def read_bytes(self) -> int:
+        return sum(count for key, count in self.metrics.snapshot().counters.items() if key.name == SCRUB_BYTES)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(scrubbing, "time", clock)
+    monkeypatch.setattr(scrubbing, "TERMS_S", 0.0)  # the terms are asked at each step, and no step waits
+    monkeypatch.setattr(scrubbing, "FIRST_S", 1e6)  # the test makes the steps
+    return clock
+
+
+def test_the_checks_become_slower_while_appends_suffer(tmp_path: Path, clock: Clock) -> None:
+    with open_quick(tmp_path, scrub_seconds=0) as manager:
+        with manager.create_ledger(insecure=True) as writer:
+            writer.append_many([bytes(1 << 17)] * 48)
+        owner = Owner(store_of(manager))
+        scrub = StoreScrub(owner)
+        rates = []
+        for share in (1.0, 0.25, 0.5):
+            owner.share, owner.asked_ns = share, owner.asked_ns + 1
+            before, began_ns = owner.read_bytes(), clock.now_ns
+            while scrub.step():
+                clock.now_ns += STEP_NS
+            rates.append((owner.read_bytes() - before) / (clock.now_ns - began_ns) * 1e9)
+        scrub.stop()
+    # a check charges what it reads afterwards, so the last piece of each walk is not waited for
+    assert rates == [pytest.approx(share * BYTES_PER_SECOND, rel=0.25) for share in (1.0, 0.25, 0.5)]
