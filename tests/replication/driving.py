@@ -23,6 +23,8 @@ from pybk.replication.messages import (
     Status,
     Unanswered,
     UnderReplicated,
+    WakeAt,
+    Woken,
     WriteMetadata,
 )
 from pybk.replication.quorum import Quorum
@@ -91,6 +93,11 @@ class Driven:
 
     def feed(self, event: Event) -> list[Effect]:
         return self.take(self.machine.step(event, self.now))
+
+    def wake_up(self) -> list[Effect]:
+        """Let time pass until the moment that the machine has asked for."""
+        self.now = self.only(WakeAt).time_ns
+        return self.feed(Woken())
 
     def pending(self, number: int | None = None) -> list[Send]:
         """Return the requests that wait for an answer, of one bookie or all."""

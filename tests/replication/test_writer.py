@@ -31,7 +31,7 @@ from pybk.replication.messages import (
     WriteLac,
     WriteMetadata,
 )
-from pybk.replication.writer import METADATA_RETRY_NS, METADATA_TRIES
+from pybk.replication.writer import METADATA_RETRY_NS, METADATA_TRIES, REVIVE_NS, REVIVE_NS_MAX
 from tests.internals import inflight_of
 from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
 
@@ -262,6 +262,30 @@ def test_a_bookie_that_was_given_up_may_take_its_place_again() -> None:
     assert writer.effects == [Confirmed(0)]
 
 
+def test_a_bookie_that_only_did_not_answer_for_a_while_takes_its_place_again() -> None:
+    """Nobody reports that it is back, because it was registered all the time."""
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.lose(1)
+    for wait_ns in (REVIVE_NS, 2 * REVIVE_NS, 4 * REVIVE_NS):
+        before = writer.now
+        writer.feed(BookiesChosen({}))
+        asked = writer.only(WakeAt)
+        writer.feed(Woken())
+        assert not writer.effects, "it is too early"
+        writer.effects = [asked]
+        writer.wake_up()
+        assert writer.now == before + wait_ns
+        assert writer.only(ChooseBookies) == ChooseBookies((1,), tuple(map(bookie, range(3))), frozenset())
+    writer.feed(BookiesChosen({1: bookie(1)}))
+    writer.feed(MetadataWritten(8))
+    assert [send.request.runs[0].first for send in writer.pending(1) if isinstance(send.request, Add)] == [0]
+    writer.now += 2 * REVIVE_NS_MAX
+    writer.lose(1)
+    writer.feed(BookiesChosen({}))
+    assert writer.only(WakeAt).time_ns == writer.now + REVIVE_NS, "that was long ago"
+
+
 def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
     writer = Writer(straggler_bytes=200)
     for entry_id in range(4):
@@ -370,8 +394,7 @@ def test_an_ambiguous_change_is_settled_by_reading() -> None:
         written = writer.replace(1, 3, place=1)
         writer.answer(2)
         writer.feed(MetadataUnreachable())
-        assert writer.only(WakeAt).time_ns > 0
-        writer.feed(Woken())
+        writer.wake_up()
         writer.only(ReadMetadata)
         writer.feed(MetadataRead(written.metadata, 8) if applied else MetadataRead(metadata(), 7))
         if not applied:
@@ -387,7 +410,7 @@ def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
     writer.replace(1, 3, place=1)
     for _ in range(METADATA_TRIES):
         writer.feed(MetadataUnreachable())
-        writer.feed(Woken())
+        writer.wake_up()
     writer.feed(MetadataUnreachable())
     assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
 
@@ -399,8 +422,7 @@ def test_a_registered_bookie_is_asked_again_and_then_given_up() -> None:
     for _ in range(METADATA_TRIES):
         writer.only(ChooseBookies)
         writer.feed(MetadataUnreachable())
-        writer.only(WakeAt)
-        writer.feed(Woken())
+        writer.wake_up()
     writer.feed(MetadataUnreachable())
     assert writer.only(UnderReplicated).bookie == bookie(1)
     writer.answer(0)

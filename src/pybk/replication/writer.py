@@ -63,6 +63,13 @@ METADATA_TRIES: Final = 8
 METADATA_RETRY_NS: Final = 100_000_000
 """Wait before the metadata store is asked again; doubles with each try."""
 
+REVIVE_NS: Final = 10_000_000_000
+REVIVE_NS_MAX: Final = 600_000_000_000
+"""Wait before the places of bookies that were given up are filled again; doubles with each try up to the maximum.
+
+Each try that finds a bookie adds a fragment to the metadata, so that they may not be many.
+"""
+
 _ENDS: Final = {
     Status.FENCED: Reason.FENCED,
     Status.UNAUTHORIZED: Reason.UNAUTHORIZED,
@@ -86,8 +93,10 @@ class WriterMachine:
     """Writes one open ledger, as its only writer.
 
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
-    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum. Otherwise the
-    failed bookies are tried once more before the writer ends. After ``Done`` or ``Failed`` the machine does nothing,
+    is not confirmed; without a replacement it is given up while every write set keeps an ack quorum, and its place is
+    filled later, maybe by the same bookie: when one registers, and after a pause, because a bookie that only did not
+    answer for a while stays registered. Without an ack quorum the failed bookies are tried once more before the writer
+    ends. After ``Done`` or ``Failed`` the machine does nothing,
     except that after ``Done`` it still takes answers to adds and reports bookies that miss entries (C13).
 
     Args:
@@ -140,6 +149,12 @@ class WriterMachine:
         """Failures of the metadata store in a row; 0 after each success."""
         self._forgiven_at = -2
         """LAC at which the failed bookies were last tried again; a second try needs a higher LAC. -2 for never."""
+        self._retry_at_ns: int | None = None
+        """When the metadata store is asked again."""
+        self._revive_at_ns = -REVIVE_NS_MAX
+        """When the places of bookies that were given up are, or were, filled again."""
+        self._revive_ns = REVIVE_NS
+        """The wait before that; begins anew after a time without such places."""
         self._close_asked = False
         self._watched = False
         """Whether a reader waits at some bookie for the LAC to move."""
@@ -322,11 +337,23 @@ class WriterMachine:
             self._forgiven_at = inflight.lac
             inflight.avoided.clear()
             return effects + self._choose()
+        if inflight.dead:
+            effects += self._revive_later(now_ns)
         if self._replacements:
             self._phase = _WriterPhase.CHANGING
             effects += inflight.leaving(self._replacements)
             effects += self._write(self._changed(self.metadata))
         return effects
+
+    def _revive_later(self, now_ns: int) -> list[Effect]:
+        """Have the places of bookies that were given up filled after a pause, each time a longer one."""
+        if self._revive_at_ns > now_ns:
+            return []
+        if now_ns - self._revive_at_ns > REVIVE_NS_MAX:
+            self._revive_ns = REVIVE_NS
+        self._revive_at_ns = now_ns + self._revive_ns
+        self._revive_ns = min(2 * self._revive_ns, REVIVE_NS_MAX)
+        return [WakeAt(self._revive_at_ns)]
 
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return metadata with the change to write: closed at the LAC, or a new ensemble from LAC + 1 on (AW5)."""
@@ -394,13 +421,17 @@ class WriterMachine:
             if self._phase is _WriterPhase.CHOOSING:
                 return self._bookies_chosen(BookiesChosen({}), now_ns)
             return self._end(Reason.METADATA_UNREACHABLE, f"the metadata store did not answer {self._tries} times")
-        return [WakeAt(now_ns + (METADATA_RETRY_NS << (self._tries - 1)))]
+        self._retry_at_ns = now_ns + (METADATA_RETRY_NS << (self._tries - 1))
+        return [WakeAt(self._retry_at_ns)]
 
     def _woken(self, event: Woken, now_ns: int) -> list[Effect]:
-        """Ask the metadata store again."""
-        if self._phase is _WriterPhase.CHOOSING:
-            return self._choose()
-        return [ReadMetadata()] if self._phase in (_WriterPhase.CHANGING, _WriterPhase.CLOSING) else []
+        """Ask the metadata store again, or try to fill the places of bookies that were given up."""
+        if self._phase is _WriterPhase.STEADY:
+            return self.bookies_changed(now_ns) if now_ns >= self._revive_at_ns else []
+        if self._retry_at_ns is None or now_ns < self._retry_at_ns:
+            return self._revive_later(now_ns) if self._inflight.dead else []
+        self._retry_at_ns = None
+        return self._choose() if self._phase is _WriterPhase.CHOOSING else [ReadMetadata()]
 
     # ---- next step -------------------------------------------------------------------------------------------------
 
