@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pybk.errors import MetadataForgedError, MetadataVersionError
+from pybk.errors import MetadataForgedError, MetadataVersionError, SafetyCheckError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.metadata.authenticated_values import VALUE_FORMAT_RESEALED, ValueKind, encode_authenticated
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
-from pybk.metadata.resealing import ResealProgress, reseal
+from pybk.metadata.resealing import ResealProgress, reseal, retire, secret_status
 from pybk.metadata.store import MetadataStore
 from tests.metadata.harness import SimWorld
 from tests.metadata.records import KEY, ledger
@@ -80,6 +80,27 @@ def test_who_read_a_value_before_it_was_resealed_may_still_change_it() -> None:
     with pytest.raises(MetadataVersionError):
         both.write_pointer("logs", "events", b"three", pointer)
     both.delete_pointer("logs", "events", newer)
+
+
+def test_leased_values_are_counted_and_written_anew_whatever_noticed_the_new_secret_first() -> None:
+    world = SimWorld()
+    opened(world.open(), KEY)
+    holder, admin = opened(world.open(), KEY, NEXT), opened(world.open(), KEY, NEXT)
+    lease = holder.try_lock("events", "a writer")
+    assert lease is not None
+    admin.add_secret()
+    admin.switch_secret()
+    reseal(admin, no_wait)
+    holder.refresh_keys()  # as a thread does that meets a value of the new secret before the watch is served
+    assert secret_status(admin).old_keys == ("locks/events",)
+    with pytest.raises(SafetyCheckError, match="locks/events"):
+        retire(admin, lambda seconds: None)
+    world.server.deliver()
+    assert secret_status(admin).old_values == 0
+    retire(admin, lambda seconds: None)
+    assert opened(world.open(), NEXT).lock_owner("events") == "a writer"
+    lease.release()
+    assert admin.lock_owner("events") is None
 
 
 def test_what_is_written_with_a_retired_secret_is_refused() -> None:

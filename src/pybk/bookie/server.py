@@ -355,6 +355,7 @@ class BookieServer:
             self._metadata.refresh_keys()
         if len(self._metadata.secret_epochs.proofs) > 1:
             self.post(self._count_sessions)
+            self._metadata.rewrite_locks()
         written = registered.written
         if (written.key_epochs, written.key_epoch, written.old_sessions) != (self._held_epochs(), *self._sessions):
             self._register(registered)

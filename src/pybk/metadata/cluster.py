@@ -194,14 +194,11 @@ class ClusterMetadata(
 
     def _look_again(self) -> None:
         """Adopt the feature level and the secrets if they changed; the store calls this after a change of the key."""
-        current = None if self.keys is None else self.keys.current
         try:
             self.refresh_keys()
+            self.rewrite_locks()  # though the secrets may have been adopted before, by a thread that met a new value
         except PybkError as error:
             logger.warning("the cluster's own metadata cannot be used now, so what was known stays: %s", error)
-            return
-        if self.keys is not None and self.keys.current != current:
-            self.rewrite_locks()
 
     def refresh_keys(self) -> None:
         """Read the key ``cluster`` again, and adopt the feature level and the secrets if they changed.

@@ -41,12 +41,14 @@ class Lease:
         name: The name of the lock.
         owner: Describes the holder, for people.
         version: The version of its key in the store.
+        epoch: The epoch of the cluster's secret by which its value has a MAC, or the one before; 0 without a secret.
     """
 
-    def __init__(self, locks: Locks, name: str, owner: str, session: int, version: int) -> None:
+    def __init__(self, locks: Locks, name: str, owner: str, session: int, version: int, epoch: int) -> None:
         self.name = name
         self.owner = owner
         self.version = version
+        self.epoch = epoch
         self._locks = locks
         self._session = session
         self._released = False
@@ -159,7 +161,7 @@ class Locks(AuthenticatedValues):
         payload = self._lock_payload(owner)
         with self._leases_lock:
             while True:
-                session = self._store.session()
+                session, epoch = self._store.session(), self._epoch
                 try:
                     version = self.create_value(ValueKind.LOCK, key, payload, leased=True)
                 except MetadataExistsError:
@@ -167,23 +169,34 @@ class Locks(AuthenticatedValues):
                         return None
                     continue
                 if self._store.alive(session):
-                    lease = self._leases[name] = Lease(self, name, owner, session, version)
+                    lease = self._leases[name] = Lease(self, name, owner, session, version, epoch)
                     return lease
 
     def _lock_payload(self, owner: str) -> bytes:
         return encode_json({"by": self._by, "owner": owner})
 
-    def rewrite_locks(self) -> None:
-        """Write the locks that this client holds anew, because the cluster uses another secret; nothing else does it.
+    @property
+    def _epoch(self) -> int:
+        return 0 if self.keys is None else self.keys.current
 
-        Threads: not at the same time as itself.
+    def rewrite_locks(self) -> None:
+        """Write the locks that this client holds anew if the cluster uses another secret by now; nothing else does.
+
+        Cost: None, unless it does.
         """
         with self._leases_lock:
             for lease in self._leases.values():
-                if lease.held:
-                    payload = self._lock_payload(lease.owner)
-                    with suppress(MetadataVersionError):  # it was lost at this moment
-                        lease.version = self._put(ValueKind.LOCK, _lock_key(lease.name), payload, lease.version)
+                if lease.held and lease.epoch != self._epoch:
+                    self._rewrite(lease)
+
+    def _rewrite(self, lease: Lease) -> None:
+        key, epoch = _lock_key(lease.name), self._epoch
+        node = self._store.get(key, latest=True)
+        if node is None or self._lock(key, node)[0] != self._by:
+            return  # it was broken, and ZooKeeper may have given its version again
+        with suppress(MetadataVersionError):  # it was lost at this moment
+            lease.version = self._put(ValueKind.LOCK, key, self._lock_payload(lease.owner), lease.version)
+            lease.epoch = epoch
 
     def _drop_orphan(self, name: str) -> bool:
         """Remove a lock that this client made but has no lease of, and return whether the lock may be free now.

@@ -43,8 +43,8 @@ from pybk.metadata.underreplication import NEWS_KEY, UNDER_REPLICATED_KEY
 PAGE: Final = 500
 """Values that are read at a time."""
 
-LEASED: Final = (BOOKIES_KEY, LOCKS_KEY, REPORT_KEY)
-"""The first names of leased keys."""
+_LEASED: Final = {BOOKIES_KEY: 1, LOCKS_KEY: 1, REPORT_KEY: 0, ORPHANS_KEY: 1}
+"""How many levels below a key its leased values are."""
 
 _SINGLE: Final = (
     *(IDS_KEY, NEWS_KEY, SETTINGS_KEY, DELETION_HEAD_KEY, AUDITOR_KEY, EPOCH_KEY, OUTDATED_KEY, QUICK_KEY),
@@ -273,9 +273,19 @@ def old_values(store: MetadataStore, current: int, *, most: int = 10) -> tuple[i
     """
     count = 0
     some: list[str] = []
-    for key, node in store.walk():
-        if key != CLUSTER_KEY and _is_old(node.value, current):
+    for key, value in _all_values(store):
+        if _is_old(value, current):
             count += 1
             if len(some) < most:
                 some.append(key)
     return count, tuple(some)
+
+
+def _all_values(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
+    """Yield all keys and values but that of the cluster itself; only some stores list leased ones by themselves."""
+    for key, node in store.walk():
+        if key != CLUSTER_KEY and key.partition("/")[0] not in _LEASED:
+            yield key, node.value
+    for root, depth in _LEASED.items():
+        keys = list(_below(store, root, depth))
+        yield from ((key, node.value) for key, node in zip(keys, store.get_many(keys), strict=True) if node is not None)
