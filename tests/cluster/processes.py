@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from pybk.credentials import ClusterSecret
 from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
 from tests.cluster.child import Orders, route
@@ -32,18 +34,26 @@ class Child:
         secret: The cluster's secret; None for none.
         log: Where its standard error goes.
         module: What it runs.
+        variables: More variables of its environment.
 
     Attributes:
         lines: What it said.
     """
 
     def __init__(
-        self, arguments: list[str], secret: bytes | None, log: Path, *, module: str = "tests.cluster.child"
+        self,
+        arguments: list[str],
+        secret: bytes | None,
+        log: Path,
+        *,
+        module: str = "tests.cluster.child",
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         environment = {**os.environ, "PYTHONPATH": python_path()}
         environment.pop("PYBK_CLUSTER_SECRET", None)
         if secret is not None:
             environment["PYBK_CLUSTER_SECRET"] = secret.decode()
+        environment.update(variables)
         self._log = log
         with open(log, "ab") as errors:
             self._process = subprocess.Popen(
@@ -170,7 +180,8 @@ class BookieProcess:
 
     def serving(self) -> str:
         """Wait until it serves, and return its address."""
-        line = self.child.wait_for(lambda: self.child.lines and self.child.lines[0])
+        child = self.child
+        line = child.wait_for(lambda: next((line for line in list(child.lines) if line.startswith("{")), None))
         address: str = json.loads(line)["addresses"][0]
         self.proxy.target = address
         return address
@@ -209,12 +220,14 @@ class Cluster:
         directory: Where everything lies.
         url: The metadata store's.
         secret: The cluster's; None for none.
+        given: What clients of this process are given from now on, at first the secret.
         bookies: By name.
     """
 
     def __init__(self, directory: Path, *, url: str | None = None, secret: bytes | None = SECRET) -> None:
         self.directory = directory
         self.secret = secret
+        self.given: ClusterSecret | None = secret
         self.url = url or make_cluster(directory, secret)
         self.bookies: dict[str, BookieProcess] = {}
         self.writers: list[Child] = []
@@ -244,7 +257,7 @@ class Cluster:
 
     def connect(self, *, routed: bool = False) -> LedgerManager:
         """Return a client; it is closed with the cluster."""
-        client = LedgerManager.connect(self.url, cluster_secret=self.secret)
+        client = LedgerManager.connect(self.url, cluster_secret=self.given)
         self._clients.append(client)
         if routed:
             route(client, self.routes)

@@ -15,6 +15,7 @@ from pybk.credentials import Secret
 from pybk.errors import IllegalOperationError, MetadataForgedError, PybkError, SafetyCheckError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
+from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata_repair import check_metadata, export_metadata, restore_metadata
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
@@ -142,7 +143,8 @@ def test_a_secret_is_replaced_under_load_and_the_old_one_is_refused(
         LedgerManager.connect(cluster.url, cluster_secret=SECRET)
     assert len(contents(cluster.connect(), load.writer.ledger_id, PASSWORD)) == load.count
     assert contents(cluster.connect(), closed.ledger_id, PASSWORD) == [b"made before"]
-    _check_that_bookies_refuse(cluster, SECRET)
+    metadata = cluster_backend_of(cluster.bookies[0]).membership.metadata
+    check_that_a_bookie_refuses(metadata, SECRET)
     assert check_metadata(cluster.url, cluster_secret=NEXT).problems == ()
     assert check_metadata(tmp_path / "export", cluster_secret=(SECRET, NEXT)).problems == ()
     restored = f"lmdb://{tmp_path}/restored"
@@ -152,11 +154,10 @@ def test_a_secret_is_replaced_under_load_and_the_old_one_is_refused(
         assert not [form for each in (SECRET, NEXT) for form in (each, each.hex().encode()) if form in text]
 
 
-def _check_that_bookies_refuse(cluster: Inside, secret: bytes) -> None:
+def check_that_a_bookie_refuses(metadata: ClusterMetadata, secret: bytes) -> None:
     """Check that nobody with this secret alone gets a session with a bookie."""
-    membership = cluster_backend_of(cluster.bookies[0]).membership
-    keys = ClusterKeys.derive(secret, membership.metadata.cluster_id)
-    (found,) = [each for each in membership.metadata.list_bookies() if each.bookie.bookie_id == "bookie-0"]
+    keys = ClusterKeys.derive(secret, metadata.cluster_id)
+    found = next(each for each in metadata.list_bookies() if each.bookie.bookie_id == "bookie-0")
     with Links(keys) as links:
         link = links.connect(found.bookie, found.addresses[0], found.public_key)
         link.send(1, Ping())

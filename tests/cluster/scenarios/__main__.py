@@ -14,10 +14,10 @@ import time
 import traceback
 from pathlib import Path
 
-from tests.cluster.scenarios import absence, auditor, checks, disks, draining, ledgers, pace, placement
+from tests.cluster.scenarios import absence, auditor, checks, disks, draining, ledgers, pace, placement, rotation
 from tests.cluster.scenarios.catalog import SCENARIOS, NotHere, Scenario
 
-PARTS = (absence, auditor, pace, ledgers, draining, disks, checks, placement)
+PARTS = (absence, auditor, pace, ledgers, draining, disks, checks, placement, rotation)
 """The modules that enter the scenarios."""
 
 

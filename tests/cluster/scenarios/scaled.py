@@ -5,12 +5,14 @@ each event: ``copy LEDGER`` before a fragment is copied to it, ``copied LEDGER B
 for each line ``figures`` of its standard input. The line ``slow MS`` makes each durable write take so many milliseconds
 longer, ``slow_checks MS`` each read of a check or a copy, ``used SHARE`` makes its disks so full, and ``forget LEDGER``
 deletes what it has of a ledger. The option ``--used SHARE`` is that line; ``--capacity BYTES`` has it register so much
-space per tier, of which two fifths are free; ``--tiers`` gives each tier a directory of its own in the bookie's.
+space per tier, of which two fifths are free; ``--tiers`` gives each tier a directory of its own in the bookie's;
+``--debug`` logs everything to the standard error, of any command.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -44,7 +46,7 @@ from pybk.healing import (
 )
 from pybk.healing.service import Autorecovery
 from pybk.healing.throttle import TokenBucket
-from pybk.metadata import lmdb_store
+from pybk.metadata import authenticated_values, lmdb_store
 from pybk.metadata.registration import BookieRegistration
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 
@@ -71,6 +73,7 @@ SCALED: list[tuple[object, str, object]] = [
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
     (server, "LOOK_SECONDS", 0.5),
     (limbo_repair, "PAUSE_MAX_SECONDS", 2.0),
+    (authenticated_values, "LOOK_SECONDS", 1.0),
 ]
 """What is scaled down, and by which values."""
 
@@ -194,6 +197,9 @@ def _obey(bookie: ScaledBookie) -> None:
 def _run(arguments: list[str]) -> int:
     """Take out the options that ``pybk`` does not know, and run the rest."""
     bookie = ScaledBookie()
+    if "--debug" in arguments:
+        arguments.remove("--debug")
+        logging.basicConfig(level=logging.DEBUG)
     if "--used" in arguments:
         at = arguments.index("--used")
         bookie.obey(f"used {arguments[at + 1]}")

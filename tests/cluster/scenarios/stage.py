@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pybk import AppendFuture, BookieStatus, ClusterAdmin, ClusterStatus, LedgerManager, LedgerMetadata, PybkError
 from pybk.client.remote_ledger import RemoteLedger
+from pybk.credentials import ClusterSecret
 from pybk.ledger import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
@@ -120,12 +121,14 @@ class StageBookie(BookieProcess):
 
     Attributes:
         location: Where it stands, ``zone/rack``; empty for nowhere.
+        variables: Variables of the environment of its processes from now on.
         children: All its processes; the last one is the present one.
     """
 
     def __init__(self, cluster: Members, name: str, location: str) -> None:
         super().__init__(cluster, name)
         self.location = location
+        self.variables: dict[str, str] = {}
         self.children: list[Child] = []
         self._members = cluster
 
@@ -134,7 +137,7 @@ class StageBookie(BookieProcess):
         arguments = ["bookie", str(self.directory), "--listen", listen, "--metadata", self._members.url]
         arguments += ["--id", self.name, "--rack", self.location, "--json", *self._members.options, *options]
         log = self._members.directory / f"{self.name}.log"
-        self.process = Child(arguments, self._members.secret, log, module=SCALED_PYBK)
+        self.process = Child(arguments, self._members.secret, log, module=SCALED_PYBK, variables=self.variables)
         self.children.append(self.process)
         return self.process
 
@@ -384,6 +387,7 @@ def stage(
     url: str = "",
     repair: Mapping[str, Any] | None = None,
     options: tuple[str, ...] = (),
+    given: ClusterSecret = SECRET,
 ) -> Iterator[Stage]:
     """Run a cluster with closed ledgers and writers at work.
 
@@ -398,11 +402,12 @@ def stage(
         url: The metadata store's; by default one in the directory.
         repair: Settings of repairs.
         options: What each bookie is started with, too.
+        given: What clients of this process are given as the cluster's secret.
     """
     url = make_cluster(directory, SECRET, url=url)
     with ExitStack() as ending:
         cluster = Members(directory, url=url)
-        cluster.zones, cluster.options = zones, options
+        cluster.zones, cluster.options, cluster.given = zones, options, given
         ending.callback(cluster.close)
         made = Stage(cluster, entries, largest)
         made.change(**{"grace_s": 2 * LEASE_S, **(repair or {})})
