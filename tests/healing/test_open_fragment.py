@@ -11,11 +11,12 @@ import pytest
 from pybk.client.driver import Driver
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.healing import repairing
-from pybk.healing.open_fragment import last_acknowledged, misses_nothing
+from pybk.healing.open_fragment import misses_nothing, needed_of
 from pybk.healing.repairing import Repairer
 from pybk.ledger import Bookie, Fragment
 from pybk.manager import LedgerManager
 from pybk.metadata.underreplication import RepairReason
+from pybk.replication.replica_check import Span
 from tests.client.test_limbo_repair import PASSWORD, payload, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.clusters import bookie, ledger
@@ -28,6 +29,7 @@ from tests.waiting import wait_until
 def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     monkeypatch.setattr(repairing, "LOOK_S", 0.2)
     monkeypatch.setattr(repairing, "PAUSE_S", 0.2)
+    monkeypatch.setattr(repairing, "TRIES", 1000)  # no auditor has it tried again
     with inside(tmp_path, count=4) as cluster:
         yield cluster
 
@@ -58,20 +60,24 @@ def read(cluster: LedgerManager, ledger_id: int) -> RemoteLedger:
 
 
 @pytest.mark.parametrize(
-    ("quorum", "held", "last"),
+    ("places", "quorum", "held", "needed"),
     [
-        ((3, 2), {1: 7, 2: 5}, 7),
-        ((3, 2), {2: 5}, 5),
-        ((3, 2), {}, None),
-        ((3, 1), {1: 7}, None),
-        ((1, 1), {}, -1),
+        ("012", (3, 2), {1: 7, 2: 5}, [Span(2, 5, 1)]),  # entry 7 has one copy, so it was not acknowledged
+        ("012", (3, 1), {1: 7, 2: 5}, [Span(2, 7, 1)]),
+        ("012", (3, 2), {2: 5}, [Span(2, 5, 1)]),
+        ("012", (3, 1), {1: 7}, None),
+        ("012", (3, 2), {}, None),
+        ("012", (3, 3), {}, []),  # none is acknowledged without this bookie
+        ("012", (3, 2), {1: 1, 2: -1}, []),
+        ("01234", (3, 2), {1: 9, 2: 8, 3: 9, 4: 9}, [Span(5, 5, 5), Span(3, 8, 5), Span(4, 9, 5)]),
+        ("01234", (3, 2), {1: 9, 2: 8, 3: 8, 4: 3}, [Span(5, 5, 5), Span(3, 3, 5)]),
     ],
 )
-def test_the_last_entry_is_known_if_fewer_than_an_ack_quorum_of_others_are_silent(
-    quorum: tuple[int, int], held: dict[int, int], last: int | None
+def test_what_is_needed_is_what_enough_others_hold(
+    places: str, quorum: tuple[int, int], held: dict[int, int], needed: list[Span] | None
 ) -> None:
-    metadata = ledger(1, (0, (0, 1, 2)), quorum=quorum, last=None)
-    assert last_acknowledged(metadata, bookie(0), {bookie(each): entry for each, entry in held.items()}) == last
+    metadata = ledger(1, (0, (9, 1, 2, 3, 4)[: len(places)]), (2, map(int, places)), quorum=quorum, last=None)
+    assert needed_of(metadata, bookie(0), {bookie(each): entry for each, entry in held.items()}) == needed
 
 
 def test_a_bookie_without_the_entries_misses_some(four: Inside) -> None:

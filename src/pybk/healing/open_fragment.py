@@ -5,9 +5,9 @@ missing ones end: when the bookie is back, the writer begins a fragment, often w
 The fragments before are filled up. For the last one, the bookie's worker finds out itself, after it has read the mark:
 
 1. It asks the other bookies of the fragment for the last entry that each holds. An entry that was acknowledged before,
-   and that this bookie misses, is on Qa others of its write set. So if fewer than Qa others of each write set have not
-   answered, no such entry is beyond the highest that was answered.
-2. It reads all entries up to there that this bookie should have, from this bookie alone, with their checksums.
+   and that this bookie misses, is on Qa others of its write set. So of each write set no such entry is beyond the
+   Qa-highest of the answers, where no answer counts as the highest.
+2. It reads the entries up to there that this bookie should have, from this bookie alone, with their checksums.
 
 If all came sound, the bookie misses nothing that was acknowledged before the mark was read. An entry that the writer
 counts as missing later changes the mark, and the removal of what was read before is refused.
@@ -22,7 +22,7 @@ from pybk.client.broadcast import Broadcast
 from pybk.client.replica_check import check_replica
 from pybk.replication.broadcast import LastEntryMachine
 from pybk.replication.quorum import Quorum, places
-from pybk.replication.replica_check import spans_of
+from pybk.replication.replica_check import Span, spans_of
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _ENTRY_BYTES: Final = 1024
 """How long an entry is taken to be, for the number that is asked for at a time."""
+
+_UNKNOWN: Final = 1 << 63
+"""Stands for the last entry of a bookie that did not say it."""
 
 
 def misses_nothing(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool:
@@ -50,33 +53,54 @@ def misses_nothing(driver: Driver, ledger: RemoteLedger, bookie: Bookie) -> bool
     fragment = ledger.metadata.fragments[-1]
     machine = LastEntryMachine(ledger.ledger_id, (each for each in fragment.ensemble if each != bookie))
     driver.run(Broadcast(driver, ledger, machine), machine.start)
-    last = last_acknowledged(ledger.metadata, bookie, machine.held)
-    if last is None:
+    needed = needed_of(ledger.metadata, bookie, machine.held)
+    if needed is None:
         return False
-    place, first = fragment.ensemble.index(bookie), fragment.first_entry_id
-    newest = [span.last for span in spans_of(ledger.metadata, place, first, last)]
-    for entries in (newest, None):  # a bookie that is behind shows that by its last entries
+    if not needed:
+        return True
+    ends = {span.first % span.step: span.last for span in needed}
+    step = needed[0].step
+    place, last = fragment.ensemble.index(bookie), max(ends.values())
+    for entries in ([span.last for span in needed], None):  # a bookie that is behind shows that by its last entries
         check = check_replica(
-            driver, ledger, place, first, last, digest=None, entry_bytes=_ENTRY_BYTES, entries=entries
+            *(driver, ledger, place, fragment.first_entry_id, last),
+            digest=None,
+            entry_bytes=_ENTRY_BYTES,
+            entries=entries,
         ).machine
-        if check.missing or check.damaged or check.unknown or check.silent:
+        bad = (*check.missing, *check.damaged, *check.unknown)
+        if check.silent or any(span.first <= ends.get(span.first % step, -1) for span in bad):
             return False
     return True
 
 
-def last_acknowledged(metadata: LedgerMetadata, bookie: Bookie, held: Mapping[Bookie, int]) -> int | None:
-    """Return an entry beyond which none was acknowledged that a bookie of the last fragment misses; None if unknown.
+def needed_of(metadata: LedgerMetadata, bookie: Bookie, held: Mapping[Bookie, int]) -> list[Span] | None:
+    """Return the entries that a bookie of the last fragment has to hold so that it misses none that was acknowledged.
 
     Args:
         metadata: The ledger.
         bookie: The bookie.
         held: The last entry that each other bookie holds; those are left out that did not say.
+
+    Returns:
+        A span for each residue of which an entry may have been acknowledged; None if that is not known of one.
     """
-    ensemble = metadata.fragments[-1].ensemble
+    fragment = metadata.fragments[-1]
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-    silent = {place for place, each in enumerate(ensemble) if each != bookie and each not in held}
-    own = 1 << ensemble.index(bookie)
-    for mask in quorum.masks():
-        if mask & own and len(silent.intersection(places(mask))) >= quorum.ack_quorum:
+    place = fragment.ensemble.index(bookie)
+    masks = quorum.masks()
+    needed = []
+    for residue, mask in enumerate(masks):
+        others = [fragment.ensemble[each] for each in places(mask) if each != place]
+        if not mask >> place & 1 or len(others) < quorum.ack_quorum:
+            continue  # no entry of it is acknowledged without this bookie
+        lasts = sorted((held.get(each, _UNKNOWN) for each in others), reverse=True)
+        end = lasts[quorum.ack_quorum - 1]
+        if end == _UNKNOWN:
             return None
-    return max(held.values(), default=-1)
+        needed += [
+            span
+            for span in spans_of(metadata, place, fragment.first_entry_id, end)
+            if span.first % len(masks) == residue
+        ]
+    return needed
