@@ -19,6 +19,7 @@ from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.epochs import MetadataEpoch
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
+from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import pointer_key
 from pybk.metadata.registration import BookieCookie, BookieState, encode_cookie, encode_registration
 from pybk.metadata.secret_epochs import SecretEpochs
@@ -36,6 +37,9 @@ GOLDEN_SEALS = GOLDEN_METADATA.with_name("metadata-seals.json")
 
 GOLDEN_HEALING = GOLDEN_METADATA.with_name("metadata-healing.json")
 """Those of feature level HEALING."""
+
+GOLDEN_ROTATED = GOLDEN_METADATA.with_name("metadata-rotated.json")
+"""Those of a cluster whose secret is replaced: what it says of itself after each step, and what was resealed."""
 
 TOKEN = bytes(range(16))
 CLUSTER = ClusterIdentity(bytes(range(16)), bytes(range(32)), 1 << 14)
@@ -102,6 +106,56 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     return made
 
 
+SECRETS = {0: KEY, 1: b"n" * 32, 2: b"t" * 32}
+"""The metadata keys of the secrets of a cluster, by epoch."""
+
+SINCE = 258
+"""The version from which on a resealed value has had its payload."""
+
+
+def steps() -> dict[str, SecretEpochs]:
+    """Return what a cluster says of its secrets after each step of two rotations, with proofs."""
+    found = {"created": SecretEpochs(proofs={0: proof_of(CLUSTER, KEY, FeatureLevel.HEALING)})}
+    for epoch in (1, 2):
+        keys = MetadataKeys(epoch - 1, {number: SECRETS[number] for number in range(epoch)})
+        *_, last = found.values()
+        added = last.added(CLUSTER.cluster_id, keys, SECRETS[epoch])
+        switched = added.switched()
+        retired = switched.without_old(CLUSTER.cluster_id, keys)
+        for name, step in (("added", added), ("switched", switched), ("retired", retired)):
+            found[f"{name} {epoch}"] = replace(
+                step,
+                proofs={
+                    number: proof_of(CLUSTER, SECRETS[number], FeatureLevel.HEALING, number, step.claim())
+                    for number in step.proofs
+                },
+            )
+    return found
+
+
+def rotated() -> dict[str, tuple[str, bytes]]:
+    """Return a key and a value for each step, and values that were resealed in the first rotation."""
+    level, made = FeatureLevel.HEALING, {}
+    for name, step in steps().items():
+        payload = encode(CLUSTER, level, step)
+        made[name] = ("cluster", encode_authenticated(ValueKind.CLUSTER, "cluster", TOKEN, payload, None, level))
+    keys = MetadataKeys(1, {0: KEY, 1: SECRETS[1]})
+    for kind, (key, payload) in {
+        ValueKind.LEDGER: (f"ledgers/{ledger_path(7)}", ledger(7).encode()),
+        ValueKind.POINTER: (pointer_key("sinks", "query/1"), encode_json({"manifest": 7})),
+    }.items():
+        made[f"{kind.name} resealed"] = (key, encode_authenticated(kind, key, TOKEN, payload, keys, level, SINCE))
+    key, bookies = "bookies/bookie-1%3A3181", registration(bookie(1), level_max=level)
+    payload = encode_registration(replace(bookies, key_epochs=(0, 1), key_epoch=1, old_sessions=2), "ab" * 16)
+    made["BOOKIE"] = (key, encode_authenticated(ValueKind.BOOKIE, key, TOKEN, payload, keys, level))
+    return made
+
+
+def golden_rotated() -> dict[str, list[str]]:
+    """Return what ``rotated`` does, as it is written down."""
+    return {name: [key, value.hex()] for name, (key, value) in rotated().items()}
+
+
 def lmdb_golden() -> dict[str, str]:
     """Return the rows of a small store in LMDB."""
     environment = MapEnvironment()
@@ -124,3 +178,4 @@ def golden(level: FeatureLevel) -> dict[str, dict[str, object]]:
 
 if __name__ == "__main__":
     GOLDEN_HEALING.write_text(json.dumps(golden(FeatureLevel.HEALING), indent=1) + "\n")
+    GOLDEN_ROTATED.write_text(json.dumps(golden_rotated(), indent=1) + "\n")

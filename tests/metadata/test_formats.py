@@ -29,14 +29,36 @@ from pybk.ledger import (
     LedgerState,
 )
 from pybk.metadata import durable_positions, lmdb_rows
-from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, encode_json, token_of
-from pybk.metadata.cluster import from_values, from_values_base
+from pybk.metadata.authenticated_values import (
+    ValueKind,
+    decode_authenticated,
+    decode_json,
+    encode_json,
+    epoch_of,
+    token_of,
+    unchanged_since,
+)
+from pybk.metadata.cluster import check_cluster_value, from_values, from_values_base
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import decode_cookie, decode_registration
-from tests.metadata.golden import CLUSTER, GOLDEN_HEALING, GOLDEN_METADATA, GOLDEN_SEALS, TOKEN, golden, values
+from tests.metadata.golden import (
+    CLUSTER,
+    GOLDEN_HEALING,
+    GOLDEN_METADATA,
+    GOLDEN_ROTATED,
+    GOLDEN_SEALS,
+    SECRETS,
+    SINCE,
+    TOKEN,
+    golden,
+    golden_rotated,
+    rotated,
+    steps,
+    values,
+)
 from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
 
@@ -99,6 +121,40 @@ def test_golden_bytes_are_read(path: Path) -> None:
     if path != GOLDEN_METADATA:
         found = LedgerDescription.decode(kept["description of key format 1"][1], [KEY], where="golden")
         assert found == LedgerDescription.of(ledger(7, key_format=1))
+
+
+def test_golden_bytes_of_a_rotation_are_as_they_ever_were_and_are_read() -> None:
+    kept = json.loads(GOLDEN_ROTATED.read_text())
+    assert golden_rotated() == kept
+    values = {name: (key, bytes.fromhex(text)) for name, (key, text) in kept.items()}
+    for epochs in steps():
+        newest = int(epochs[-1]) if epochs[-1].isdigit() else 0
+        given = [SECRETS[newest], *([SECRETS[newest - 1]] if newest and not epochs.startswith("retired") else [])]
+        identity, keys = check_cluster_value(values[epochs][1], lambda _, given=given: given)  # type: ignore[misc]
+        assert identity == CLUSTER
+        assert keys is not None
+        old = newest - 1 if epochs.startswith("added") else newest
+        assert keys.current == old, epochs
+        assert {**keys.earlier, **keys.by_epoch} == {number: SECRETS[number] for number in range(newest + 1)}
+        valid = {newest} if epochs.startswith(("retired", "created")) else {newest - 1, newest}
+        assert keys.by_epoch.keys() == valid, epochs
+    keys = MetadataKeys(1, {1: SECRETS[1]}, {0: SECRETS[0]})
+    key, value = values["LEDGER resealed"]
+    assert LedgerMetadata.decode(decode_authenticated(key, value, keys)[1], where="golden") == ledger(7)
+    assert (token_of(value), epoch_of(value), unchanged_since(value, 300)) == (TOKEN, 1, SINCE)
+    key, value = values["BOOKIE"]
+    found, _ = decode_json(decode_authenticated(key, value, keys)[1], decode_registration, where="golden")
+    assert (found.key_epochs, found.key_epoch, found.old_sessions) == ((0, 1), 1, 2)
+
+
+def test_every_bit_of_a_resealed_value_counts() -> None:
+    key, value = rotated()["LEDGER resealed"]
+    keys = MetadataKeys(1, {0: SECRETS[0], 1: SECRETS[1]})
+    for at in range(len(value) * 8):
+        bad = bytearray(value)
+        bad[at // 8] ^= 1 << at % 8
+        with pytest.raises((MetadataForgedError, CorruptError, UnsupportedFormatError)):
+            decode_authenticated(key, bytes(bad), keys)
 
 
 @pytest.mark.parametrize("level", FeatureLevel)

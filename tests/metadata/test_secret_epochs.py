@@ -6,7 +6,14 @@ import pytest
 
 from pybk.errors import MetadataForgedError, MetadataVersionError, SafetyCheckError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.metadata.authenticated_values import VALUE_FORMAT_RESEALED, ValueKind, encode_authenticated
+from pybk.metadata.authenticated_values import (
+    VALUE_FORMAT_RESEALED,
+    ValueKind,
+    decode_authenticated,
+    encode_authenticated,
+    epoch_of,
+    unchanged_since,
+)
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
@@ -114,6 +121,41 @@ def test_what_is_written_with_a_retired_secret_is_refused() -> None:
     for cluster in (both, opened(world.open(), NEXT), opened(world.open(), KEY, NEXT)):
         with pytest.raises(MetadataForgedError, match="was retired"):
             cluster.read_ledger(7)
+
+
+def test_a_mac_of_one_epoch_is_none_of_another() -> None:
+    """A header that names an epoch, and a MAC by the key of another one, are forged, though both keys are valid."""
+    world = SimWorld()
+    both, store = rotated(world, retire=False), world.open()
+    key = f"ledgers/{ledger_path(7)}"
+    swapped = (MetadataKeys(1, {1: KEY}), MetadataKeys(0, {0: NEXT}))
+    for keys, since in ((keys, since) for keys in swapped for since in (None, 1)):
+        forged = encode_authenticated(ValueKind.LEDGER, key, bytes(16), ledger(7).encode(), keys, NEWEST_LEVEL, since)
+        version = store.create(key, forged)
+        for cluster in (both, opened(world.open(), NEXT), opened(world.open(), KEY, NEXT)):
+            with pytest.raises(MetadataForgedError, match="was not written with the cluster secret"):
+                cluster.read_ledger(7)
+        store.delete(key, version)
+
+
+def test_resealed_values_are_of_the_current_epoch_and_need_no_older_key() -> None:
+    world = SimWorld()
+    made = opened(world.open(), KEY).create_ledger(ledger(1))
+    both = rotated(world)
+    third = opened(world.open(), NEXT, THIRD)
+    third.add_secret()
+    both.refresh_keys()
+    third.switch_secret()
+    reseal(third, no_wait)
+    third.retire_secret()
+    nodes = [node.value for key, node in world.open().walk() if key != CLUSTER_KEY]
+    assert {epoch_of(value) for value in nodes} == {2}
+    key = f"ledgers/{ledger_path(1)}"
+    (value,) = [node.value for found, node in world.open().walk() if found == key]
+    assert decode_authenticated(key, value, MetadataKeys(2, {2: THIRD}))[0] is ValueKind.LEDGER
+    with pytest.raises(MetadataForgedError):
+        decode_authenticated(key, value, MetadataKeys(2, {2: NEXT}))
+    assert unchanged_since(value, 10**6) == made, "the second time, too, it is known since when it is unchanged"
 
 
 def test_descriptions_of_every_epoch_are_accepted_and_those_of_strangers_refused() -> None:
