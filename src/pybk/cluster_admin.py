@@ -170,7 +170,7 @@ class ClusterAdmin:
     def add_secret(self) -> None:
         """Have the cluster accept the new secret, which the manager was given next to the present one.
 
-        Repeating it does nothing.
+        Repeating it changes nothing, but members that lack the new secret look again for the file that has it.
 
         Raises:
             UsageError: The manager was not given both.
@@ -185,8 +185,9 @@ class ClusterAdmin:
     def switch_secret(self) -> None:
         """Have the cluster use the secret that was added last, in what is written and in new sessions.
 
-        Clients that are not bookies are not known here: each must have the new secret before. Repeating it does
-        nothing.
+        Clients that are not bookies are not known to the cluster, so that each has the new secret before is for the
+        caller to see to. One that lacks it cannot read what is written from now on. It continues once it has it:
+        repeating this changes nothing, but members look again for the file. ``secret_status`` counts their sessions.
 
         Raises:
             SafetyCheckError: A running bookie does not have it; nothing was changed.

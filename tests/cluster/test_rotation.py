@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import contents
 from tests.waiting import wait_until
+from tests.zookeeper_server import missing, zookeeper_server
+
+__all__ = ["zookeeper_server"]
 
 PASSWORD = b"a password of some length"
 NEXT = b"the secret that a cluster gets --"
@@ -44,11 +48,26 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, file: Path, quick: None) -> Iterator[Inside]:
-    with inside(tmp_path / "cluster", count=0) as cluster:
+@contextmanager
+def running(directory: Path, file: Path, url: str = "") -> Iterator[Inside]:
+    with inside(directory, count=0, url=url) as cluster:
         cluster.given = Secret(file=str(file))
         cluster.bookies = [cluster.open_bookie(place) for place in range(3)]
+        yield cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, file: Path, quick: None) -> Iterator[Inside]:
+    with running(tmp_path / "cluster", file) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["lmdb", "zookeeper"])
+def on_each_store(request: pytest.FixtureRequest, tmp_path: Path, file: Path, quick: None) -> Iterator[Inside]:
+    if request.param == "zookeeper" and missing() is not None:
+        pytest.skip(missing() or "")
+    url = "" if request.param == "lmdb" else request.getfixturevalue("zookeeper_server").url()
+    with running(tmp_path / "cluster", file, url) as cluster:
         yield cluster
 
 
@@ -107,8 +126,9 @@ def connects(url: str, secret: bytes) -> bool:
 
 
 def test_a_secret_is_replaced_under_load_and_the_old_one_is_refused(
-    cluster: Inside, file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    on_each_store: Inside, file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    cluster = on_each_store
     caplog.set_level(logging.DEBUG)
     with cluster.connect().create_ledger(password=PASSWORD) as closed:
         closed.append(b"made before")

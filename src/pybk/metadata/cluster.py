@@ -252,7 +252,7 @@ class ClusterMetadata(
     def add_secret(self) -> SecretEpochs:
         """Make the secret that was given next to the current one the next epoch: its values are accepted from now on.
 
-        Repeating it does nothing.
+        Repeating it changes nothing, but members look again for a secret that they lack.
 
         Returns:
             What the cluster has now.
@@ -294,7 +294,8 @@ class ClusterMetadata(
     def switch_secret(self) -> SecretEpochs:
         """Make the newest secret the current one, with which values are written and sessions begin from now on.
 
-        Whether all members have it is for the caller to check. Repeating it does nothing.
+        Whether all members have it is for the caller to check. Repeating it changes nothing, but members look again for
+        a secret that they lack.
 
         Returns:
             What the cluster has now.
@@ -347,14 +348,18 @@ class ClusterMetadata(
         return self._change_epochs(retired)
 
     def _change_epochs(self, change: Callable[[_Stored, Sequence[bytes]], SecretEpochs]) -> SecretEpochs:
-        """Change what the key ``cluster`` says of secrets by compare-and-set; writes nothing if nothing changes."""
+        """Change what the key ``cluster`` says of secrets by compare-and-set.
+
+        If nothing changes, nothing is written, unless there are two secrets: all members watch the key, and one that
+        was given the file of the second one late has nothing else that makes it look there.
+        """
         if self._key_for is None:
             raise IllegalOperationError("the cluster has no secret; it gets one when it is created, or never")
         while True:
             stored = self._read()
             given = tuple(self._key_for(stored.identity))
             epochs = change(stored, given)
-            if epochs == stored.epochs:
+            if epochs == stored.epochs and len(epochs.proofs) == 1:
                 return epochs
             assert stored.keys is not None
             known = {**stored.keys.earlier, **stored.keys.by_epoch}

@@ -9,6 +9,7 @@ from typing import Any
 from pybk.admin.cli.cluster import add_verb, admin_of
 from pybk.admin.cli.output import SOUND, print_json, print_table
 from pybk.cluster_admin import ClusterAdmin
+from pybk.metadata.resealing import SecretStatus
 
 
 def add_secret(commands: Any) -> None:
@@ -41,7 +42,8 @@ def _shown(step: Callable[[ClusterAdmin], object]) -> Callable[[argparse.Namespa
             status = admin.secret_status()
         if parsed.json:
             names = status.__dataclass_fields__
-            print_json({"schema": 1, **{name: getattr(status, name) for name in names}})
+            found = {name: getattr(status, name) for name in names}
+            print_json({"schema": 1, **found, "hindrances": status.hindrances, "next": _next(status)})
             return SOUND
         rows = [
             ("secret in use", str(status.current)),
@@ -49,10 +51,33 @@ def _shown(step: Callable[[ClusterAdmin], object]) -> Callable[[argparse.Namespa
             ("retired", ", ".join(map(str, status.retired)) or "none"),
             ("bookies without the newest", ", ".join(status.lacking) or "none"),
             ("values of another secret", str(status.old_values)),
+            ("sessions of another secret", str(sum(max(0, each) for each in status.old_sessions.values()))),
         ]
         print_table(rows, ())
         for hindrance in status.hindrances:
             print(f"  before retiring: {hindrance}")
+        print(f"  next: {_next(status)}")
         return SOUND
 
     return run
+
+
+def _next(status: SecretStatus) -> str:
+    """Return what is to be done next."""
+    if len(status.valid) == 1:
+        return (
+            "to replace the secret, make FILE.next with another one for every member, and `pybk secret add`"
+            if not status.current
+            else "`mv FILE.next FILE` at every member, if that is not done, and make a new export of the metadata"
+        )
+    if status.current != max(status.valid):
+        return (
+            "give FILE.next to all bookies and to all clients, then `pybk secret switch`. Clients that are no bookies "
+            "are not known here; one without it cannot read what is written after the switch"
+        )
+    if status.old_values:
+        return "`pybk secret reseal`"
+    return (
+        "`pybk secret retire`. Sessions of another secret are of clients that lack the new one: give it to them, and "
+        "repeat `pybk secret switch`, so that they look for it"
+    )
