@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.errors import OwnerNeededError
+from pybk.errors import NotEnoughBookiesError, OwnerNeededError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
 from pybk.metadata.settings import ClusterSettings
@@ -209,3 +209,15 @@ def test_a_bookie_knows_the_session_of_a_writer_from_those_of_readers(cluster: I
             assert [entry.payload for entry in reader.read(0, 0)] == [b"first"]
             member.manager.close()
             assert status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER
+
+
+def test_a_writer_that_has_failed_is_gone_although_its_client_lives(cluster: Inside) -> None:
+    with ExitStack() as stack:
+        member = Member(cluster, stack)
+        assert status_of(member, AskWriter(member.ledger_id)) is Status.OK
+        for each in cluster.bookies:
+            if service_of(each).bookie != member.bookie:
+                each.close()
+        with pytest.raises(NotEnoughBookiesError):
+            member.writer.append(b"second")
+        wait_until(lambda: status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER)

@@ -136,6 +136,7 @@ MESSAGES: list[tuple[WireRequest | WireReply, bool]] = [
     (Read(7, 0, 10, 3, 1000, True, True), True),
     (Move(7, StorageHint.HDD), True),
     (AskWriter(7), True),
+    (AskWriter(7, leaves=True), True),
     (Authorize(7, b"description", b"s" * 64), True),
     (AuthorizeMember(7, b"description", b"m" * 32), True),
     (LacPacket(7, b"p" * 32), True),

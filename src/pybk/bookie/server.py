@@ -457,6 +457,8 @@ class BookieServer:
             elif isinstance(request, Move):
                 self._moving.submit(partial(self.move, peer, request_id, request))
             elif isinstance(request, AskWriter):
+                if request.leaves:
+                    peer.writes.discard(request.ledger_id)
                 found = self.server.has_writer(request.ledger_id)
                 self.server.reply(peer, request_id, _WRITER if found else _NO_WRITER)
             elif isinstance(request, Read) and request.checked and not request.fence:

@@ -119,6 +119,20 @@ def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], o
     return machine.found
 
 
+def leave(driver: Driver, ledger: RemoteLedger) -> None:
+    """Tell the bookies of a ledger's last fragment that its writer has failed; returns at once, the driver's thread.
+
+    Else they would count the writer as alive as long as this client has sessions with them, and the ledger would wait
+    for it (H12). A bookie that is not reached forgets the writer when the session ends.
+
+    Args:
+        driver: Sends the requests.
+        ledger: The ledger.
+    """
+    machine = WriterSearchMachine(ledger.ledger_id, ledger.metadata.fragments[-1].ensemble, leaves=True)
+    driver.start(Broadcast(driver, ledger, machine), machine.start)
+
+
 def flush(driver: Driver, ledger: RemoteLedger) -> None:
     """Have the last fragment's bookies sync what they acknowledged; returns when each has answered or failed."""
     ensemble = ledger.metadata.fragments[-1].ensemble

@@ -37,6 +37,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pybk.client.append_queue import AppendQueue
+from pybk.client.broadcast import leave
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
 from pybk.errors import LedgerClosedError, PybkError
@@ -139,6 +140,7 @@ class Writing(Conversation[WriterMachine]):
             self._fail_appends(error)
             self.end(error)
             self.report_activity()
+            leave(self.driver, self.ledger)
         elif type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
             ledger_id = self.ledger.ledger_id

@@ -128,6 +128,7 @@ class WriterSearchMachine(BroadcastMachine):
     Args:
         ledger_id: The ledger.
         bookies: The bookies.
+        leaves: The writer of this session has failed.
 
     Attributes:
         found: Whether the writer has a session at one of them; None if that is unknown, because none was asked, or some
@@ -136,8 +137,8 @@ class WriterSearchMachine(BroadcastMachine):
 
     _fine = frozenset({Status.OK, Status.NO_WRITER})
 
-    def __init__(self, ledger_id: int, bookies: Iterable[Bookie]) -> None:
-        super().__init__((bookie, AskWriter(ledger_id)) for bookie in bookies)
+    def __init__(self, ledger_id: int, bookies: Iterable[Bookie], *, leaves: bool = False) -> None:
+        super().__init__((bookie, AskWriter(ledger_id, leaves)) for bookie in bookies)
         self.found: bool | None = False if self._asked else None
 
     def step(self, event: Event, now_ns: int) -> list[Effect]:

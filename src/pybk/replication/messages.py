@@ -195,9 +195,11 @@ class AskWriter:
 
     Attributes:
         ledger_id: The ledger.
+        leaves: The asking session writes to it no more, because its writer has failed.
     """
 
     ledger_id: int
+    leaves: bool = False
 
 
 Request = Add | ReadLac | Read | Force | WriteLac | Move | AskWriter

@@ -168,7 +168,7 @@ def _encode_move(move: Move) -> Outgoing:
 
 
 def _encode_ask_writer(ask: AskWriter) -> Outgoing:
-    return Outgoing(MessageKind.ASK_WRITER, 0, ask.ledger_id)
+    return Outgoing(MessageKind.ASK_WRITER, _FIRST_FLAG * ask.leaves, ask.ledger_id)
 
 
 def _encode_lac_packet(lac: LacPacket) -> Outgoing:
@@ -297,7 +297,7 @@ def _decode_move(header: Header, head: bytes, _frames: Sequence[memoryview]) -> 
 
 def _decode_ask_writer(header: Header, head: bytes, _frames: Sequence[memoryview]) -> AskWriter:
     blob(header, head, 0)
-    return AskWriter(header.ledger_id)
+    return AskWriter(header.ledger_id, bool(header.flags & _FIRST_FLAG))
 
 
 def _decode_lac_packet(header: Header, head: bytes, _frames: Sequence[memoryview]) -> LacPacket:
