@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from pybk.client import driver as driver_module
-from pybk.client.driver import Driver
+from pybk.client.driver import Conversation, Driver
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.group_commit import Completion, GroupCommit
+from pybk.replication.messages import Effect, Event, Failed, Reason, WakeAt
 from tests.cluster.inside import inside
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
@@ -49,3 +51,32 @@ def test_a_formed_batch_waits_only_for_the_woken_threads(tmp_path: Path, monkeyp
         assert woke
         assert not any(woke)
         monkeypatch.undo()
+
+
+class Sleeper:
+    """A machine that ends when it is woken."""
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """End."""
+        return [Failed(Reason.UNDECIDED, "it was woken")]
+
+
+class Sleep(Conversation[Sleeper]):
+    """The conversation with it."""
+
+    def take(self, effect: Effect) -> None:
+        """End."""
+        self.end()
+
+
+def test_conversations_are_woken_that_asked_for_the_same_moment(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as client, client.create_ledger(password=b"p") as writer:
+        backend = cluster_backend_of(client)
+        ledger = RemoteLedger(writer.metadata, 0, b"")
+        wake = WakeAt(time.monotonic_ns() + 10**6)
+        sleeps = [Sleep(backend.driver, ledger, Sleeper()) for _ in range(3)]
+        for each in sleeps:
+            backend.driver.start(each, lambda _: [wake])
+        for each in sleeps:
+            backend.driver.group.wait(each.completion)
+            assert each.completion.error is None

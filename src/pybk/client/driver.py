@@ -202,7 +202,8 @@ class Driver:
         self.posted: deque[Callable[[], None]] = deque()
         """Calls for the leader, in order. Added by any thread, taken by the leader."""
         self.wakes: list[tuple[int, int, AnyConversation]] = []
-        """Heap of wake-up times; one counts only while ``wake_at`` has the same time. Leader only."""
+        """Heap of wake-up times, numbered; one counts only while ``wake_at`` has the same time. Leader only."""
+        self._wake_numbers = itertools.count()
         self.wake_at: dict[AnyConversation, int] = {}
         """The next wake-up of a conversation. Leader only."""
         self._waited: set[AnyConversation] = set()
@@ -456,7 +457,7 @@ class Driver:
                 self._ask_metadata(conversation, partial(self._metadata.choose, conversation.ledger, effect))
             elif type(effect) is WakeAt:
                 self.wake_at[conversation] = effect.time_ns
-                heapq.heappush(self.wakes, (effect.time_ns, id(effect), conversation))
+                heapq.heappush(self.wakes, (effect.time_ns, next(self._wake_numbers), conversation))
             else:
                 conversation.take(effect)
 
