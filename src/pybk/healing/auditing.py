@@ -15,6 +15,9 @@ The feeds' keys are collected, and read together when their turn comes: first th
 ledgers. A worker changes a ledger before it removes the mark (H5). So a mark that is gone is never compared with
 metadata from before its repair, which would publish it again.
 
+A step looks at all marks that are wanted, however few have changed. So between two readings of changes passes
+``_REST`` times as long as the first of them took, and what changes meanwhile is handled by one step.
+
 Each write of a mark takes a round trip, and a plan may want a thousand. After ``TRUST_NS`` the effects that are left
 are given up, and what has come in since is read. Then the machine asks again for those that it still wants.
 
@@ -35,7 +38,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, PybkError, UnsupportedFormatError
 from pybk.flags import StorageHint
@@ -76,7 +79,7 @@ from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieRegistration, BookieState
-from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger
+from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
 from pybk.storage.io.failures import start_thread
 
@@ -99,10 +102,13 @@ ANNOUNCE_S: Final = 60.0
 TRUST_NS: Final = 10**9
 """How long after a look at the lease its effects may still be performed."""
 
+_REST: Final = 5
+"""How many times as long as the handling of changes takes the next ones are collected: a sixth of the time at most."""
+
+_REST_MAX_S: Final = 1.0
+
 _PAGE: Final = 500
 _MARKS_PAGE: Final = 1000
-
-T = TypeVar("T")
 
 Call = Callable[[], Iterable[Event]]
 """What another thread wants done: it reads something, and returns the events that follow."""
@@ -146,18 +152,22 @@ class Auditing:
         """Whether everything that had been deleted before the election was announced to bookies."""
         self._announce_at = 0.0
         self._changes_lock = threading.Lock()
-        """Guards the three attributes below."""
+        """Guards the four attributes below."""
         self._changed_ledgers: set[int] = set()
         """Ledgers whose metadata have changed, and were not read since."""
-        self._changed_marks: set[int] = set()
-        """Ledgers whose marks have changed, and were not read since."""
+        self._changed_marks: set[str] = set()
+        """Keys of marks that have changed, and were not read since."""
         self._tried_marks: set[MarkKey] = set()
         """Marks that effects may have changed, and whose present values the machine awaits."""
+        self._changes_due = False
+        """Whether the sets above have anything."""
+        self._rest_until = 0.0
+        """Until then changes are collected, by the monotonic clock. For the auditor's thread alone."""
         self._thread = threading.Thread(target=self._run, name="pybk-auditor", daemon=True)
         with ExitStack() as undo:
             watches = (
-                metadata.watch_below(LEDGERS_KEY, partial(self._feed, self._changed_ledgers)),
-                metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._changed_marks)),
+                metadata.watch_below(LEDGERS_KEY, partial(self._feed, self._note_ledgers)),
+                metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._note_marks)),
                 metadata.watch_below(BOOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
                 metadata.watch_below(COOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
                 metadata.watch_settings(lambda _: self._inbox.put(self._settings)),
@@ -222,11 +232,14 @@ class Auditing:
         tick_at = time.monotonic() + TICK_S
         while not self._stopping.is_set():
             now = time.monotonic()
-            call: Call | None = self._tick if now >= tick_at else self._next(tick_at - now)
+            call: Call | None = self._tick if now >= tick_at else self._next(now, tick_at)
             if call is not None:
                 self._do(call)
             if call == self._tick:
                 tick_at = now + TICK_S
+            elif call == self._changes:
+                ended = time.monotonic()
+                self._rest_until = ended + min(_REST * (ended - now), _REST_MAX_S)
             tick_at = min(tick_at, now + self._due_s())
 
     def _due_s(self) -> float:
@@ -236,10 +249,14 @@ class Auditing:
         dues_ns = [since + grace_ns - now_ns for since in self._machine.situation.absent_since_ns.values()]
         return min([TICK_S, *(due_ns / 1e9 + _DUE_S for due_ns in dues_ns if due_ns > 0)])
 
-    def _next(self, timeout_s: float) -> Call | None:
-        """Return what to do next: a call, else a page of a reading that is under way, else what comes in time."""
+    def _next(self, now: float, tick_at: float) -> Call | None:
+        """Return what to do next: changes, a call, else a page of a reading that is under way, else what comes."""
+        if self._changes_due:
+            if now >= self._rest_until:
+                return self._changes
+            tick_at = min(tick_at, self._rest_until)
         try:
-            return self._inbox.get(block=self._reading is None, timeout=timeout_s)
+            return self._inbox.get(block=self._reading is None, timeout=tick_at - now)
         except Empty:
             return None if self._reading is None else self._read_page
 
@@ -278,7 +295,9 @@ class Auditing:
                     tried.add(key)
                 self._perform(effect)
         finally:
-            self._note(self._tried_marks, tried)
+            with self._changes_lock:
+                self._tried_marks |= tried
+                self._changes_due |= bool(tried)
             if given_up:
                 self._inbox.put(partial(self._ask_again, given_up))
         if any(isinstance(effect, PublishMark) for effect in effects):
@@ -382,35 +401,41 @@ class Auditing:
             after = page.after
         return found
 
-    def _feed(self, changed: set[int], keys: frozenset[str] | None) -> None:
+    def _feed(self, note: Callable[[Iterable[str]], None], keys: frozenset[str] | None) -> None:
         """Take what a feed reports; called by a thread of the metadata store."""
         if keys is None:
             self._inbox.put(lambda: (ChangesMissed(),))
-        else:
-            self._note(changed, {found for key in keys if (found := ledger_in_key(key)) is not None})
-
-    def _note(self, changed: set[T], found: set[T]) -> None:
-        """Add what has changed to a set of these, and have all of them read, unless that is to be done already."""
+            return
+        found = [key for key in keys if ledger_in_key(key) is not None]
         with self._changes_lock:
-            due = bool(self._changed_ledgers or self._changed_marks or self._tried_marks)
-            changed |= found
+            note(found)
+            due = self._changes_due
+            self._changes_due |= bool(found)
         if found and not due:
-            self._inbox.put(self._changes)
+            self._inbox.put(lambda: ())  # wakes the thread
+
+    def _note_ledgers(self, keys: Iterable[str]) -> None:
+        """Note that ledgers have changed; the caller holds the lock."""
+        self._changed_ledgers.update(found for key in keys if (found := ledger_in_key(key)) is not None)
+
+    def _note_marks(self, keys: Iterable[str]) -> None:
+        """Note that marks have changed; the caller holds the lock."""
+        self._changed_marks.update(keys)
 
     def _changes(self) -> Iterator[Event]:
         """Yield the present state of all that has changed."""
         with self._changes_lock:
-            ledger_ids = self._changed_ledgers | self._changed_marks
-            marked = self._changed_marks | {key.ledger_id for key in self._tried_marks}
-            marks: dict[MarkKey, UnderReplicatedLedger | None] = dict.fromkeys(self._tried_marks)
+            ledger_ids, keys, tried = set(self._changed_ledgers), set(self._changed_marks), set(self._tried_marks)
             for changed in (self._changed_ledgers, self._changed_marks, self._tried_marks):
                 changed.clear()
+            self._changes_due = False
         if not self._election.leads:
             return
-        for ledger_id in marked:
-            marks |= self._marks_of(ledger_id)
-        if ledger_ids or marked:
-            yield self._read_ledgers(sorted(ledger_ids | marked))
+        marked = {found for key in keys if (found := ledger_in_key(key)) is not None}
+        marks = self._marks_at(keys, marked, tried)  # before the metadata (H5)
+        ledger_ids |= marked | {key.ledger_id for key in tried}
+        if ledger_ids:
+            yield self._read_ledgers(sorted(ledger_ids))
         if marks:
             yield MarksChanged(marks)
 
@@ -419,11 +444,16 @@ class Auditing:
         known = self._machine.situation.marks
         yield MarksChanged({key: known.get(key) for key in keys})
 
-    def _marks_of(self, ledger_id: int) -> dict[MarkKey, UnderReplicatedLedger | None]:
-        """Return the marks of a ledger, and None for those that the machine still knows."""
-        known = self._machine.situation.marks.of_ledger(ledger_id)
-        marks: dict[MarkKey, UnderReplicatedLedger | None] = {MarkKey(ledger_id, bookie): None for bookie in known}
-        return marks | {MarkKey(ledger_id, mark.bookie): mark for mark in self._metadata.marks_of(ledger_id)}
+    def _marks_at(
+        self, keys: set[str], ledger_ids: set[int], tried: set[MarkKey]
+    ) -> dict[MarkKey, UnderReplicatedLedger | None]:
+        """Return the marks at keys, of ledgers and of effects; None for those that there are not any more."""
+        known = self._machine.situation.marks
+        marks: dict[MarkKey, UnderReplicatedLedger | None] = dict.fromkeys(tried)
+        for ledger_id in ledger_ids:
+            marks |= {MarkKey(ledger_id, bookie): None for bookie in known.of_ledger(ledger_id)}
+        found = self._metadata.marks_at(sorted(keys | {missing_key(*key) for key in marks}))
+        return marks | {MarkKey(mark.ledger_id, mark.bookie): mark for mark in found}
 
     def _settings(self) -> Iterator[Event]:
         yield SettingsRead(self._metadata.read_settings())

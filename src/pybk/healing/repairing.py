@@ -81,8 +81,8 @@ BATCH: Final = 16
 PASS_S: Final = 2.0
 """Seconds after which a pass takes no further bucket, unless listing the marks took long."""
 
-_LISTING_SHARE: Final = 10
-"""A pass lasts so many times as long as its listing at least, so that listings take a tenth of the time at most."""
+_LISTING_SHARE: Final = 20
+"""A pass lasts so many times as long as its listing at least, so that listings take a twentieth of the time at most."""
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
