@@ -120,7 +120,7 @@ def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], o
 
 
 def leave(driver: Driver, ledger: RemoteLedger) -> None:
-    """Tell the bookies of a ledger's last fragment that its writer has failed; returns at once, the driver's thread.
+    """Report to a ledger's last fragment's bookies that its writer has failed; returns at once, the driver's thread.
 
     Else they would count the writer as alive as long as this client has sessions with them, and the ledger would wait
     for it (H12). A bookie that is not reached forgets the writer when the session ends.
