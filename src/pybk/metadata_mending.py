@@ -47,6 +47,7 @@ from pybk.metadata.authenticated_values import (
     decode_authenticated,
     decode_json,
     encode_authenticated,
+    epoch_of,
     token_of,
 )
 from pybk.metadata.check import check_values
@@ -177,6 +178,8 @@ class Mending:
         self._plan = _Plan()
         self._holdings: list[Holdings] = []
         self._keys: MetadataKeys | None = None
+        self._reading: MetadataKeys | None = None
+        """The keys that verify what is in the export or the store."""
         self._values: dict[str, bytes] = {}
         """What the export has, or the store."""
         self._stored: dict[int, LedgerMetadata | None] = {}
@@ -200,6 +203,7 @@ class Mending:
             raise UsageError(f"two directories are of one bookie: {sorted(names)}; leave out the one that was replaced")
         cluster_value = self._read_values()
         identity, self._keys = check_cluster_value(cluster_value, self._key_for)
+        self._reading = self._keys if self._export is None or self._keys is None else self._keys.of_an_export()
         for held in self._holdings:
             if held.identity.cluster_id != identity.cluster_id:
                 raise UsageError(f"{held.identity} is not of cluster {identity.cluster_id.hex()}; leave it out")
@@ -260,7 +264,15 @@ class Mending:
                 f"there is no cluster in {self._export or self._url}, and no directory has a copy of its own metadata; "
                 "give an export of the whole cluster, or directories of bookies that were started by pybk 0.2 or newer"
             )
-        return cluster_value_of(max(copies, key=age_of)) if value is None else value
+        if value is None:
+            return cluster_value_of(max(copies, key=age_of))
+        if self._export is None or not copies:
+            return value
+        # The secret may have been replaced since the export. What was retired stays retired, and ledgers that were made
+        # since have descriptions by the new secret.
+        _, payload = decode_authenticated(CLUSTER_KEY, value, None)
+        newest = max((payload, *copies), key=age_of)
+        return value if newest == payload else cluster_value_of(newest)
 
     def _read_store(self) -> dict[str, bytes]:
         """Return what the store has, except what is leased; nothing if there is no store."""
@@ -285,7 +297,7 @@ class Mending:
             except ValueError:
                 continue
             try:
-                kind, payload = decode_authenticated(key, value, self._keys)
+                kind, payload = decode_authenticated(key, value, self._reading)
                 tombstone = kind is ValueKind.DELETED
                 self._stored[ledger_id] = None if tombstone else LedgerMetadata.decode(payload, where=f"key {key!r}")
             except PybkError as error:
@@ -397,7 +409,7 @@ class Mending:
         given = 0
         if IDS_KEY in self._values:
             with suppress(CorruptError, MetadataForgedError):
-                _, payload = decode_authenticated(IDS_KEY, self._values[IDS_KEY], self._keys)
+                _, payload = decode_authenticated(IDS_KEY, self._values[IDS_KEY], self._reading)
                 given = decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
         if not self._new_epoch:
             return given
@@ -470,11 +482,17 @@ class Mending:
         return epoch
 
     def _as_new(self, key: str, value: bytes) -> bytes:
-        """Return a value as it is to be stored: one that was resealed names versions of the store that it was in."""
-        if value[:1] != bytes([VALUE_FORMAT_RESEALED]):
+        """Return a value as it is to be stored, with another MAC if it needs one.
+
+        A value that was resealed names versions of the store that it was in. One by a secret that was retired since
+        the export would be refused.
+        """
+        keys = self._keys
+        retired = keys is not None and bool(value) and epoch_of(value) in keys.earlier
+        if value[:1] != bytes([VALUE_FORMAT_RESEALED]) and not retired:
             return value
         with suppress(PybkError):  # a damaged one is stored as it is; checks find it
-            kind, payload = decode_authenticated(key, value, self._keys)
+            kind, payload = decode_authenticated(key, value, self._reading)
             return encode_authenticated(kind, key, token_of(value), payload, self._keys, FeatureLevel.SEALS)
         return value
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from pybk import (
+    ClusterAdmin,
     LedgerDeletedError,
     LedgerFencedError,
     LedgerManager,
     LedgerRecoveryError,
     LedgerState,
+    MetadataForgedError,
     MetadataOutdatedError,
     MetadataRestoreReport,
     NoSuchLedgerError,
@@ -27,9 +29,11 @@ from pybk import (
     restore_metadata,
 )
 from pybk.bookie import server
+from pybk.credentials import ClusterSecret
 from pybk.metadata.url import open_metadata
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK
 from tests.waiting import wait_until
 from tests.zookeeper_server import missing, zookeeper_server
@@ -37,6 +41,7 @@ from tests.zookeeper_server import missing, zookeeper_server
 __all__ = ["zookeeper_server"]
 
 PASSWORD = b"correct horse"
+NEXT = b"the secret that a cluster gets --"
 
 
 class Running:
@@ -53,7 +58,7 @@ class Running:
             self._cluster.bookie(place),
             listen="tcp://127.0.0.1:*",
             metadata=self._cluster.url,
-            cluster_secret=SECRET,
+            cluster_secret=self._cluster.given,
             bookie_id=f"bookie-{place}",
             config=StoreConfig(**QUICK),
         )
@@ -63,7 +68,9 @@ class Running:
 
     def connect(self) -> LedgerManager:
         """Return another client."""
-        manager = LedgerManager.connect(self._cluster.url, cluster_secret=SECRET, config=StoreConfig(**QUICK))
+        manager = LedgerManager.connect(
+            self._cluster.url, cluster_secret=self._cluster.given, config=StoreConfig(**QUICK)
+        )
         self._stack.callback(manager.close)
         return manager
 
@@ -74,6 +81,7 @@ class Cluster:
     def __init__(self, directory: Path, url: str) -> None:
         self.directory = directory
         self.url = make_cluster(directory, url=url)
+        self.given: ClusterSecret = SECRET
         self._copies = itertools.count()
 
     def bookie(self, place: int) -> Path:
@@ -92,7 +100,7 @@ class Cluster:
     def copy(self) -> Path:
         """Return a new export."""
         path = self.directory / f"export-{next(self._copies)}"
-        export_metadata(self.url, path, cluster_secret=SECRET)
+        export_metadata(self.url, path, cluster_secret=self.given)
         return path
 
     def put_back(self, copy: Path) -> None:
@@ -110,11 +118,11 @@ class Cluster:
     def rebuild(self, *places: int, lost: bool = True, write: bool = True) -> MetadataRestoreReport:
         """Make the metadata again from the directories of bookies."""
         directories = [self.bookie(place) for place in places or (0, 1, 2)]
-        return rebuild_metadata(self.url, directories, cluster_secret=SECRET, all_directories=lost, write=write)
+        return rebuild_metadata(self.url, directories, cluster_secret=self.given, all_directories=lost, write=write)
 
     def restore(self, copy: Path | None = None, **options: Any) -> MetadataRestoreReport:
         """Restore an export with a new epoch, or accept what the store has."""
-        return restore_metadata(self.url, copy, cluster_secret=SECRET, write=True, **options)
+        return restore_metadata(self.url, copy, cluster_secret=self.given, write=True, **options)
 
 
 @pytest.fixture(params=["lmdb", "zookeeper"])
@@ -267,6 +275,97 @@ def test_an_emptied_store_is_made_again_from_directories(cluster: Cluster) -> No
         with pytest.raises(NoSuchLedgerError):  # no bookie ever heard of it
             client.open_ledger(empty.ledger_id, password=PASSWORD)
         write(client)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pybk.bookie.server.LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("pybk.bookie.server.POSITION_SECONDS", 0.05)
+    monkeypatch.setattr("pybk.transport.server.OLD_SILENCE_NS", 10**9 // 4)
+    monkeypatch.setattr("pybk.metadata.authenticated_values.LOOK_SECONDS", 0.1)
+
+
+def rotate(cluster: Cluster, *, retire: bool = True) -> tuple[int, int]:
+    """Replace the secret; return a ledger made while both were valid, and one made with the new one.
+
+    The bookies have kept what the cluster says of itself on return.
+    """
+    cluster.given = (SECRET, NEXT)
+    with cluster.running() as running:
+        client = running.connect()
+        admin = ClusterAdmin(client)
+        admin.add_secret()
+        between = write(client)
+        wait_until(lambda: not admin.secret_status().lacking)
+        admin.switch_secret()
+        after = write(client)
+        admin.reseal_metadata()
+        if retire:
+            wait_until(lambda: not admin.secret_status().hindrances)
+            admin.retire_secret()
+        about = cluster_backend_of(client).membership.metadata.about
+        for bookie in running.bookies.values():
+            replicas = service_of(bookie).replicas
+            wait_until(lambda replicas=replicas: replicas.about == about)  # type: ignore[misc]
+    return between, after
+
+
+def test_the_metadata_of_a_cluster_whose_secret_was_replaced_are_made_again(local: Cluster, quick: None) -> None:
+    with local.running(4) as running:
+        client = running.connect()
+        before = write(client)
+        left = client.create_ledger(password=PASSWORD)
+        left.append(payload(left.ledger_id, 0))
+    between, after = rotate(local)  # while bookie-3 is away, and keeps what the cluster said before
+    local.empty()
+    local.given = SECRET
+    with pytest.raises(MetadataForgedError, match="which was retired"):
+        local.rebuild(0, 1, 2, 3)
+    local.given = NEXT
+    found = local.rebuild(0, 1, 2, 3)
+    assert found.made == (before, left.ledger_id, between, after)
+    assert not found.not_made
+    with local.running(4) as running:
+        client = running.connect()
+        for ledger_id in found.made:
+            check(client, ledger_id, 1 if ledger_id == left.ledger_id else 5)
+        assert ClusterAdmin(client).secret_status().retired == (0,)
+        check(client, write(client))
+        with pytest.raises(MetadataForgedError, match="which was retired"):
+            LedgerManager.connect(local.url, cluster_secret=SECRET)
+    assert check_metadata(local.url, cluster_secret=NEXT).problems == ()
+
+
+def test_an_export_of_before_a_rotation_is_restored_without_the_secret_that_was_retired(
+    local: Cluster, quick: None
+) -> None:
+    """The directories have what the cluster said last; without them an export has the secrets of its time."""
+    with local.running() as running:
+        client = running.connect()
+        before = write(client)
+        cluster_backend_of(client).membership.metadata.write_pointer("logs", "a", b"value", None)
+    copy = local.copy()
+    between, after = rotate(local)
+    local.empty()
+    local.given = NEXT
+    with pytest.raises(MetadataForgedError, match="not that of cluster"):
+        local.restore(copy)
+    directories = [local.bookie(place) for place in range(3)]
+    local.given = SECRET
+    with pytest.raises(MetadataForgedError, match="which was retired"):
+        local.restore(copy, directories=directories, all_directories=True)
+    local.given = NEXT
+    found = local.restore(copy, directories=directories, all_directories=True)
+    assert (found.known, found.made, found.not_made) == (1, (between, after), ())
+    with local.running() as running:
+        client = running.connect()
+        for ledger_id in (before, between, after):
+            check(client, ledger_id)
+        assert ClusterAdmin(client).secret_status().valid == (1,)
+        pointer = cluster_backend_of(client).membership.metadata.read_pointer("logs", "a")
+        assert pointer is not None
+        assert pointer.value == b"value"
+    assert check_metadata(local.url, cluster_secret=NEXT).problems == ()
 
 
 def test_a_deleted_ledger_stays_deleted_where_a_bookie_remembers_it_and_is_named_where_none_does(

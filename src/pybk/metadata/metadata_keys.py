@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 
@@ -41,6 +41,10 @@ class MetadataKeys:
     def epochs(self) -> tuple[int, frozenset[int], frozenset[int], frozenset[int]]:
         """The epochs without the keys: the current one, and those that are known, held and unknown."""
         return self.current, frozenset(self.by_epoch), self.held, self.unknown
+
+    def of_an_export(self) -> Self:
+        """Return what verifies an export, which is a file of the cluster's owner: values of retired epochs count."""
+        return replace(self, by_epoch={**self.earlier, **self.by_epoch}, earlier={})
 
     @property
     def of_descriptions(self) -> tuple[bytes, ...]:
