@@ -155,6 +155,8 @@ def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: py
     assert (status.verdict, status.holds, status.lost) == (ClusterVerdict.BAD, ("two were lost",), (3,))
     with pytest.raises(SafetyCheckError, match="repairs are on hold: two were lost"):
         admin.drain("bookie-0")
+    report_is(monkeypatch, holds=[{"reason": "session_young", "text": "wait"}])
+    assert admin.status().verdict is ClusterVerdict.WARN
 
 
 def test_of_two_drains_at_once_none_relies_on_the_other(

@@ -666,6 +666,9 @@ def _status(
 
 
 def _is_bad(reason: HealthReason) -> bool:
+    """Return whether a person has to act; a young session ends by itself within half a minute, as after each start."""
+    if reason.code == "hold_session_young":
+        return False
     return reason.code in ("entries_lost", "no_live_copy") or reason.code.startswith("hold_")
 
 

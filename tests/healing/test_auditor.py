@@ -16,6 +16,7 @@ from pybk.healing.auditor import (
     MarksChanged,
     MarksRead,
     PublishMark,
+    Report,
     SavedState,
     SettingsRead,
     Tick,
@@ -24,6 +25,7 @@ from pybk.healing.auditor import (
 from pybk.healing.plan import STUCK_NS
 from pybk.healing.situation import SECOND_NS, MarkKey
 from pybk.ledger import LedgerMetadata
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from tests.healing.clusters import GRACE_NS, NOW, bookie, facts, ledger
@@ -92,3 +94,13 @@ def test_a_stuck_mark_is_tried_again_when_its_bookies_have_changed_or_an_hour_la
     else:
         led.now_ns += STUCK_NS // 2
         assert led.step(Tick()) == [ChangeMark(stuck, RepairState.QUEUED)]
+
+
+def test_a_bookie_that_was_drained_and_ended_is_not_reported() -> None:
+    led = Led(bookies=4)
+    for state, reported in ((BookieState.DRAINING, [("b0", "lost")]), (BookieState.DRAINED, [])):
+        gone = facts(0, registered=False, state=state)
+        led.step(BookiesRead((gone, *(facts(number) for number in range(1, 4)))))
+        led.now_ns += GRACE_NS
+        (report,) = (each for each in led.machine.step(Tick(), led.now_ns) if isinstance(each, Report))
+        assert [(each.bookie.bookie_id, each.status) for each in report.bookies] == reported

@@ -62,6 +62,7 @@ from pybk.healing.situation import (
     targets_of,
 )
 from pybk.ledger import Bookie, LedgerMetadata
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 
@@ -995,7 +996,10 @@ class AuditorMachine:
         )
 
     def _reported_bookies(self, now_ns: int) -> Iterator[ReportedBookie]:
+        """Yield the bookies that are not live, but for those that were drained and ended, as people meant them to."""
         for facts in sorted(self.situation.bookies.values(), key=lambda each: each.bookie):
+            if facts.state is BookieState.DRAINED and not facts.registered:
+                continue
             standing = standing_of(self.situation, facts.bookie, now_ns)
             if standing.status != "live":
                 since = self.situation.absent_since_ns.get(facts.bookie, now_ns)

@@ -30,9 +30,16 @@ def add_repair(commands: Any) -> None:
     parser = commands.add_parser("repair", help=text, description=text, allow_abbrev=False)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     add_verb(verbs, "list", _list, "list the ledgers that are to be repaired, the most urgent first")
-    run = add_verb(verbs, "run", _run, "copy now what a bookie or a ledger lacks; exit 1 if something is left")
+    run = add_verb(
+        verbs,
+        "run",
+        _run,
+        "copy now what a ledger lacks, or all that a bookie has to others; exit 1 if something is left",
+    )
     what = run.add_mutually_exclusive_group(required=True)
-    what.add_argument("--bookie", metavar="NAME", help="all ledgers on this bookie, as if it were lost")
+    what.add_argument(
+        "--bookie", metavar="NAME", help="move all ledgers off this bookie, as if it were lost, also if it runs"
+    )
     what.add_argument("--ledger", metavar="ID", type=int, help="this ledger")
     pause = add_verb(verbs, "pause", _pause, "pause repairs for some time; they resume by themselves")
     pause.add_argument(
