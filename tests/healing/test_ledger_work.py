@@ -98,8 +98,8 @@ def test_another_bookie_is_filled_up_by_its_own_worker() -> None:
 def test_a_bookie_that_misses_entries_of_the_fragment_without_an_end_stays_marked() -> None:
     found, late = mark(OWN, missing=4), mark(OWN, missing=12)
     metadata = ledger((0, "abo"), (10, "abo"))
-    assert work(metadata, found) == LedgerWork((FragmentWork(0, None),), (), (found,), (), ())
-    assert work(metadata, late) == LedgerWork((), (), (late,), (), ())
+    assert work(metadata, found) == LedgerWork((FragmentWork(0, None),), (), (found,), (), (OWN,))
+    assert work(metadata, late) == LedgerWork((), (), (late,), (), (OWN,))
     assert work(ledger((0, "abo"), (10, "abc")), found) == LedgerWork((FragmentWork(0, None),), (found,), (), (), ())
 
 

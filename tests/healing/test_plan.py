@@ -151,6 +151,26 @@ def test_an_open_ledger_waits_for_its_owner_after_the_grace_for_open_ledgers() -
         assert states == ([(RepairState.WAITING_FOR_OWNER, allowed)] if waiting else [])
 
 
+def test_an_abandoned_ledger_of_which_a_live_bookie_misses_entries_waits_for_its_owner() -> None:
+    made = ledger(1, (0, (0, 1, 2)), last=None)
+    for idle_s, waiting in ((3599, False), (3600, True)):
+        found = situation(5, marks=[mark(1, 0, first=7)], repair=RepairSettings(recover_abandoned=True))
+        found.moved_ns[1] = NOW - idle_s * SECOND_NS
+        result = planned(found, made)
+        assert (result.tasks, result.counts.left_to_writer) == ((), int(not waiting))
+        states = [(each.bookie, each.state, each.recover) for each in result.terminal]
+        assert states == ([(bookie(0), RepairState.WAITING_FOR_OWNER, True)] if waiting else [])
+
+
+def test_bookies_that_all_miss_entries_may_have_those_of_each_other() -> None:
+    marks = [mark(1, 0, first=5), mark(1, 1, first=7), mark(1, 2, first=9)]
+    result = planned(situation(5, marks=marks), ledger(1, (0, (0, 1, 2))))
+    assert shown(result.tasks) == [(1, f"b{number}", "missing", 0) for number in range(3)]
+    assert (result.terminal, result.counts.lost, result.counts.short) == ((), 0, {"0": 1})
+    alone = planned(situation(5, marks=[mark(1, 0)]), ledger(1, (0, (0,))))
+    assert (alone.tasks, alone.counts.lost) == ((), 1)
+
+
 def test_what_was_observed_is_filled_up_where_it_is() -> None:
     found = planned(situation(5, marks=[mark(1, 0, first=40)]), ledger(1, (0, (0, 1, 2)), (40, (0, 1, 3))))
     (task,) = found.tasks

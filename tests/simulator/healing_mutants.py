@@ -119,7 +119,7 @@ HEALING_MUTANTS = (
 
 KILLED_AT = {
     "H1a": 0,
-    "H2": 3,
+    "H2": 0,
     "H3a": 0,
     "H3b": 1,
     "H4a": 8,

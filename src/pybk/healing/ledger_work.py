@@ -76,7 +76,7 @@ class LedgerWork(NamedTuple):
         partly: Marks of the own bookie that it fills up as well, and that stay, because it has a place in the fragment
             without an end, too, and may miss entries of that one.
         over: Marks that are removed now, because nothing is left to do for them.
-        unended: Bookies that are lost or leave, and have a place in the fragment without an end.
+        unended: Bookies with a place in the fragment without an end that are lost, leave, or may miss entries of it.
     """
 
     fragments: tuple[FragmentWork, ...]
@@ -172,7 +172,7 @@ def _work_of(
         moving |= why == _REBALANCE
         due |= fill_from is not None and (end is None or end >= fill_from)
         if end is None:
-            unended = bool(why) or presence is not Presence.HERE
+            unended = bool(why) or presence is not Presence.HERE or fill_from is not None
         elif why and (why != _REBALANCE or mark.target == own.bookie_id):
             place = fragment.ensemble.index(mark.bookie)
             if own not in fragment.ensemble and fits(fragment, place, why):

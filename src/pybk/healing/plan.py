@@ -154,9 +154,14 @@ class _Draft:
 
 
 class _Bits(NamedTuple):
-    """The places of a fragment, as bits: with a sound copy; with one that may come back; to be repaired."""
+    """The places of a fragment, as bits.
+
+    ``sound`` have sound copies of all entries. ``partial`` serve, and lack some. ``hopeful`` may come back with sound
+    copies. ``candidates`` are to be repaired.
+    """
 
     sound: int
+    partial: int
     hopeful: int
     candidates: int
 
@@ -258,7 +263,8 @@ class _Judge:
             low = min((bits.sound & mask).bit_count() for mask in sets)
             if empty:
                 draft.queue(fragment, self._ledger.shape.quorum.write_quorum, 0, urgent=False)
-            elif low:
+            elif low or all((bits.sound | bits.partial) & mask & ~(1 << place) for mask in sets):
+                # Bookies that lack some entries may have what another one lacks; if not, the copy fails, and says so.
                 size = self._cluster.bytes_of_place(self._ledger, fragment)
                 draft.queue(fragment, low, size, urgent=bool(urgent >> place & 1))
             elif any(not (bits.sound | bits.hopeful) & mask for mask in sets):
@@ -266,7 +272,7 @@ class _Judge:
                 draft.end(fragment, RepairState.LOST)
 
     def _bits(self, fragment: MappedFragment) -> _Bits:
-        sound = hopeful = candidates = 0
+        sound = partial = hopeful = candidates = 0
         standings, observed, last = self._standings, self._observed, fragment.last_entry_id
         for place, number in enumerate(fragment.places):
             standing = standings[number]
@@ -274,6 +280,7 @@ class _Judge:
             found = observed.get(number)
             if found is not None and (last is None or found[0] <= last):
                 # A bookie within its grace is filled up when it is back.
+                partial |= bit if standing.sound else 0
                 candidates |= bit if standing.sound else 0
             elif standing.sound:
                 sound |= bit
@@ -281,7 +288,7 @@ class _Judge:
                 hopeful |= bit
             if standing.replaced_for is not None:
                 candidates |= bit
-        return _Bits(sound, hopeful, candidates)
+        return _Bits(sound, partial, hopeful, candidates)
 
     def _urgent(self, fragment: MappedFragment, bits: _Bits) -> int:
         """Return the places of urgent copies: those that give each entry that is down to one copy a second one."""
@@ -305,20 +312,19 @@ class _Judge:
 
     def _last_fragment(self, fragment: MappedFragment, bits: _Bits) -> None:
         """Judge the last fragment of an open ledger, which its writer mends as long as there is one."""
-        gone = [place for place in places_of(bits.candidates) if self._standings[fragment.places[place]].replaced_for]
-        if not gone:
+        if not bits.candidates:
             return
         if self._now - self._situation.moved_ns.get(self._id, self._now) < self._situation.open_grace_ns:
             self._left = True
             return
-        for place in gone:
+        for place in places_of(bits.candidates):
             draft = self._draft(fragment, fragment.places[place])
-            if not bits.sound and not bits.hopeful:
+            if not bits.sound | bits.partial | bits.hopeful:
                 self._lost = True
                 draft.end(fragment, RepairState.LOST)
             else:
                 draft.end(fragment, RepairState.WAITING_FOR_OWNER)
-                draft.recover = self._situation.settings.repair.recover_abandoned and bool(bits.sound)
+                draft.recover = self._situation.settings.repair.recover_abandoned and bool(bits.sound | bits.partial)
 
     def _draft(self, fragment: MappedFragment, number: int) -> _Draft:
         """Return the draft of a bookie's task."""
