@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.config import TierPolicy
+from pybk.config import KIB, TierPolicy
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
@@ -144,3 +144,23 @@ def test_a_policy_forgets_damaged_records_of_a_deleted_ledger(tmp_path: Path) ->
         manager.delete_ledger(damaged)
         store_of(manager).scheduler.tick()
         assert manager.health().state == "ok"
+
+
+def test_a_file_with_damaged_records_is_packed_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_quick(tmp_path, cold_block_bytes=4 * KIB, background=False) as manager:
+        doomed = [manager.create_ledger(insecure=True, storage_hints={StorageHint.HDD}) for _ in range(4)]
+        kept = manager.create_ledger(insecure=True, storage_hints={StorageHint.HDD})
+        for payload in PAYLOADS:
+            kept.append(payload)
+            for each in doomed:
+                each.append(b"gone soon " * 300)
+        manager.checkpoint()
+        damaged_file(tmp_path, "flip")
+        for each in doomed:
+            each.close()
+            manager.delete_ledger(each.ledger_id)
+            manager.checkpoint()
+            manager.checkpoint()
+        told = [record for record in caplog.records if "stay where they are" in record.message]
+        assert len(told) == 1, "what was packed in vain is not packed again"
+        assert contents(manager, filled(manager, StorageHint.HDD)) == PAYLOADS

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -73,8 +73,11 @@ class Compaction:
         self._garbage = garbage
         self._whole: dict[int, int] = {}
         """Bytes of all records of cold segments that were looked at, live or not, by file id."""
-        self._unmerged: set[int] = set()
-        """Small cold segments that a merge left in place because of damaged records."""
+        self._left: dict[int, int] = {}
+        """Live bytes of the files in which damaged records stayed when they were packed or merged, by file id.
+
+        They are not tried again, which would fail again, until some of them are dead.
+        """
 
     # ---- moves ---------------------------------------------------------------------------------------------------
 
@@ -188,8 +191,11 @@ class Compaction:
                 row.file_id in self._garbage.mixed or self._is_sparse(row)
             ):
                 continue
+            if self._left.get(row.file_id) == live[row.file_id]:
+                continue
             try:
                 self.compact_file(row)
+                self._note_left([row.file_id])
             except (StorageRefusedError, OSError) as error:
                 if not is_refused(error):
                     raise
@@ -228,7 +234,7 @@ class Compaction:
             if (
                 tier_of_kind(row.kind).files_are_merged
                 and row.bytes < _MERGED_BYTES_MAX
-                and row.file_id not in self._unmerged
+                and self._left.get(row.file_id) != self._catalog_and_index.live[row.file_id]
             ):
                 groups[row.tier, row.bytes.bit_length() // _MERGED_BITS].append(row)
         for (tier, _), rows in groups.items():
@@ -257,9 +263,13 @@ class Compaction:
         check_index_space(self._store, index_bytes)
         check_tier_space(self._store, tier, sum(record_bytes(part) for _, parts in work for part in parts))
         self.relocate(work, tier)
-        # Damaged records stay in their file, which would be tried again for ever.
-        self._unmerged |= file_ids & self._catalog_and_index.files.keys()
+        self._note_left(file_ids)
         self._store.metrics.add("compactions", 1)
+
+    def _note_left(self, file_ids: Iterable[int]) -> None:
+        """Note those of some files that were packed or merged, and are still there."""
+        live = self._catalog_and_index.live
+        self._left.update({each: live[each] for each in file_ids if each in self._catalog_and_index.files})
 
     def compact_file(self, row: FileRow) -> None:
         """Move the live entries of a file to new files; those of a log file to the tiers of their ledgers."""
@@ -293,6 +303,7 @@ class Compaction:
         self._catalog_and_index.commit(self._catalog_and_index.mark, lambda update: Counter(), gone=dead)
         for file_id in dead:
             self._whole.pop(file_id, None)
+            self._left.pop(file_id, None)
             self._garbage.mixed.discard(file_id)
             store.supply.forget(file_id)
             store.volumes.drop(file_id)
