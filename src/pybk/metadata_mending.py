@@ -425,7 +425,7 @@ class Mending:
                 "an export does not know what came after it: ledgers that were deleted since are back unless a bookie "
                 "remembers the deletion, ledgers that were closed since are open, and pointers are as they were"
             )
-        if not any(key.startswith(f"{POINTERS_KEY}/") for key in self._values):
+        if self._export is None and not any(key.startswith(f"{POINTERS_KEY}/") for key in self._values):
             notes.append(
                 "no bookie keeps pointers: the names of logs, of blobs and of other ledger lists, their truncation "
                 "points and the states of sinks are lost; ledgers of their types are there, and `pybk log rebuild` "

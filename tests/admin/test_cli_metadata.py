@@ -93,6 +93,7 @@ def test_an_export_is_restored(url: str, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["metadata", "restore", url, export, "--yes", "--json", "--new-epoch"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert (done["written"], done["limbo"], done["known"]) == (True, True, 1)
+    assert not any("no bookie keeps pointers" in note for note in done["notes"]), "the export has what there was"
     readable(tmp_path, url)
     shutil.rmtree(tmp_path / "metadata")
     assert main(["metadata", "restore", url, export, "--yes", "--same-epoch"]) == 0  # older than what bookies saw
