@@ -24,9 +24,9 @@ from pybk import (
 )
 from pybk import cluster_admin as cluster_admin_module
 from pybk.connect import open_cluster
-from pybk.healing import auditing, repairing, situation
 from pybk.metadata.cluster import ClusterMetadata
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.healing.quick import repair_quickly
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 
@@ -347,9 +347,7 @@ def test_in_asyncio(admin: ClusterAdmin) -> None:
 
 
 def test_a_cluster_that_repairs_itself_drains_a_bookie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    repair_quickly(monkeypatch)
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
     with inside(tmp_path, count=4, autorecovery=True) as cluster:
         client = cluster.connect()

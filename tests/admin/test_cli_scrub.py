@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from pybk import ClusterAdmin, IllegalOperationError, ScrubKind, StorageHint, UsageError
-from pybk.healing import auditing, bookie_scrub, quick_auditing, repairing, scrubbing, situation
+from pybk.healing import quick_auditing
 from tests.admin.test_cli_cluster_admin import run, run_json
 from tests.client.test_limbo_repair import fill, payload, service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing import test_embedded_scrub as embedded
+from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_embedded_scrub import flip
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
@@ -21,12 +22,8 @@ from tests.waiting import wait_until
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
-    monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
-    monkeypatch.setattr(scrubbing, "LOOK_S", 0.1)
-    monkeypatch.setattr(bookie_scrub, "QUIET_S", 0.1)
+    repair_quickly(monkeypatch)
+    scrub_quickly(monkeypatch)
     monkeypatch.setattr(quick_auditing, "LOOK_S", 0.1)
     monkeypatch.setattr(quick_auditing, "PAUSE_S", 0.0)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:

@@ -10,10 +10,10 @@ import pytest
 
 from pybk import StorageHint
 from pybk.admin.exported_metrics import EXPORTED, exported_name
-from pybk.healing import auditing, repairing, situation
 from pybk.metrics import OTHER_TYPES, Metrics
 from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import inside
+from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
 from tests.healing.test_repairing import metadata_of
 from tests.paths import ROOT
@@ -65,9 +65,7 @@ def test_the_document_says_what_the_exporter_says() -> None:
 def test_the_document_lists_exactly_what_a_cluster_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pybk.admin.metrics import register
 
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    repair_quickly(monkeypatch)
     registry = prometheus.CollectorRegistry()
     with inside(tmp_path / "cluster", count=4, autorecovery=True) as cluster, open_quick(tmp_path / "store") as store:
         grace(cluster, 0.3)

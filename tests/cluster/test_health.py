@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from pybk import ClusterAdmin, LedgerManager, MetricKey
-from pybk.healing import auditing, repairing, situation
 from pybk.metadata.auditor_records import REPORT_KEY
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.url import open_metadata
 from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import Inside, inside
+from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
 from tests.healing.test_repairing import metadata_of
 from tests.waiting import wait_until
@@ -24,9 +24,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    repair_quickly(monkeypatch)
     with inside(tmp_path, count=5, autorecovery=True) as cluster:
         grace(cluster, 600)
         yield cluster

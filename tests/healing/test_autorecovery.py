@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.healing import auditing, repairing, situation, surplus_dropping, writer_watch
+from pybk.healing import surplus_dropping, writer_watch
 from pybk.healing.service import Autorecovery
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
@@ -17,6 +17,7 @@ from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from tests.client.test_limbo_repair import check, fill, service_of
 from tests.cluster.inside import Inside, inside
+from tests.healing.quick import repair_quickly
 from tests.healing.test_repairing import metadata_of, names
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
@@ -25,10 +26,8 @@ from tests.waiting import wait_until
 @pytest.fixture
 def five(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Five bookies that repair after half a second."""
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    repair_quickly(monkeypatch)
     monkeypatch.setattr(writer_watch, "LOOK_MIN_S", 0.1)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
     with inside(tmp_path, count=5, autorecovery=True) as cluster:
         grace(cluster, 0.5)
         yield cluster

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from pybk.healing import auditing, bookie_scrub, repairing, scrubbing, situation
+from pybk.healing import scrubbing
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
 from pybk.replication.messages import Status
 from tests.client.test_limbo_repair import check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
+from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_autorecovery import autorecovery_of
 from tests.healing.test_embedded_scrub import counted, flip
 from tests.healing.test_repairing import metadata_of
@@ -24,13 +25,9 @@ from tests.waiting import wait_until
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Three bookies that check their entries when asked."""
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
-    monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
-    monkeypatch.setattr(scrubbing, "LOOK_S", 0.1)
+    repair_quickly(monkeypatch)
+    scrub_quickly(monkeypatch)
     monkeypatch.setattr(scrubbing, "RECHECK_S", 0.1)
-    monkeypatch.setattr(bookie_scrub, "QUIET_S", 0.1)
     with inside(tmp_path, count=3, autorecovery=True) as cluster:
         yield cluster
 
@@ -79,10 +76,10 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     (mark,) = wait_until(lambda: metadata_of(client).list_under_replicated())
     assert (mark.reason, mark.bookie) == ("damaged", service_of(bookie).bookie)
     assert mark.first_entry_id <= 40
-    check(client, ledger_id, 60)  # never a wrong byte
     notes = metadata_of(client).read_scrub(service_of(bookie).bookie)
     assert notes is not None
     assert notes["damaged"]
+    check(client, ledger_id, 60)  # never a wrong byte; the reader sends the damaged copy again, which mends it
 
 
 def test_what_lies_beyond_the_end_of_a_closed_ledger_is_not_damage(three: Inside) -> None:

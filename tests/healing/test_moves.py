@@ -21,12 +21,13 @@ from pybk import (
 )
 from pybk.admin.cli import main
 from pybk.bookie.server import BookieServer
-from pybk.healing import auditing, repairing, situation, surplus_dropping
+from pybk.healing import repairing, surplus_dropping
 from pybk.ledger import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.healing.quick import repair_quickly
 from tests.healing.test_repairing import metadata_of
 from tests.waiting import wait_until
 
@@ -37,10 +38,8 @@ LEDGERS = 60
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have repairs look often."""
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    repair_quickly(monkeypatch)
     monkeypatch.setattr(surplus_dropping, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
 
 
 def make(client: LedgerManager) -> None:

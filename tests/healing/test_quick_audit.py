@@ -9,13 +9,14 @@ from random import Random
 
 import pytest
 
-from pybk.healing import auditing, auditor, quick_audit, quick_auditing, repairing, situation
+from pybk.healing import auditor, quick_audit, quick_auditing
 from pybk.healing.auditor import Check
 from pybk.healing.quick_audit import Suspects, note_result, samples_of
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from tests.client.test_limbo_repair import fill, held, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.clusters import bookie, ledger
+from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of
 from tests.healing.test_repairing import metadata_of
 from tests.waiting import wait_until
@@ -67,9 +68,7 @@ def test_a_suspect_is_audited_again_after_ten_minutes_even_if_it_is_silent_then(
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Inside]:
     """Three bookies whose replicas are audited when asked, and again a moment later."""
-    monkeypatch.setattr(auditing, "TICK_S", 0.1)
-    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
-    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+    repair_quickly(monkeypatch)
     monkeypatch.setattr(auditor, "SUSPICION_NS", 2 * 10**8)
     monkeypatch.setattr(quick_audit, "AGAIN_NS", 3 * 10**8)
     monkeypatch.setattr(quick_auditing, "LOOK_S", 0.1)

@@ -1,0 +1,21 @@
+"""What tests of clusters that repair themselves set, so that nobody waits for seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybk.healing import auditing, bookie_scrub, repairing, scrubbing, situation
+
+
+def repair_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have auditors and workers look often, and trust a young session."""
+    monkeypatch.setattr(auditing, "TICK_S", 0.1)
+    monkeypatch.setattr(repairing, "LOOK_S", 0.2)
+    monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)
+
+
+def scrub_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have bookies begin their checks at once, and look often whether more are due."""
+    monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
+    monkeypatch.setattr(scrubbing, "LOOK_S", 0.1)
+    monkeypatch.setattr(bookie_scrub, "QUIET_S", 0.1)
