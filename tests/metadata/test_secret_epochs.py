@@ -20,8 +20,8 @@ from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.resealing import ResealProgress, reseal, retire, secret_status
 from pybk.metadata.store import MetadataStore
-from tests.metadata.harness import SimWorld
-from tests.metadata.records import KEY, ledger
+from tests.metadata.harness import SimWorld, World
+from tests.metadata.records import KEY, bookie, ledger
 
 NEXT = b"n" * 32
 THIRD = b"t" * 32
@@ -108,6 +108,20 @@ def test_leased_values_are_counted_and_written_anew_whatever_noticed_the_new_sec
     assert opened(world.open(), NEXT).lock_owner("events") == "a writer"
     lease.release()
     assert admin.lock_owner("events") is None
+
+
+def test_what_a_running_bookie_has_recorded_of_orphans_is_resealed_on_every_store(world: World) -> None:
+    opened(world.open(), KEY)
+    holder, admin = opened(world.open(), KEY, NEXT), opened(world.open(), KEY, NEXT)
+    holder.record_orphans(bookie(1), [5])
+    admin.add_secret()
+    admin.switch_secret()
+    assert "orphans/bookie-1%3A3181" in secret_status(admin).old_keys
+    reseal(admin, no_wait)
+    assert not secret_status(admin).old_values
+    assert world.wait_for(lambda: holder.secret_epochs.current == 1)
+    holder.record_orphans(bookie(1), [5, 6])
+    assert admin.list_orphans()[0].total == 2
 
 
 def test_what_is_written_with_a_retired_secret_is_refused() -> None:

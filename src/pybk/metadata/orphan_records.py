@@ -62,7 +62,7 @@ class OrphanRecords(AuthenticatedValues):
                 if node is None:
                     self.create_value(ValueKind.ORPHANS, key, payload, leased=True)
                 elif self._payload_of(ValueKind.ORPHANS, key, node.value) != payload:
-                    self._put(ValueKind.ORPHANS, key, payload, node.version, reused=True)
+                    self._put(ValueKind.ORPHANS, key, payload, node.version)
                 return
 
     def list_orphans(self) -> list[OrphanReplicas]:

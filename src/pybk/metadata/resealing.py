@@ -251,8 +251,9 @@ def _reseal(metadata: ClusterMetadata, store: MetadataStore, key: str, keys: Met
 
 
 def _replace(store: MetadataStore, key: str, node: Node, value: bytes) -> None:
-    # Keys of ledgers are never removed; others may be, and made again with a version that looks the same.
-    reused = not key.startswith(f"{LEDGERS_KEY}/")
+    # Keys of ledgers are never removed; others may be, and made again with a version that looks the same. For a leased
+    # one that cannot be ruled out in ZooKeeper, where it has no children; the next pass of its bookie mends it.
+    reused = key.partition("/")[0] not in (LEDGERS_KEY, ORPHANS_KEY)
     settle(
         store,
         key,
