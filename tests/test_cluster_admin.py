@@ -24,9 +24,11 @@ from pybk import (
 )
 from pybk import cluster_admin as cluster_admin_module
 from pybk.connect import open_cluster
+from pybk.healing import auditing
 from pybk.metadata.cluster import ClusterMetadata
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing.quick import repair_quickly
+from tests.internals import cluster_backend_of
 from tests.storage.real_store import open_quick
 from tests.waiting import wait_until
 
@@ -334,6 +336,33 @@ def test_a_pause_of_repairs_ends(admin: ClusterAdmin) -> None:
     assert admin.settings().changed_by == "bob"
 
 
+def test_ledgers_without_copies_and_marks_of_deleted_ledgers_are_orphans(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata
+) -> None:
+    client = cluster.connect()
+    single, empty, whole, deleted = (
+        make_ledger(client, entries, size=size, ack=1) for entries, size in ((5, 1), (0, 1), (5, 3), (5, 3))
+    )
+    (name,) = bookies_of(client, single)
+    marked = client.ledger_metadata(deleted).fragments[0].ensemble[0]
+    client.delete_ledger(deleted, password=b"p")
+    metadata.mark_under_replicated(deleted, marked, 0)
+    metadata.mark_under_replicated(10**6, marked, 0)  # has no key: nothing proves that it was deleted
+    found = admin.orphans()
+    assert (found.without_copies, found.marks) == ((), (deleted,))
+    place = int(name[-1])
+    cluster.bookies[place].close()
+    wait_until(lambda: admin.orphans().without_copies == (single,))
+    assert not {empty, whole} & set(admin.orphans().without_copies), "one has no entries, and one other copies"
+    cluster.bookies[place] = cluster.open_bookie(place)
+    wait_until(lambda: not admin.orphans().without_copies)
+    bookie = client.ledger_metadata(single).fragments[0].ensemble[0]
+    metadata.mark_under_replicated(single, bookie, 3, reason=RepairReason.DAMAGED)
+    assert admin.orphans().without_copies == (single,), "a copy that was found damaged is not sound"
+    assert admin.orphans().marks == (deleted,)
+    assert len(metadata.list_under_replicated(count=10)) == 3, "nothing is removed because of the list"
+
+
 def test_in_asyncio(admin: ClusterAdmin) -> None:
     async def run() -> None:
         assert (await admin.status_async()).verdict is ClusterVerdict.WARN
@@ -348,6 +377,7 @@ def test_in_asyncio(admin: ClusterAdmin) -> None:
 
 def test_a_cluster_that_repairs_itself_drains_a_bookie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repair_quickly(monkeypatch)
+    monkeypatch.setattr(auditing, "ANNOUNCE_S", 0.2)
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
     with inside(tmp_path, count=4, autorecovery=True) as cluster:
         client = cluster.connect()
@@ -361,3 +391,11 @@ def test_a_cluster_that_repairs_itself_drains_a_bookie(tmp_path: Path, monkeypat
         assert admin.drain_progress(name).ledgers_left == 0
         assert admin.remove(name, admin.ok_to_remove(name)).state is BookieState.REMOVED
         assert all(name not in bookies_of(client, ledger_id) for ledger_id in ledgers)
+        metadata = cluster_backend_of(client).membership.metadata
+        wait_until(lambda: metadata.read_position(name) is None, "what the bookie left in the metadata is collected")
+        (other, *_) = set(states(admin)) - {name}
+        assert metadata.read_position(other) is not None
+        bookie = client.ledger_metadata(ledgers[0]).fragments[0].ensemble[0]
+        client.delete_ledger(ledgers[0], password=b"p")
+        metadata.mark_under_replicated(ledgers[0], bookie, 0)
+        wait_until(lambda: not metadata.marks_of(ledgers[0]), "the mark of a deleted ledger is removed")

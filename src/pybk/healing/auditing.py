@@ -79,6 +79,7 @@ from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieRegistration, BookieState
+from pybk.metadata.removed_bookies import collect_removed
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
 from pybk.storage.io.failures import start_thread
@@ -374,7 +375,10 @@ class Auditing:
                 self._metadata.change_cookie(facts.bookie.bookie_id, ended)
 
     def _announce_deletions(self) -> None:
-        """Announce to bookies, once a minute, which ledgers were deleted; the first time, all that ever were."""
+        """Announce to bookies, once a minute, which ledgers were deleted; the first time, all that ever were.
+
+        What nobody needs any more is removed then: the pages that all bookies are past, and what removed bookies left.
+        """
         now = time.monotonic()
         if now < self._announce_at:
             return
@@ -389,6 +393,7 @@ class Auditing:
             self._metadata.append_deletions(deleted)
         self._deleted.difference_update(ledger_ids)
         self._metadata.trim_deletions()
+        collect_removed(self._metadata)
 
     def _all_deleted(self) -> set[int]:
         """Return all ledgers that have a tombstone; bookies look for later ones from then on."""
