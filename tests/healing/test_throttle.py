@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybk.healing.throttle import BURST_S, FACTOR_MIN, SAMPLE_NS, ForegroundGuard, TokenBucket
+from pybk.healing.throttle import (
+    BURST_S,
+    CAP_MIN,
+    CAP_START,
+    FACTOR_MIN,
+    REST_NS,
+    SAMPLE_NS,
+    ForegroundCap,
+    ForegroundGuard,
+    TokenBucket,
+)
+from pybk.metrics import Histogram
 
 SECOND = 10**9
 MS = 10**6
+MIB = 1 << 20
 RATE = 8 << 20
 
 
@@ -128,3 +142,88 @@ def test_only_the_last_ten_minutes_count_as_normal() -> None:
     for latency in [1000 * MS] * 100 + [20 * MS] * 60:
         guard.sample(latency)
     assert guard.sample(100 * MS) < 1.0
+
+
+class Plant:
+    """A bookie whose appends are the slower, the faster copies are made; looks at them as a worker does."""
+
+    def __init__(self, noticed_at: float, appends: int = 400) -> None:
+        self.cap = ForegroundCap()
+        self.now = 0
+        self.noticed_at = noticed_at
+        self.appends = appends
+        self.copied = 0
+        self.worst: list[float] = []
+
+    def run(self, seconds: float, *, demand: float = 1e9) -> float:
+        """Let time pass, with copies as fast as they may be; return the bytes per second that were copied."""
+        until, before = self.now + int(seconds * SECOND), self.copied
+        while self.now < until:
+            step = self.cap.next_ns(self.now)
+            rate = 0.0 if self.cap.rest_ns else min(demand, self.cap.rate)
+            latencies = Histogram()
+            latencies.record(int(4 * MS * (1 + rate / self.noticed_at)), self.appends * step // SECOND)
+            self.worst.append(1 + rate / self.noticed_at)
+            self.now += step
+            self.copied += int(rate * step / SECOND)
+            self.cap.look(self.now, latencies.snapshot(), self.copied)
+        return (self.copied - before) / seconds
+
+
+def test_copies_go_as_fast_as_they_can_while_nobody_appends() -> None:
+    plant = Plant(MIB, appends=0)
+    assert plant.run(60, demand=300 * MIB) == pytest.approx(300 * MIB, rel=0.01)
+
+
+@pytest.mark.parametrize("noticed_at", [8 * MIB, 64 * MIB])
+def test_copies_find_the_rate_at_which_appends_hardly_notice_them(noticed_at: int) -> None:
+    plant = Plant(noticed_at)
+    plant.run(20, demand=0)
+    plant.run(300)
+    plant.worst.clear()
+    rate = plant.run(600)
+    assert max(plant.worst) <= 1.5
+    assert rate >= 0.1 * noticed_at, "copies are starved"
+
+
+def test_copies_begin_slowly_if_there_were_appends_and_at_once_if_there_were_none() -> None:
+    busy, idle = Plant(8 * MIB), Plant(8 * MIB, appends=0)
+    for each in (busy, idle):
+        each.run(30, demand=0)
+    assert busy.cap.rate == CAP_START
+    assert idle.cap.rate == math.inf
+    idle.appends = 400  # and somebody begins to append in the middle of a repair
+    idle.run(2)
+    assert idle.cap.rate <= CAP_START
+
+
+def test_copies_keep_a_least_rate_and_few_appends_prove_nothing() -> None:
+    starved = Plant(1)
+    starved.run(20, demand=0)
+    starved.run(200)
+    assert starved.cap.rate == CAP_MIN
+    few = Plant(1, appends=4)
+    few.run(20, demand=0)
+    few.run(40)
+    assert few.cap.rate >= CAP_START
+
+
+def test_copies_rest_at_the_beginning_of_each_period_of_the_day() -> None:
+    plant = Plant(8 * MIB)
+    plant.run(20, demand=0)
+    plant.run(5)
+    assert plant.cap.rest_ns == 0
+    plant.run(5)  # the next period has just begun
+    assert plant.cap.rest_ns >= REST_NS
+    bucket = TokenBucket(RATE, 0)
+    bucket.rests_until_ns = plant.cap.rest_ns
+    assert bucket.wait_ns(0) == plant.cap.rest_ns
+    assert bucket.wait_ns(plant.cap.rest_ns) == 0
+
+
+def test_a_capped_bucket_keeps_to_its_cap_and_copies_in_smaller_pieces() -> None:
+    bucket = TokenBucket(RATE, 0)
+    pieces = bucket.piece_bytes
+    bucket.cap = RATE / 4
+    assert bucket.piece_bytes == pieces // 4
+    assert copied(bucket, [bucket.piece_bytes], 10) == pytest.approx(RATE / 4 * 10, rel=0.1)

@@ -268,6 +268,7 @@ class Slow:
     def __init__(self) -> None:
         self.charged: list[int] = []
         self.until_ns = 0
+        self.piece_bytes = rereplication.READ_BYTES_MAX
 
     def wait_ns(self, now_ns: int) -> int:
         return max(0, self.until_ns - now_ns)
@@ -322,6 +323,19 @@ def test_a_copy_pauses_between_windows_as_its_pace_says() -> None:
     assert isinstance(read, Read)
     assert (read.first, read.last) == (rereplication.WINDOW_ENTRIES, last)
     assert pace.charged == [sum(half.sizes)]
+
+
+def test_a_window_is_one_piece_if_the_pace_wants_small_ones() -> None:
+    pace = Slow()
+    pace.piece_bytes = rereplication.READ_BYTES_MAX // 4
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(9), pace=pace)
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(replace(closed(999), length=1000 * (pace.piece_bytes // 20)), 3))
+    (read,) = copy.sends
+    assert isinstance(read.request, Read)
+    assert read.request.last == 19
+    assert read.request.bytes_max == pace.piece_bytes
 
 
 def test_a_window_of_large_entries_has_few() -> None:

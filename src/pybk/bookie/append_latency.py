@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pybk.metrics import Histogram
+from pybk.metrics import Histogram, HistogramSnapshot
 
 _QUEUED_NS: Final = 1_000_000
 """A receive that returned sooner found messages that had arrived while the turn before was under way."""
@@ -34,7 +34,7 @@ class AppendLatency:
             self._histogram.record(took_ns + (self._before_ns if waited_ns < _QUEUED_NS else 0), adds)
         self._before_ns = took_ns
 
-    def take_p99(self) -> int | None:
-        """Return the 99th percentile since the last call, nanoseconds, and begin anew; None if there were no adds."""
+    def take(self) -> HistogramSnapshot:
+        """Return how long the adds since the last call took, and begin anew."""
         found, self._histogram = self._histogram, Histogram()
-        return found.quantile(0.99) if found.count else None
+        return found.snapshot()

@@ -24,7 +24,8 @@ A ledger that fails is tried again after a pause that doubles, from ``PAUSE_S`` 
 marks say that it is stuck, and the auditor decides when it is tried again.
 
 **Rates.** Copies to this bookie are paced here, and reads for copies from it by the bookie (``copy_reads``), each by a
-token bucket. The rate is that of the most urgent ledger in the queue, times the share that ``ForegroundGuard`` allows.
+token bucket. The rate is that of the most urgent ledger in the queue, times the share that ``ForegroundGuard`` allows,
+and at most that of ``ForegroundCap`` unless the ledger is urgent; ``throttle`` has the rules.
 
 Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing threads with single operations.
 """
@@ -32,6 +33,7 @@ Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -48,9 +50,9 @@ from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
 from pybk.healing.open_fragment import misses_nothing
-from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard, TokenBucket
+from pybk.healing.throttle import SAMPLE_NS, ForegroundCap, ForegroundGuard, TokenBucket
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
-from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS
+from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.storage.io.failures import start_thread
@@ -97,6 +99,8 @@ _NO_COPIES_WANTED: Final = 1 << 30
 
 _WHOLE: Final = 2
 """Live copies from which on a ledger that lacks none is no more urgent than others."""
+
+_NO_APPENDS: Final = HistogramSnapshot(0, 0, 0, ())
 
 _REBALANCE: Final = RepairReason.REBALANCE.rank
 _BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
@@ -176,6 +180,11 @@ class Repairer:
         self._inbound = TokenBucket(rate, now_ns)
         self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
         self._guard = ForegroundGuard()
+        self._cap = ForegroundCap()
+        self._clock_ns = time.time_ns() - now_ns
+        """What makes the time of day of the monotonic clock; the time of day itself may be set meanwhile."""
+        self._appends = _NO_APPENDS
+        """The appends since the last sample of the guard."""
         self._sampled_ns = now_ns
         self._stopping = threading.Event()
         self._news = threading.Event()
@@ -203,8 +212,20 @@ class Repairer:
                 busy = False
                 logger.exception("%s repairs nothing now", self._bookie.bookie)
             if not busy:
-                self._news.wait(LOOK_S)
-                self._news.clear()
+                self._rest()
+
+    def _rest(self) -> None:
+        """Wait for news, or the next look; watch the appends meanwhile if others read for copies here."""
+        until = time.monotonic() + LOOK_S
+        charged = -1
+        while charged != self._outbound.charged_bytes and (left_s := until - time.monotonic()) > 0:
+            charged = self._outbound.charged_bytes
+            if self._news.wait(min(left_s, self._look_s())):
+                break
+            self._sample()
+        else:
+            self._news.wait(max(0.0, until - time.monotonic()))
+        self._news.clear()
 
     def look(self) -> bool:
         """Make a pass; return whether this bookie did something, so that another pass should follow at once."""
@@ -285,7 +306,7 @@ class Repairer:
         submitted = [self._workers.submit(partial(self.try_repair, *each)) for each in ledgers.items()]
         left: Collection[Future[None]] = [future for future in submitted if future is not None]
         while left:
-            left = wait(left, SAMPLE_NS / 1e9).not_done
+            left = wait(left, self._look_s()).not_done
             self._sample()
 
     # ---- one ledger ----------------------------------------------------------------------------------------------
@@ -467,15 +488,29 @@ class Repairer:
             rate = settings.urgent_bytes_per_second
         elif first is not None and tuple(RepairReason)[first.rank] in _BACKGROUND:
             rate = settings.background_bytes_per_second
-        self._inbound.rate = self._outbound.rate = rate * self._guard.factor
+        urgent = first is not None and first.copies <= 1
+        rests_until_ns = 0 if urgent else time.monotonic_ns() + self._cap.rest_ns
+        for bucket in (self._inbound, self._outbound):
+            bucket.rate = rate * self._guard.factor
+            bucket.cap = math.inf if urgent else self._cap.rate
+            bucket.rests_until_ns = rests_until_ns
+
+    def _look_s(self) -> float:
+        """Return in how many seconds the appends are to be looked at again, while there are copies."""
+        return min(SAMPLE_NS, self._cap.next_ns(self._clock_ns + time.monotonic_ns())) / 1e9
 
     def _sample(self) -> None:
-        """Look every ten seconds how long the appends of applications take, and adapt the rate."""
+        """Look how long the appends of applications take, and adapt the rate."""
         now_ns = time.monotonic_ns()
+        appends = self._bookie.append_latency.take()
+        copied_bytes = self._inbound.charged_bytes + self._outbound.charged_bytes
+        self._cap.look(self._clock_ns + now_ns, appends, copied_bytes)
+        self._appends += appends
         if now_ns - self._sampled_ns >= SAMPLE_NS:
             self._sampled_ns = now_ns
-            self._guard.sample(self._bookie.append_latency.take_p99())
-            self._set_rate()
+            self._guard.sample(self._appends.quantile(0.99) if self._appends.count else None)
+            self._appends = _NO_APPENDS
+        self._set_rate()
 
     def foreground_share(self) -> float:
         """Return the share of its rate that background work may use now, because applications' appends come first."""

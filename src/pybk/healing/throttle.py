@@ -1,19 +1,28 @@
-"""The rate of copies: a token bucket, and the guard that slows copies down while foreground appends suffer.
+"""The rate of copies: a token bucket, and what slows copies down for the sake of appends.
 
 Everything here takes the time as an argument, nanoseconds of a clock that does not go back.
 
 A bucket lets bytes pass at a rate. It admits a copy as soon as its level is above zero, and then charges all of it, so
 a copy that is larger than the burst is not refused but paid for afterwards. Over any time the bytes admitted exceed
 ``rate * time`` by at most the burst and one copy.
+
+Two rules slow copies down. ``ForegroundGuard`` compares appends with those of the last ten minutes, and acts if they
+suffer badly, for whatever reason; it binds urgent copies and scrubs, too. ``ForegroundCap`` keeps copies to what
+appends hardly notice. How fast that is depends on the machine and on who else uses it, so it is found out: copies rest
+in the first second of each ten, and the appends of that second are compared with those of the other nine. The seconds
+are those of the time of day, so that all bookies rest together, because each of them slows down the others' appends.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import deque
 from typing import Final
 
-BURST_S: Final = 0.25
+from pybk.metrics import HistogramSnapshot
+
+BURST_S: Final = 0.1
 """A bucket that rested admits what its rate allows in this time at once."""
 
 SAMPLE_NS: Final = 10 * 10**9
@@ -35,6 +44,48 @@ FACTOR_MIN: Final = 1 / 32
 """The least share of its rate that a copy keeps, so that a repair ends although appends suffer for another reason."""
 
 
+PERIOD_NS: Final = 10 * 10**9
+"""Once in this time copies rest, while there are appends, and their rate is judged."""
+
+REST_NS: Final = 10**9
+"""How long they rest."""
+
+_REST_LONGER_NS: Final = 50_000_000
+"""How much longer they rest than their appends are counted, because the thread that counts may be late."""
+
+_DRAIN_NS: Final = 250_000_000
+"""How long after the beginning of a rest copies may still be under way."""
+
+_LOOK_NS: Final = 10**9
+
+CAP_START: Final = float(2 << 20)
+"""Bytes per second of the first copies after appends were seen."""
+
+CAP_MIN: Final = float(512 << 10)
+"""Bytes per second that copies keep, so that a repair ends although appends notice it."""
+
+_NOTICED: Final = 1.25
+"""How many times its value without copies the appends' 99th percentile may have: less than the target of 1.5."""
+
+_CAP_GROWS: Final = 1.25
+_CAP_GROWS_BLINDLY: Final = 1.1
+_JUDGED_MIN: Final = 50
+"""With fewer appends than these the 99th percentile says little."""
+
+_CALM_LOOKS: Final = 8
+"""How many rests are compared with."""
+
+PIECE_S: Final = 0.05
+PIECE_MIN: Final = 64 << 10
+PIECE_MAX: Final = 1 << 20
+"""A copy is made in pieces of what the rate admits in ``PIECE_S``, within these limits.
+
+A bookie has one thread, so appends wait for the piece before them; and a slow rate is a steady one.
+"""
+
+_NONE: Final = HistogramSnapshot(0, 0, 0, ())
+
+
 class TokenBucket:
     """Lets bytes pass at a rate.
 
@@ -44,29 +95,42 @@ class TokenBucket:
 
     Attributes:
         rate: The rate. A new one counts from the last use of the bucket on; what was charged before stays charged.
+        cap: Another limit of the rate; infinite for none.
+        rests_until_ns: Until then nothing is admitted.
+        charged_bytes: All bytes that were charged.
 
-    Threads: one at a time; any other may change ``rate``.
+    Threads: one at a time; any other may read and change the attributes.
     """
 
     def __init__(self, bytes_per_second: float, now_ns: int) -> None:
         self.rate = bytes_per_second
+        self.cap = math.inf
+        self.rests_until_ns = 0
+        self.charged_bytes = 0
         self._level = bytes_per_second * BURST_S
         self._at_ns = now_ns
 
     def wait_ns(self, now_ns: int) -> int:
         """Return how long to wait until the next copy is admitted, nanoseconds; 0 if it is admitted now."""
         self._refill(now_ns)
-        return 0 if self._level > 0 else int(-self._level / self.rate * 1e9) + 1
+        owed_ns = 0 if self._level > 0 else int(-self._level / min(self.rate, self.cap) * 1e9) + 1
+        return max(owed_ns, self.rests_until_ns - now_ns)
 
     def charge(self, size_bytes: int, now_ns: int) -> None:
         """Charge a copy, whether it was admitted or not."""
         self._refill(now_ns)
         self._level -= size_bytes
+        self.charged_bytes += size_bytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """How many bytes are to be copied at once."""
+        return int(max(PIECE_MIN, min(PIECE_MAX, min(self.rate, self.cap) * PIECE_S)))
 
     def _refill(self, now_ns: int) -> None:
         passed = max(0, now_ns - self._at_ns)
         self._at_ns = max(now_ns, self._at_ns)
-        rate = self.rate
+        rate = min(self.rate, self.cap)
         self._level = min(self._level + passed * rate / 1e9, rate * BURST_S)
 
 
@@ -114,3 +178,81 @@ class ForegroundGuard:
             self._sorted.remove(self._recent.popleft())
         self._recent.append(p99_ns)
         insort(self._sorted, p99_ns)
+
+
+class ForegroundCap:
+    """Says how fast copies may be for appends hardly to notice them; see the module.
+
+    While nobody appends there is no limit. Once there are appends, copies begin slowly. Each period in which the
+    99th percentile was above ``_NOTICED`` times that without copies halves the rate that was copied at; each other one
+    raises it by a quarter. With too few appends to judge it grows by a tenth.
+
+    Attributes:
+        rate: Bytes per second; infinite for no limit.
+        rest_ns: How long copies are to rest from the last look on.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self) -> None:
+        self.rate = math.inf
+        self.rest_ns = 0
+        self._calm: deque[HistogramSnapshot] = deque(maxlen=_CALM_LOOKS)
+        """The appends of times without copies."""
+        self._busy = _NONE
+        """The appends of this period during copies."""
+        self._appended = 0
+        self._copied_bytes = 0
+        self._copied_before = 0
+        """The bytes that were copied before this period."""
+        self._drained = True
+        self._period = -1
+
+    def look(self, now_ns: int, appends: HistogramSnapshot, copied_bytes: int) -> None:
+        """Take what has happened since the last look; called at ``next_ns`` while there are copies.
+
+        Args:
+            now_ns: The time of day, nanoseconds since 1970.
+            appends: How long the appends took since the last look.
+            copied_bytes: All bytes that were copied so far, in both directions.
+        """
+        self._appended += appends.count
+        if copied_bytes != self._copied_bytes:
+            self._busy += appends
+            self._drained = False
+            if appends.count and self.rate == math.inf:
+                self.rate = CAP_START
+        elif self._drained:
+            if appends.count:
+                self._calm.append(appends)
+        else:
+            self._drained = True
+        self._copied_bytes = copied_bytes
+        if now_ns // PERIOD_NS != self._period:
+            self._period = now_ns // PERIOD_NS
+            self._judge()
+        at_ns = now_ns % PERIOD_NS
+        self.rest_ns = REST_NS + _REST_LONGER_NS - at_ns if self.rate != math.inf and at_ns < REST_NS else 0
+
+    def next_ns(self, now_ns: int) -> int:
+        """Return how long after a time the next look is due."""
+        at_ns = now_ns % PERIOD_NS
+        return _DRAIN_NS - at_ns if at_ns < _DRAIN_NS else _LOOK_NS - at_ns % _LOOK_NS
+
+    def _judge(self) -> None:
+        """Choose the rate of the next period."""
+        busy, self._busy = self._busy, _NONE
+        appended, self._appended = self._appended, 0
+        copied, self._copied_before = self._copied_bytes - self._copied_before, self._copied_bytes
+        calm = sum(self._calm, _NONE)
+        if not appended:
+            self.rate = math.inf
+            self._calm.clear()
+        elif not copied or self.rate == math.inf:
+            self.rate = CAP_START
+        elif min(busy.count, calm.count) < _JUDGED_MIN:
+            self.rate *= _CAP_GROWS_BLINDLY
+        elif busy.quantile(0.99) > _NOTICED * calm.quantile(0.99):
+            self.rate = max(CAP_MIN, min(self.rate, copied * 1e9 / PERIOD_NS) * _SLOWER)
+        else:
+            self.rate *= _CAP_GROWS

@@ -8,6 +8,10 @@ from typing import Protocol
 class Pace(Protocol):
     """A rate of bytes. Threads: one at a time."""
 
+    @property
+    def piece_bytes(self) -> int:
+        """How many bytes are to be copied at once."""
+
     def wait_ns(self, now_ns: int) -> int:
         """Return after how many nanoseconds the next copy may begin; 0 for now."""
 

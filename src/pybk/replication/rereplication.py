@@ -59,6 +59,8 @@ WINDOW_BYTES: Final = 4 << 20
 """About how many bytes a window has, so that large entries neither fill the memory nor escape the pace."""
 
 READ_BYTES_MAX: Final = 1 << 20
+"""How many bytes are read with one request, about; with a pace below this, a window is one piece of the pace."""
+
 _SPECULATIVE_NS: Final = 1_000_000_000
 
 
@@ -240,7 +242,7 @@ class RereplicationMachine:
             self._metadata,
             first,
             last,
-            bytes_max=READ_BYTES_MAX,
+            bytes_max=self._piece_bytes(),
             speculative_ns=_SPECULATIVE_NS,
             rank=dict.fromkeys(self._lost, 1),
             residues=residues,
@@ -256,7 +258,13 @@ class RereplicationMachine:
             size, count = self._metadata.length, self._metadata.last_entry_id + 1
         if not size or not count:
             return WINDOW_ENTRIES_MIN
-        return max(WINDOW_ENTRIES_MIN, min(WINDOW_ENTRIES, WINDOW_BYTES * count // size))
+        piece = self._piece_bytes()
+        window = WINDOW_BYTES if piece == READ_BYTES_MAX else piece
+        return max(WINDOW_ENTRIES_MIN, min(WINDOW_ENTRIES, window * count // size))
+
+    def _piece_bytes(self) -> int:
+        """Return how many bytes are read with one request."""
+        return READ_BYTES_MAX if self._pace is None else min(READ_BYTES_MAX, self._pace.piece_bytes)
 
     def _rested(self, now_ns: int) -> list[Effect]:
         """Continue with the next window after a pause of the pace."""
