@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -118,6 +119,40 @@ def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[L
     wait_until(is_done(metadata))
     assert names(client, ledger_id) == before
     assert worker.copied_bytes == 0
+
+
+def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
+    tmp_path: Path, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration that changes wakes no watch, so each pass reads them anew."""
+    monkeypatch.setattr("pybk.bookie.server.LOOK_SECONDS", 1000.0)  # what a bookie has registered stays
+    passes = Counter[Repairer]()
+    look = Repairer.look
+
+    def counted(worker: Repairer) -> bool:
+        passes[worker] += 1
+        return look(worker)
+
+    monkeypatch.setattr(Repairer, "look", counted)
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        fill(client, 10)
+        ensemble = client.ledger_metadata(next(client.list_ledgers())).fragments[0].ensemble
+        (target,) = (each for each in cluster.bookies if service_of(each).bookie not in ensemble)
+        registered, found = service_of(target).registered, service_of(target).registration()
+        assert registered is not None
+        size = dict.fromkeys(found.tiers, 10**9)
+        registered.update(replace(found, capacity=size, tiers=dict.fromkeys(size, 10**8)))
+        lose(cluster, int(ensemble[0].bookie_id[-1]))
+        membership = cluster_backend_of(target).membership
+        wait_until(lambda: ensemble[0].bookie_id not in membership.bookies)
+        worker = start(target)
+        wait_until(lambda: passes[worker] > 3)
+        assert worker.repaired == 0, "its disks are fuller than copies may make them"
+        registered.update(replace(found, capacity=size, tiers=dict.fromkeys(size, 9 * 10**8)))
+        wait_until(is_done(metadata_of(client)))
+        assert worker.repaired == 1
+        worker.stop()  # before its bookie is closed
 
 
 def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:

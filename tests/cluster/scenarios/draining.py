@@ -67,8 +67,11 @@ def scenario_15_drain(directory: Path) -> Figures:
 
 
 def check_copies(it: Stage) -> None:
-    """Check that each place of each ledger is on a bookie that runs; one that is drained does."""
-    there = {each.bookie for each in it.metadata.list_bookies()}
+    """Check that each place of each ledger is on a bookie that runs; one that is drained does.
+
+    Whether it is registered does not count: on a busy machine a lease of a second ends now and then.
+    """
+    there = {each.bookie for each in it.admin.bookies() if it.bookie(each.name).alive}
     short = [each.ledger_id for each in it.ledgers() if not there.issuperset(bookies_of(each))]
     assert not short, f"ledgers {short[:5]} have fewer copies than they should have"
 
