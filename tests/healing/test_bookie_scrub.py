@@ -76,9 +76,8 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     (mark,) = wait_until(lambda: metadata_of(client).list_under_replicated())
     assert (mark.reason, mark.bookie) == ("damaged", service_of(bookie).bookie)
     assert mark.first_entry_id <= 40
-    notes = metadata_of(client).read_scrub(service_of(bookie).bookie)
-    assert notes is not None
-    assert notes["damaged"]
+    name = service_of(bookie).bookie
+    wait_until(lambda: (metadata_of(client).read_scrub(name) or {}).get("damaged"), "the damage is noted")
     check(client, ledger_id, 60)  # never a wrong byte; the reader sends the damaged copy again, which mends it
 
 
