@@ -12,6 +12,7 @@ keeps them: ``Metrics.add_gauges`` registers a function that a snapshot calls.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pybk.errors import UsageError
+from pybk.errors import PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.frozen_dict import FrozenDict
 from pybk.version import __version__
@@ -38,6 +39,42 @@ READ_ENTRIES: Final = "read_entries"
 READ_BYTES: Final = "read_bytes"
 READ_LATENCY: Final = "read_latency_ns"
 """From asking to verified entries, per batch; of entries read one by one, the first of each ``SINGLE_READS_MAX``."""
+
+LOG_SYNC: Final = "log_sync_ns"
+"""How long it took to write a commit of the log and to sync it."""
+
+LOG_COMMIT_BYTES: Final = "log_commit_bytes"
+"""Bytes of a commit of the log, without padding."""
+
+CHECKPOINT_TIME: Final = "checkpoint_ns"
+"""How long a checkpoint took that had something to write."""
+
+MOVED_BYTES: Final = "moved_bytes"
+"""Bytes of records that were written again, in another place of a tier."""
+
+APPEND_ERRORS: Final = "append_errors"
+"""Entries whose append failed, and calls that were refused, by the class of the error (``code_of``)."""
+
+READ_ERRORS: Final = "read_errors"
+"""Reads of a batch or of an entry that failed, by the class of the error (``code_of``)."""
+
+ENSEMBLE_CHANGES: Final = "ensemble_changes"
+"""Places of ensembles that a writer filled anew, by what the bookie before had done (``ChangeReason``)."""
+
+READ_REPAIRS: Final = "read_repairs"
+"""Copies that a read found damaged or missing, and sent to their bookies again."""
+
+METADATA_OP: Final = "metadata_op_ns"
+"""How long the metadata store took for a request, by operation and result."""
+
+SESSION_LOSSES: Final = "session_losses"
+"""Sessions with the metadata store that ended other than by closing."""
+
+BOOKIE_REQUEST: Final = "bookie_request_ns"
+"""From the arrival of a request at a bookie until it was answered, or put aside to wait for something, by operation."""
+
+BOOKIE_REJECTED: Final = "bookie_rejected"
+"""Requests that a bookie did not do, by the status of its reply."""
 
 REQUEST_FAULTS: Final = "request_faults"
 """Requests that a bookie refused because it failed at them in a way that no request should be able to cause."""
@@ -71,7 +108,7 @@ SINGLE_READS_MAX: Final = 64
 """Entries read one by one that are counted together."""
 
 COMMITS_MAX: Final = 256
-"""Commits of appends that are counted together."""
+"""Commits of appends, and values of ``MetricsScope.collect``, that are counted together."""
 
 SCOPES_MAX: Final = 1024
 """Combinations of ledger type, tier and labels that are kept; further types are counted under ``OTHER_TYPES``."""
@@ -100,6 +137,21 @@ class MetricKey(NamedTuple):
     tier: str = ""
     labels: Labels = ()
 
+
+def code_of(error: PybkError) -> str:
+    """Return the code of an error's class: that of ``NoSuchEntryError`` is ``no_such_entry``.
+
+    A class that ``pybk.errors`` does not have counts as its base class there, so that the codes are few.
+    """
+    code = _CODES.get(type(error))
+    if code is None:
+        known = next(each for each in type(error).__mro__ if each.__module__ == PybkError.__module__)
+        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", known.__name__.removesuffix("Error")).lower()
+        _CODES[type(error)] = code
+    return code
+
+
+_CODES: Final[dict[type[PybkError], str]] = {}
 
 Gauge = tuple[MetricKey, float]
 """A gauge and its value now."""
@@ -220,12 +272,13 @@ class MetricsSnapshot:
 class _Series:
     """The counters and histograms of one ledger type in one tier; used under the lock of the ``Metrics``."""
 
-    __slots__ = ("commits", "confirmed", "counters", "histograms", "single_reads")
+    __slots__ = ("collected", "commits", "confirmed", "counters", "histograms", "single_reads")
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
         self.histograms: dict[str, Histogram] = {}
         self.single_reads: deque[int] = deque()
+        self.collected: deque[tuple[str, int]] = deque()
         self.commits: deque[tuple[int, int, int]] = deque()
         self.confirmed: deque[tuple[int, int, int]] = deque()
 
@@ -248,6 +301,12 @@ class _Series:
             self.add(entries_of, entries)
             self.add(bytes_of, size_bytes)
             self.observe(latency_of, latency_ns, entries)
+
+    def count_collected(self) -> None:
+        collected = self.collected
+        for _ in range(len(collected)):  # others only add to it meanwhile
+            name, value = collected.popleft()
+            self.observe(name, value, 1)
 
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         self.add(READ_ENTRIES, entries)
@@ -272,11 +331,12 @@ class MetricsScope:
     Threads: any.
     """
 
-    __slots__ = ("_commits", "_confirmed", "_lock", "_series", "single_reads")
+    __slots__ = ("_collected", "_commits", "_confirmed", "_lock", "_series", "single_reads")
 
     def __init__(self, lock: threading.Lock, series: _Series) -> None:
         self._lock = lock
         self._series = series
+        self._collected = series.collected
         self._commits = series.commits
         self._confirmed = series.confirmed
         self.single_reads: Final = series.single_reads
@@ -290,6 +350,16 @@ class MetricsScope:
         """Record a latency in a histogram, ``count`` times, nanoseconds."""
         with self._lock:
             self._series.observe(name, ns, count)
+
+    def collect(self, name: str, value: int) -> None:
+        """Record a latency or a size in a histogram, as ``observe`` does, but for a hot path: it takes no lock.
+
+        Cost: 0.1 µs, and once in ``COMMITS_MAX`` calls that of counting so many.
+        """
+        self._collected.append((name, value))
+        if len(self._collected) >= COMMITS_MAX:
+            with self._lock:
+                self._series.count_collected()
 
     def appended(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         """Count entries that became durable, their bytes, and how long each took.
@@ -369,6 +439,7 @@ class Metrics:
         with self._lock:
             for scope, series in self._series.items():
                 series.count_commits()
+                series.count_collected()
                 series.count_single_reads()
                 for name, value in series.counters.items():
                     counters[MetricKey(name, *scope)] = value

@@ -19,7 +19,7 @@ from pybk.flags import ReadFlag
 from pybk.handle import Handle
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.loop_calls import call_in
-from pybk.metrics import READ_LATENCY, SINGLE_READS_MAX, MetricsScope
+from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
 from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.wake_up import WakeUp
@@ -314,15 +314,19 @@ class LedgerReader(Handle):
         began_ns = 0 if singles else time.monotonic_ns()
         try:
             found = self._backend.locate(self._descriptor, entry_id)
-        except PybkError:
-            self._check_open()
+        except PybkError as error:
+            self._failed(error)
             raise
         if found is None:
             return self._batch(entry_id, entry_id, 1)[0]
         buffer, start, end = found
-        entry = self._digest.open(buffer, start, end, entry_id)
-        if entry_id == self._sealed_last:
-            self._seal.check_digest(self._descriptor.metadata, buffer, start)
+        try:
+            entry = self._digest.open(buffer, start, end, entry_id)
+            if entry_id == self._sealed_last:
+                self._seal.check_digest(self._descriptor.metadata, buffer, start)
+        except PybkError as error:
+            self._failed(error)
+            raise
         singles.append(end - start)
         if began_ns:
             self._meter.observe(READ_LATENCY, time.monotonic_ns() - began_ns)
@@ -338,16 +342,28 @@ class LedgerReader(Handle):
             batch = self._backend.read_verified(
                 self._descriptor, first, last, max_bytes, digest=self._digest, direct=self._direct
             )
-        except PybkError:
-            self._check_open()  # if the reader was closed or the ledger deleted meanwhile, that is the better error
+            metadata = self._descriptor.metadata
+            if self._metered is not metadata:
+                self._take_metadata()
+            if self._sealed_last >= 0:
+                self._seal.check_last(metadata, batch)
+        except PybkError as error:
+            self._failed(error)
             raise
-        metadata = self._descriptor.metadata
-        if self._metered is not metadata:
-            self._take_metadata()
-        if self._sealed_last >= 0:
-            self._seal.check_last(metadata, batch)
         self._meter.read(len(batch), int(batch.sizes.sum()), time.monotonic_ns() - began_ns)
         return batch
+
+    def _failed(self, error: PybkError) -> None:
+        """Count a read that failed.
+
+        Raises:
+            ClosedError, NoSuchLedgerError: The reader was closed or the ledger deleted meanwhile, which is the better
+                error, and is not counted.
+        """
+        self._check_open()
+        metadata = self._descriptor.metadata
+        labels = (("code", code_of(error)),)
+        self._backend.metrics.add(READ_ERRORS, 1, metadata.ledger_type, metadata.tier, labels)
 
     def _take_metadata(self) -> None:
         """Check the end in the metadata of a closed ledger, and choose the scope of metrics for reads."""

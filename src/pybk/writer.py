@@ -32,6 +32,7 @@ from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFutur
 from pybk.group_commit import Completion
 from pybk.handle import Handle
 from pybk.ledger import LedgerMetadata
+from pybk.metrics import APPEND_ERRORS, code_of
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.transaction_group import DisplacedError, LedgerEntries
 from pybk.whole_numbers import whole
@@ -140,10 +141,14 @@ class LedgerWriter(Handle):
             return self.append_async(payload, entry_id=entry_id).result()
         if type(payload) is not bytes or len(payload) > self._max_entry_bytes:
             payload = self._checked(payload)
-        with self._descriptor.lock:
-            staged = self._stage(payload)
-        if staged is None:
-            staged = self._turns.in_turn(lambda: self._stage(payload), self._overhead + len(payload), wait=True)
+        try:
+            with self._descriptor.lock:
+                staged = self._stage(payload)
+            if staged is None:
+                staged = self._turns.in_turn(lambda: self._stage(payload), self._overhead + len(payload), wait=True)
+        except PybkError as error:
+            self._count_refused(error)
+            raise
         entry_id, commit = staged
         if self._wanted:
             self._log.wait(commit)
@@ -172,10 +177,14 @@ class LedgerWriter(Handle):
             payload = self._checked(payload)
         if self._advanced or entry_id is not None:
             return self._append_advanced(payload, entry_id, wait=wait)
-        with self._descriptor.lock:
-            staged = self._stage(payload)
-        if staged is None:
-            staged = self._turns.in_turn(lambda: self._stage(payload), self._overhead + len(payload), wait=wait)
+        try:
+            with self._descriptor.lock:
+                staged = self._stage(payload)
+            if staged is None:
+                staged = self._turns.in_turn(lambda: self._stage(payload), self._overhead + len(payload), wait=wait)
+        except PybkError as error:
+            self._count_refused(error)
+            raise
         if not self._wanted:
             return AppendFuture(self._log, ACKNOWLEDGED, staged[0])
         self._log.kick()
@@ -220,6 +229,9 @@ class LedgerWriter(Handle):
             if self._advanced or entry_id is not None:
                 return self._put_advanced_at_once(payload, entry_id)
             staged = self._stage(payload)
+        except PybkError as error:
+            self._count_refused(error)
+            raise
         finally:
             if True in taken:
                 lock.release()
@@ -312,12 +324,16 @@ class LedgerWriter(Handle):
         lengths = np.fromiter(map(len, batch), np.int64, len(batch))
         if len(batch) and int(lengths.max()) > self._max_entry_bytes:
             self._checked(batch[int(lengths.argmax())])
-        with self._descriptor.lock:
-            staged = self._stage_pieces(batch, lengths)
-        if staged is None:
-            _, end = next(_pieces(lengths + self._overhead))
-            first_bytes = int(lengths[:end].sum()) + self._overhead * end
-            staged = self._turns.in_turn(lambda: self._stage_pieces(batch, lengths), first_bytes, wait=wait)
+        try:
+            with self._descriptor.lock:
+                staged = self._stage_pieces(batch, lengths)
+            if staged is None:
+                _, end = next(_pieces(lengths + self._overhead))
+                first_bytes = int(lengths[:end].sum()) + self._overhead * end
+                staged = self._turns.in_turn(lambda: self._stage_pieces(batch, lengths), first_bytes, wait=wait)
+        except PybkError as error:
+            self._count_refused(error)
+            raise
         return staged
 
     def _stage_pieces(self, batch: list[bytes], lengths: npt.NDArray[np.int64]) -> AppendFuture[range] | None:
@@ -388,12 +404,22 @@ class LedgerWriter(Handle):
             raise error.with_traceback(None)
         raise LedgerClosedError(f"ledger {self.ledger_id} is closed; create another ledger to append more")
 
+    def _count_refused(self, error: PybkError) -> None:
+        """Count a call that was refused; the log counts entries that failed after they were staged."""
+        metadata = self._descriptor.metadata
+        labels = (("code", code_of(error)),)
+        self._backend.metrics.add(APPEND_ERRORS, 1, metadata.ledger_type, metadata.tier, labels)
+
     # ---- advanced ledgers ----------------------------------------------------------------------------------------
 
     def _append_advanced(self, payload: bytes, entry_id: int | None, *, wait: bool) -> AppendFuture[int]:
         number = self._advanced_id(entry_id)
-        with self._descriptor.lock:
-            future = self._put_advanced(payload, number, wait=wait)
+        try:
+            with self._descriptor.lock:
+                future = self._put_advanced(payload, number, wait=wait)
+        except PybkError as error:
+            self._count_refused(error)
+            raise
         self._log.kick()
         return future
 

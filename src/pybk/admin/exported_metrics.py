@@ -39,6 +39,25 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "read_entries": Exported(COUNTER, _TYPE, "Entries that were read and verified."),
     "read_bytes": Exported(COUNTER, _TYPE, "Encoded bytes of entries that were read and verified."),
     "read_latency_ns": Exported(HISTOGRAM, _TYPE, "From asking for entries to verified entries, per batch."),
+    "append_errors": Exported(
+        COUNTER,
+        ("ledger_type", "tier", "code"),
+        "Entries whose append failed, and calls that were refused, by the class of the error.",
+    ),
+    "read_errors": Exported(
+        COUNTER,
+        ("ledger_type", "tier", "code"),
+        "Reads of a batch or of an entry that failed, by the class of the error.",
+    ),
+    "log_sync_ns": Exported(HISTOGRAM, (), "How long it took to write and sync a commit of the log."),
+    "log_commit_bytes": Exported(HISTOGRAM, (), "Bytes of a commit of the log."),
+    "checkpoint_ns": Exported(HISTOGRAM, (), "How long a checkpoint took that had something to write."),
+    "tier_bytes": Exported(
+        GAUGE, ("tier", "kind"), "Bytes of live records in the files of a tier, and of what else these files hold."
+    ),
+    "moved_bytes": Exported(
+        COUNTER, ("tier", "reason"), "Bytes of records that a move or a compaction wrote to a tier."
+    ),
     "checkpoints": Exported(COUNTER, (), "Checkpoints of the log."),
     "compactions": Exported(COUNTER, (), "Compactions of cold segments."),
     "request_faults": Exported(COUNTER, (), "Requests that a bookie refused because of a defect in it."),
@@ -46,7 +65,17 @@ EXPORTED: Final[Mapping[str, Exported]] = {
         COUNTER, (), "Rights to recover a ledger without its password that a bookie granted."
     ),
     "unsealed_ledgers": Exported(COUNTER, _TYPE, "Readers that found their ledger closed without a seal."),
+    # the client of a cluster, and the metadata store
+    "ensemble_changes": Exported(
+        COUNTER, ("reason",), "Places of ensembles that writers filled anew, by what the bookie before had done."
+    ),
     "misplaced_choices": Exported(COUNTER, _TYPE, "Ensembles that were chosen with write sets in too few zones."),
+    "writer_lag_bytes": Exported(
+        GAUGE, (), "Confirmed bytes that the slowest bookie of a writer has not acknowledged, the most of all writers."
+    ),
+    "read_repairs": Exported(COUNTER, (), "Copies that reads found damaged or missing, and sent to bookies again."),
+    "metadata_op_ns": Exported(HISTOGRAM, ("op", "result"), "How long the metadata store took for a request."),
+    "session_losses": Exported(COUNTER, (), "Sessions with the metadata store that ended other than by closing."),
     # the auditor
     "auditor_leader": Exported(GAUGE, (), "Whether this process is the cluster's auditor; the sum over all must be 1."),
     "auditor_pass_timestamp_ns": Exported(GAUGE, ("check",), "When the auditor last completed a check."),
@@ -93,6 +122,10 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     # a bookie
     "salvages": Exported(COUNTER, (), "Starts of this bookie with what is left of a damaged store."),
     "bookie_turn_ns": Exported(HISTOGRAM, (), "How long a bookie works on the requests that have arrived together."),
+    "bookie_request_ns": Exported(
+        HISTOGRAM, ("op",), "From the arrival of a request until it was answered, or put aside to wait for something."
+    ),
+    "bookie_rejected": Exported(COUNTER, ("reason",), "Requests that a bookie did not do, by the status of its reply."),
     "limbo_ledgers": Exported(GAUGE, (), "Ledgers in limbo on this bookie."),
     "registered": Exported(GAUGE, (), "Whether this bookie is registered."),
     # the process

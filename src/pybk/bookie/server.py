@@ -43,11 +43,21 @@ from pybk.health import BookieCondition, Health, bookie_health
 from pybk.ledger import Bookie
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
-from pybk.metrics import BOOKIE_TURN, MEMBER_RECOVERIES, REQUEST_FAULTS, SALVAGES, Gauge, MetricKey
+from pybk.metrics import (
+    BOOKIE_REJECTED,
+    BOOKIE_REQUEST,
+    BOOKIE_TURN,
+    MEMBER_RECOVERIES,
+    REQUEST_FAULTS,
+    SALVAGES,
+    Gauge,
+    MetricKey,
+)
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
 from pybk.replication.locations import Location
 from pybk.replication.messages import (
+    NEGATIVE,
     Add,
     AskWriter,
     EntryRun,
@@ -106,6 +116,23 @@ ASIDE_BYTES_MAX: Final = 64 << 20
 
 SESSION_POLLS_MAX: Final = 1024
 """Long polls that one session may have open; further ones are answered at once."""
+
+_OPS: Final[Mapping[type, str]] = {
+    Add: "add",
+    Read: "read",
+    ReadLac: "read_lac",
+    Force: "force",
+    LacPacket: "write_lac",
+    Move: "move",
+    AskWriter: "ask_writer",
+}
+"""The operations, by the type of request, as metrics have them."""
+
+_COMMITTED: Final = frozenset({Add, Force})
+"""The requests that are answered after the commit of their turn."""
+
+_DONE: Final = NEGATIVE | {Status.OK, Status.NO_WRITER}
+"""The statuses of replies that answer what was asked."""
 
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
 _REFUSED: Final = Reply(Status.REFUSED)
@@ -213,6 +240,9 @@ class BookieServer:
         self._cookie: Final = OwnCookie(metadata, bookie, str(Location.parse(rack)))
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self.machine.read_only = self._cookie.state.read_only
+        metrics = replicas.store.metrics
+        self._turns = metrics.scope()
+        self._meters: Final = {kind: metrics.scope(labels=(("op", op),)) for kind, op in _OPS.items()}
         self._registering = threading.Lock()
         """Held while what is registered is computed and written, so that nothing older is written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
@@ -427,6 +457,8 @@ class BookieServer:
         for peer, request_id, message in arrived:
             adds += type(message) is Add and not message.recovery
             self._take(peer, request_id, message, now_ns)
+            if type(message) not in _COMMITTED:
+                self._count_request(message, now_ns, time.monotonic_ns())
         self._served += len(arrived)
         self._perform(machine.commit())
         if works and self._keeper_rests:
@@ -440,7 +472,15 @@ class BookieServer:
         took_ns = time.monotonic_ns() - now_ns
         self.append_latency.note_turn(adds, now_ns - asked_ns, took_ns)
         if arrived:
-            self.replicas.store.metrics.observe(BOOKIE_TURN, took_ns)
+            self._turns.collect(BOOKIE_TURN, took_ns)
+            for _, _, message in arrived:
+                if type(message) in _COMMITTED:
+                    self._count_request(message, 0, took_ns)
+
+    def _count_request(self, message: WireRequest, began_ns: int, now_ns: int) -> None:
+        meter = self._meters.get(type(message))
+        if meter is not None:
+            meter.collect(BOOKIE_REQUEST, now_ns - began_ns)
 
     def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
         """Pass a request to the machine, or to a worker if it must wait for the metadata store.
@@ -460,7 +500,7 @@ class BookieServer:
                 if request.leaves:
                     peer.writes.discard(request.ledger_id)
                 found = self.server.has_writer(request.ledger_id)
-                self.server.reply(peer, request_id, _WRITER if found else _NO_WRITER)
+                self._reply(peer, request_id, _WRITER if found else _NO_WRITER)
             elif isinstance(request, Read) and request.checked and not request.fence:
                 self._perform(self.copy_reads.read((peer, request_id), request, now_ns))
             else:
@@ -471,7 +511,7 @@ class BookieServer:
                 self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
-            self.server.reply(peer, request_id, _REFUSED)
+            self._reply(peer, request_id, _REFUSED)
 
     def _read_for_copy(self, sender: tuple[Peer, int], request: Read, now_ns: int) -> list[BookieEffect]:
         """Have the machine answer a read of a client that copies or checks entries."""
@@ -526,7 +566,7 @@ class BookieServer:
         at or after them. Readers verify them by their digests.
         """
         if not isinstance(request, Add) or not request.recovery:
-            self.server.reply(peer, request_id, _UNAUTHORIZED)
+            self._reply(peer, request_id, _UNAUTHORIZED)
             return
         final = self.final.get(request.ledger_id)
         if final is not None and all(run.last <= final[0] for run in request.runs):
@@ -544,7 +584,7 @@ class BookieServer:
         """
         size = 256 + (sum(map(sum, (run.sizes for run in request.runs))) if isinstance(request, Add) else 0)
         if self._aside_bytes + size > ASIDE_BYTES_MAX:
-            self.server.reply(peer, request_id, _REFUSED)
+            self._reply(peer, request_id, _REFUSED)
             return
         self._aside_bytes += size
 
@@ -632,11 +672,17 @@ class BookieServer:
             return _WAIT_MS
         return max(0, min(_WAIT_MS, (min(times_ns) - time.monotonic_ns()) // 1_000_000 + 1))
 
+    def _reply(self, peer: Peer, request_id: int, reply: WireReply) -> None:
+        """Send a reply; one that does not do what was asked is counted."""
+        if reply.status not in _DONE:
+            self.replicas.store.metrics.add(BOOKIE_REJECTED, labels=(("reason", reply.status.name.lower()),))
+        self.server.reply(peer, request_id, reply)
+
     def _perform(self, effects: Iterable[BookieEffect]) -> None:
         for effect in effects:
             if type(effect) is Respond:
                 peer, request_id = effect.sender
-                self.server.reply(peer, request_id, _wire(effect.reply))
+                self._reply(peer, request_id, _wire(effect.reply))
             elif type(effect) is LookUp:
                 self._looking.submit(partial(self._look_up, effect.ledger_id))
             else:

@@ -248,7 +248,7 @@ class AppendQueue:
             finished.append(entries)
         return finished
 
-    def fail(self, error: PybkError, under_way: PybkError | None = None) -> None:
+    def fail(self, error: PybkError, under_way: PybkError | None = None) -> int:
         """Take no more entries, and fail those that are sent or staged; called by the leader, or when closing.
 
         May be repeated, because a batch stays in the queue until it is completed.
@@ -257,7 +257,11 @@ class AppendQueue:
             error: The error of later appends.
             under_way: The error of entries that were sent or staged; None if it is ``error``. It is also that of staged
                 entries, because they may end a caller's batch whose first entries were sent.
+
+        Returns:
+            How many entries failed.
         """
+        failed = 0
         with self._mutex:
             self.ledger.error = error
             self.error = error
@@ -265,9 +269,11 @@ class AppendQueue:
             while batches:
                 if not batches[0].done:
                     batches[0].error = under_way or error
+                    failed += len(batches[0].entries.sizes)
                 self._group.finish(batches[0])
                 batches.popleft()
         self._outstanding = 0
+        return failed
 
     def after_fork(self, error: PybkError) -> None:
         """Disable the queue in a forked child: locks are free, nothing is pending, and each call raises ``error``."""

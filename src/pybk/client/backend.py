@@ -76,6 +76,7 @@ from pybk.group_commit import Completion
 from pybk.health import DEFAULT_ENSEMBLE_SIZE, ClusterSight, Health, client_health
 from pybk.keys import KeyRing
 from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
 from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class ClusterBackend:
         self.where = where
         self.config = config
         self.metrics = membership.metrics
+        self.metrics.add_gauges(self._gauges)
         self.ended = False
         self.forked = False
         self.membership: Final = membership
@@ -384,6 +386,9 @@ class ClusterBackend:
         """Return the writers of this client; other threads may create more meanwhile."""
         return [writing for reference in self._writings.valuerefs() if (writing := reference()) is not None]
 
+    def _gauges(self) -> list[Gauge]:
+        return [(MetricKey("writer_lag_bytes"), max((each.lag_bytes for each in self._live_writings()), default=0))]
+
     def writing(self, ledger: RemoteLedger) -> Writing:
         """Return the writer of a ledger that a ``LedgerWriter`` of this client has open."""
         writing = self._writings.get(ledger.ledger_id)
@@ -405,7 +410,7 @@ class ClusterBackend:
         writing = Writing(
             self.driver,
             ledger,
-            self.metrics.scope(ledger.metadata.ledger_type, ledger.metadata.tier),
+            self.metrics,
             straggler_bytes=STRAGGLER_BYTES,
             outstanding_bytes_max=self.config.max_outstanding_bytes,
         )
@@ -533,7 +538,7 @@ class ClusterBackend:
         if writing is not None:
             # The driver may be finishing the appends of the ledger at this moment, so only the driver may fail them.
             # This thread does not wait for it: a signal handler may have interrupted the driver to delete the ledger.
-            self.driver.post(partial(writing.appender.fail, gone))
+            self.driver.post(partial(writing.deleted, gone))
         for ledger in held:
             ledger.wake_followers()
 
@@ -729,7 +734,7 @@ class ClusterBackend:
         batch = reading.batch()
         ledger.entry_bytes = max(1, int(batch.sizes.sum()) // len(batch))
         if reading.bad:
-            repair(self.driver, ledger, batch, reading.bad)
+            self.metrics.add(READ_REPAIRS, repair(self.driver, ledger, batch, reading.bad))
         return batch
 
     @staticmethod

@@ -42,7 +42,7 @@ class Broadcast(Conversation[BroadcastMachine]):
         self.end()
 
 
-def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterable[tuple[Bookie, int]]) -> None:
+def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterable[tuple[Bookie, int]]) -> int:
     """Send sound entries of a batch to bookies that have no sound copies; returns at once, any thread.
 
     Args:
@@ -50,6 +50,9 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
         ledger: The ledger, unlocked: bookies accept these adds only with a proof of its password.
         batch: The entries that were read; those it does not have are not repaired.
         bad: Pairs of a bookie and the id of an entry of which it has no sound copy.
+
+    Returns:
+        How many copies are sent.
     """
     places = {entry_id: number for number, entry_id in enumerate(batch.entry_ids.tolist())}
     adds = []
@@ -64,6 +67,7 @@ def repair(driver: Driver, ledger: RemoteLedger, batch: EntryBatch, bad: Iterabl
         broadcast = Broadcast(driver, ledger, BroadcastMachine(adds))
         driver.start(broadcast, broadcast.machine.start)
         driver.group.announce()
+    return len(adds)
 
 
 def move(driver: Driver, ledger: RemoteLedger, tier: StorageHint) -> None:

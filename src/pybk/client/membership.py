@@ -86,6 +86,7 @@ class Membership:
         """Where bookies stand: those that were registered at some time, and others by their cookies."""
         self._misplaced = 0
         self.metrics: Final = metrics or Metrics()
+        metadata.measure(self.metrics)
         self.too_old: Mapping[str, BookieRegistration] = {}
         self.seen_ns = 0
         """When the registrations were read last, by the monotonic clock."""

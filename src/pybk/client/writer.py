@@ -41,9 +41,10 @@ from pybk.client.broadcast import leave
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
 from pybk.errors import LedgerClosedError, PybkError
+from pybk.metrics import APPEND_ERRORS, ENSEMBLE_CHANGES, code_of
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
-from pybk.replication.messages import Confirmed, Done, Effect, Failed, UnderReplicated
+from pybk.replication.messages import Confirmed, Done, Effect, EnsembleChanged, Failed, UnderReplicated
 from pybk.replication.quorum import Quorum
 from pybk.replication.writer import WriterMachine
 
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.group_commit import Completion
-    from pybk.metrics import MetricsScope
+    from pybk.metrics import Metrics
 
 
 class Writing(Conversation[WriterMachine]):
@@ -60,7 +61,7 @@ class Writing(Conversation[WriterMachine]):
     Args:
         driver: Performs the machine's effects.
         ledger: The ledger, just created.
-        meter: Counts appended entries.
+        metrics: Counts what it does.
         straggler_bytes: A bookie is replaced when it has not acknowledged more confirmed bytes than this.
         outstanding_bytes_max: Bound on bytes staged and not confirmed.
 
@@ -75,7 +76,7 @@ class Writing(Conversation[WriterMachine]):
         self,
         driver: Driver,
         ledger: RemoteLedger,
-        meter: MetricsScope,
+        metrics: Metrics,
         *,
         straggler_bytes: int,
         outstanding_bytes_max: int,
@@ -90,7 +91,8 @@ class Writing(Conversation[WriterMachine]):
         )
         super().__init__(driver, ledger, machine)
         self.appender = AppendQueue(ledger, driver.group, partial(driver.formed, self), outstanding_bytes_max)
-        self._meter = meter
+        self._metrics = metrics
+        self._meter = metrics.scope(metadata.ledger_type, metadata.tier)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.forcing: list[tuple[int, Completion]] = []
         """Calls of ``force`` that wait, in order: the entry to be confirmed, and what is finished then."""
@@ -123,9 +125,13 @@ class Writing(Conversation[WriterMachine]):
             error: The error of later appends.
             under_way: The error of what was sent or staged.
         """
-        self.appender.fail(self.appender.error or error, under_way)
+        self._count_errors(self.appender.fail(self.appender.error or error, under_way), under_way)
         self._fail_forces(under_way)
         self.end(under_way)
+
+    def deleted(self, error: PybkError) -> None:
+        """Fail appends, because this client deleted the ledger."""
+        self._count_errors(self.appender.fail(error), error)
 
     # ---- effects of the machine ----------------------------------------------------------------------------------
 
@@ -133,6 +139,9 @@ class Writing(Conversation[WriterMachine]):
         """Act on an effect of the machine."""
         if type(effect) is Confirmed:
             self._confirmed(effect.last_add_confirmed)
+        elif type(effect) is EnsembleChanged:
+            for reason in effect.reasons:
+                self._metrics.add(ENSEMBLE_CHANGES, labels=(("reason", reason.value),))
         elif type(effect) is UnderReplicated:
             self.driver.report_missing(self, effect)
         elif type(effect) is Failed:
@@ -162,8 +171,20 @@ class Writing(Conversation[WriterMachine]):
             self.report_activity()
 
     def _fail_appends(self, error: PybkError) -> None:
-        self.appender.fail(error)
+        self._count_errors(self.appender.fail(error), error)
         self._fail_forces(error)
+
+    def _count_errors(self, entries: int, error: PybkError) -> None:
+        """Count entries that failed, if any did."""
+        if entries:
+            metadata = self.ledger.metadata
+            labels = (("code", code_of(error)),)
+            self._metrics.add(APPEND_ERRORS, entries, metadata.ledger_type, metadata.tier, labels)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Confirmed bytes that the slowest bookie of the ensemble has not acknowledged. Threads: any."""
+        return self.machine.lag_bytes
 
     def _fail_forces(self, error: PybkError) -> None:
         for _, completion in self.forcing:

@@ -51,7 +51,9 @@ from pybk.metadata.scrub_records import ScrubRecords
 from pybk.metadata.secret_epochs import SecretEpochs
 from pybk.metadata.settings import Settings
 from pybk.metadata.store import MetadataStore, Node, Watch
+from pybk.metadata.timed_store import TimedStore
 from pybk.metadata.underreplication import UnderReplication
+from pybk.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,7 @@ class ClusterMetadata(
         on_keys: Callable[[MetadataKeys], None] | None = None,
     ) -> None:
         self._key_for = key_for
+        self._timed = store = TimedStore(store)
         stored = _open_cluster(store, key_for, (cost or keys.SCRYPT_COST, level) if create else None)
         self.identity = stored.identity
         self.cluster_id = self.identity.cluster_id
@@ -191,6 +194,10 @@ class ClusterMetadata(
         self._watch = None
         if stored.level < NEWEST_LEVEL or key_for is not None:
             self._watch = store.watch(CLUSTER_KEY, self._look_again)
+
+    def measure(self, metrics: Metrics) -> None:
+        """Record how long the metadata store takes, and count ends of sessions, in these metrics from now on."""
+        self._timed.measure(metrics)
 
     def _look_again(self) -> None:
         """Adopt the feature level and the secrets if they changed; the store calls this after a change of the key."""

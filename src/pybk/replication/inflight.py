@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pybk.ledger import Bookie
-from pybk.replication.messages import Add, Effect, EntryRun, Reply, Send, Status, UnderReplicated
+from pybk.replication.messages import (
+    CHANGE_REASONS,
+    Add,
+    ChangeReason,
+    Effect,
+    EntryRun,
+    Reply,
+    Send,
+    Status,
+    UnderReplicated,
+)
 from pybk.replication.quorum import Quorum, places
 
 
@@ -101,6 +111,7 @@ class Inflight:
         failed: Places whose bookies failed and were neither replaced nor given up.
         dead: Places whose bookies were given up, because no bookie could replace them; disjoint from ``failed``.
         avoided: Bookies that failed, and are not chosen as replacements.
+        why: Why the bookie of a place failed first, by place; only places whose bookie failed.
     """
 
     def __init__(
@@ -125,6 +136,7 @@ class Inflight:
         self.failed = 0
         self.dead = 0
         self.avoided: set[Bookie] = set()
+        self.why: dict[int, ChangeReason] = {}
         self._ledger_id = ledger_id
         self._next_token = next_token
         self._recovery = recovery
@@ -142,6 +154,11 @@ class Inflight:
     def live(self) -> int:
         """Places whose bookies have neither failed nor been given up."""
         return self.quorum.everyone & ~self.dead & ~self.failed
+
+    @property
+    def lag_bytes(self) -> int:
+        """Confirmed bytes that the slowest bookie has not acknowledged."""
+        return max(self._owed)
 
     @property
     def lac_to_send(self) -> int:
@@ -203,7 +220,7 @@ class Inflight:
             return []
         if reply.status is Status.REFUSED and not again and not pending.confirmed and self.live & bit:
             return self._send(pending, bit, deferred=deferred, again=True)
-        self.fail(place, pending.first)
+        self.fail(place, pending.first, CHANGE_REASONS.get(reply.status, ChangeReason.REFUSED))
         return []
 
     def unanswered(self, token: int) -> bool:
@@ -212,16 +229,18 @@ class Inflight:
         if sent is None:
             return False
         if self.ensemble[sent.place] == sent.bookie:
-            self.fail(sent.place, sent.pending.first)
+            self.fail(sent.place, sent.pending.first, ChangeReason.NO_ANSWER)
         return True
 
-    def fail(self, place: int, first: int) -> None:
+    def fail(self, place: int, first: int, why: ChangeReason) -> None:
         """Count a place's bookie as failed, also if the entries that it misses were confirmed long ago (C13).
 
         Args:
             place: The place.
             first: The first entry that it may miss.
+            why: What it did.
         """
+        self.why.setdefault(place, why)
         self._missing[place] = min(first, self._missing.get(place, first))
         if not self.dead >> place & 1:
             self.failed |= 1 << place
@@ -251,7 +270,7 @@ class Inflight:
             for place in places(missing):
                 self._owed[place] += self._bytes_for(batch, place)
                 if self._owed[place] > self._straggler_bytes:
-                    self.fail(place, batch.first)
+                    self.fail(place, batch.first, ChangeReason.SLOW)
         batch.runs = ()
 
     @staticmethod
@@ -292,6 +311,7 @@ class Inflight:
             self.ensemble[place] = replacements[place]
             self._owed[place] = 0
             self._missing.pop(place, None)
+            self.why.pop(place, None)
         self.failed &= ~bits
         self.dead &= ~bits
         for batch in self.pending:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
@@ -538,6 +538,33 @@ class UnderReplicated:
     first_entry_id: int
 
 
+class ChangeReason(Enum):
+    """Why a bookie of an ensemble was replaced."""
+
+    NO_ANSWER = "no_answer"
+    SLOW = "slow"
+    """It left too many confirmed bytes unacknowledged."""
+    READ_ONLY = "read_only"
+    LIMBO = "limbo"
+    REFUSED = "refused"
+    """It answered with any other status."""
+
+
+CHANGE_REASONS: Final = {Status.READ_ONLY: ChangeReason.READ_ONLY, Status.LIMBO: ChangeReason.LIMBO}
+"""The reasons for statuses that have one of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleChanged:
+    """Bookies of the ensemble were replaced, and the metadata have it.
+
+    Attributes:
+        reasons: Why, for each place.
+    """
+
+    reasons: tuple[ChangeReason, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class AnnounceDrop:
     """Announce to the bookie of this process that its copy of the ledger is to be dropped.
@@ -611,6 +638,7 @@ Effect = (
     | LacRead
     | ReadEnded
     | UnderReplicated
+    | EnsembleChanged
     | BroadcastEnded
     | AnnounceDrop
     | DropEntries

@@ -31,13 +31,16 @@ from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import with_ensemble
 from pybk.replication.inflight import Batch, Inflight, Pending
 from pybk.replication.messages import (
+    CHANGE_REASONS,
     Acknowledged,
     Answered,
     BookiesChosen,
+    ChangeReason,
     ChooseBookies,
     Confirmed,
     Done,
     Effect,
+    EnsembleChanged,
     Event,
     Failed,
     Force,
@@ -186,6 +189,11 @@ class WriterMachine:
         return self._phase is _WriterPhase.ENDED
 
     @property
+    def lag_bytes(self) -> int:
+        """Confirmed bytes that the slowest bookie of the ensemble has not acknowledged."""
+        return self._inflight.lag_bytes
+
+    @property
     def outstanding(self) -> int:
         """Number of entries that were submitted and are not confirmed."""
         return self.last_submitted - self._inflight.lac
@@ -294,22 +302,23 @@ class WriterMachine:
         """Count an answer to an add or a force."""
         effects = self._inflight.answered(token, reply)
         if effects is None and token in self._forces:
-            self._forced(token, done=reply.status is Status.OK)
+            failure = CHANGE_REASONS.get(reply.status, ChangeReason.REFUSED)
+            self._forced(token, None if reply.status is Status.OK else failure)
         return effects or []
 
     def _unanswered(self, event: Unanswered, now_ns: int) -> list[Effect]:
         """Count a missing answer to an add or a force as a failure of the bookie."""
         if not self._inflight.unanswered(event.token) and event.token in self._forces:
-            self._forced(event.token, done=False)
+            self._forced(event.token, ChangeReason.NO_ANSWER)
         return []
 
-    def _forced(self, token: int, *, done: bool) -> None:
+    def _forced(self, token: int, failure: ChangeReason | None) -> None:
         """Count a force: entries that the bookie had acknowledged when it was sent are durable there, or it failed."""
         place, bookie, first = self._forces.pop(token)
         if self._inflight.ensemble[place] != bookie:
             return
-        if not done:
-            self._inflight.fail(place, first)
+        if failure is not None:
+            self._inflight.fail(place, first, failure)
             return
         bit = 1 << place
         for batch in self._inflight.pending:
@@ -379,7 +388,9 @@ class WriterMachine:
         if self._phase is _WriterPhase.CLOSING:
             return self._done(self.metadata, event.version)
         self._phase = _WriterPhase.STEADY
-        return self._inflight.exchange(self._replacements)
+        why = self._inflight.why
+        changed = EnsembleChanged(tuple(why[place] for place in self._replacements))
+        return [*self._inflight.exchange(self._replacements), changed]
 
     def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
         """Resolve a refusal: re-replication changed old fragments, or a recovery took the ledger (AW8)."""

@@ -81,7 +81,7 @@ from pybk.errors import (
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.metrics import Metrics
+from pybk.metrics import APPEND_ERRORS, LOG_COMMIT_BYTES, LOG_SYNC, Metrics, code_of
 from pybk.seal import names
 from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Unmoved, UnmovedError
 from pybk.storage.compaction.scheduler import Scheduler
@@ -254,6 +254,7 @@ class Store(StoreReader):
             entries=parts.entries,
             metrics=metrics,
         )
+        self._meter = metrics.scope()
         self.troubles = Troubles(volumes.root)
         self.cookie = cookie
         self.store_id = cookie.store_id
@@ -299,6 +300,7 @@ class Store(StoreReader):
         policy = config.tier_policy
         self.tier_queue = None if policy is None else TierQueue(self, policy)
         self.scheduler = Scheduler(self, catalog_and_index, self.tier_queue)
+        metrics.add_gauges(catalog_and_index.gauges)
         if self.salvage is None:
             self.scheduler.start()
 
@@ -777,8 +779,10 @@ class Store(StoreReader):
             if run.descriptor.ledger_id not in dirty:
                 self._note_change(run.descriptor)
 
-    def committed(self, commit: Commit, now_ns: int) -> None:
+    def committed(self, commit: Commit, now_ns: int, took_ns: int) -> None:
         """Count a durable commit; called by the log's leader."""
+        self._meter.collect(LOG_SYNC, took_ns)
+        self._meter.collect(LOG_COMMIT_BYTES, commit.size)
         for run, _, _ in commit.written:
             descriptor = run.descriptor
             meter = descriptor.meter
@@ -793,6 +797,14 @@ class Store(StoreReader):
             self.scheduler.wake()
         elif self.scheduler.rests:
             self.scheduler.wake()
+
+    def failed(self, commit: Commit, error: PybkError) -> None:
+        """Count the entries of a failed commit, but those that are kept for another attempt."""
+        labels = (("code", code_of(error)),)
+        for run in commit.staged:
+            if run.completion is commit and run.sizes:
+                metadata = run.descriptor.metadata
+                self.metrics.add(APPEND_ERRORS, len(run.sizes), metadata.ledger_type, metadata.tier, labels)
 
     def write_buffered(self) -> None:
         """Write and sync buffered entries of deferred ledgers without confirming them; nothing if the store failed."""

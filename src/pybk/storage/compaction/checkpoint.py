@@ -30,6 +30,7 @@ Locks: the scheduler runs one job at a time. The checkpoint itself holds a lock 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -39,6 +40,7 @@ import numpy as np
 from pybk.errors import StorageRefusedError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.metrics import CHECKPOINT_TIME
 from pybk.storage.compaction.mover import Mover
 from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
 from pybk.storage.directories import mend_cookies
@@ -106,6 +108,7 @@ class Checkpoint:
 
     def run(self) -> None:
         """Write all state that is durable in the log to the index, and all durable entries to their tiers."""
+        began_ns = time.monotonic_ns()
         self._garbage.purge()
         store = self._store
         window: list[_Window] = []
@@ -115,6 +118,7 @@ class Checkpoint:
         if taken.descriptors or taken.dropped or taken.log_files:
             self.take_over(taken)
             self._garbage.purge()
+            store.metrics.observe(CHECKPOINT_TIME, time.monotonic_ns() - began_ns)
         if not store.tail_bytes:
             store.supply.rest(store.volumes.disk_bytes)
 

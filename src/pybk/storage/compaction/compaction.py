@@ -27,13 +27,14 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 from pybk.errors import CorruptError, StorageRefusedError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerState
+from pybk.metrics import MOVED_BYTES
 from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
 from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
 from pybk.storage.format.index_rows import FileRow, LedgerRow
@@ -106,7 +107,7 @@ class Compaction:
         if not work:
             return
         check_index_space(self._store, index_bytes + len(changed) * INDEX_ROW_BYTES)
-        unmoved = self.relocate(work, tier, [row for _, row in changed])
+        unmoved = self.relocate(work, tier, [row for _, row in changed], reason="move")
         for descriptor, row in changed:
             descriptor.indexed(row.metadata.version, row.last_add_confirmed)
         store.clean([descriptor for descriptor, _ in changed])
@@ -122,9 +123,20 @@ class Compaction:
         return by_file(page[np.array([rows[file_id].tier != tier for file_id in files], np.bool_)])
 
     def relocate(
-        self, work: list[tuple[int, list[RunLocations]]], tier: StorageHint, rows: Sequence[LedgerRow] = ()
+        self,
+        work: list[tuple[int, list[RunLocations]]],
+        tier: StorageHint,
+        rows: Sequence[LedgerRow] = (),
+        *,
+        reason: Literal["compaction", "move"] = "compaction",
     ) -> list[Unmoved]:
         """Move runs of ledgers to a tier and record it in catalog and index, with the ledgers' rows that changed.
+
+        Args:
+            work: The runs by ledger; each array has the runs of one file.
+            tier: The tier.
+            rows: The rows.
+            reason: Why, for ``MOVED_BYTES``.
 
         Returns:
             The damaged records, which stay in their files.
@@ -159,6 +171,8 @@ class Compaction:
         mark = self._catalog_and_index.mark._replace(next_file_id=store.volumes.next_file_id)
         self._catalog_and_index.commit(mark, change, rows=rows, added=files)
         self._garbage.freed = True
+        moved_bytes = sum(int(new["body"][new["file"] != old["file"][0]].sum()) for _, old, new in moved)
+        store.metrics.add(MOVED_BYTES, moved_bytes, tier=tier.value, labels=(("reason", reason),))
         for ledger_id in {ledger_id for ledger_id, _, _ in moved}:
             store.moved(ledger_id)
         for ledger_id, old, new in moved:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.errors import PybkError, StorageFailedError
+from pybk.metrics import Gauge, MetricKey
 from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
 from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
 from pybk.storage.index.catalog_files import catalog_path
@@ -88,6 +89,18 @@ class CatalogAndIndex:
         except BaseException:
             catalog.close()
             raise
+
+    def gauges(self) -> list[Gauge]:
+        """Return how many bytes of records each tier has, and how many more its files take. Threads: any."""
+        found: Counter[tuple[str, str]] = Counter()
+        live = dict(self.live)  # copied in one step, because commits change both
+        for file_id, row in list(self.files.items()):
+            found[row.tier, "live"] += live.get(file_id, 0)
+            if not tier_of_kind(row.kind).uses_environments:
+                found[row.tier, "dead"] += max(0, row.bytes - live.get(file_id, 0))
+        return [
+            (MetricKey("tier_bytes", tier=tier, labels=(("kind", kind),)), size) for (tier, kind), size in found.items()
+        ]
 
     def begin(self) -> None:
         """Truncate the catalog durably at the mark, after an interrupted commit, or make a lost catalog again.

@@ -23,6 +23,7 @@ from pybk.storage.io.failures import refused
 from pybk.storage.log.commit import Commit
 
 if TYPE_CHECKING:
+    from pybk.errors import PybkError
     from pybk.storage.format.watermark import Watermark
     from pybk.storage.io.filesystem import File
 
@@ -53,8 +54,17 @@ class CommitObserver(Protocol):
     def changed(self, commit: Commit) -> None:
         """Note the ledgers whose entries a commit has; called by the leader after publishing them, maybe twice."""
 
-    def committed(self, commit: Commit, now_ns: int) -> None:
-        """Count a commit; called by the leader after publishing, at most once: not at all after an interrupt."""
+    def committed(self, commit: Commit, now_ns: int, took_ns: int) -> None:
+        """Count a commit; called by the leader after publishing, at most once: not at all after an interrupt.
+
+        Args:
+            commit: The commit.
+            now_ns: The monotonic time.
+            took_ns: How long it took to write and sync the commit.
+        """
+
+    def failed(self, commit: Commit, error: PybkError) -> None:
+        """Count the entries of a commit that failed; an interrupt may lose or repeat the call."""
 
 
 class CommitWriter:
@@ -79,6 +89,8 @@ class CommitWriter:
         """The log file that commits are written to; 0 before the first."""
         self._file_offset = 0
         self._file_lsn = 0
+        self._took_ns = 0
+        """How long it took to write and sync the last commit."""
         self._left: tuple[int, int, int] | None = None
         """Arguments of ``leave_log_file`` for a file that is left, until that call has returned."""
 
@@ -102,7 +114,9 @@ class CommitWriter:
                 raise refused(error, f"writing a commit of {commit.payload_bytes} bytes") from error
         file = self._file
         assert file is not None
+        began_ns = time.monotonic_ns()
         file.write_durable(commit.buffers, commit.start)
+        self._took_ns = time.monotonic_ns() - began_ns
 
     def _encode(self, commit: Commit) -> None:
         """Encode the records of a commit, and note at which offset in the commit each entries record begins."""
@@ -189,7 +203,7 @@ class CommitWriter:
         self.next_lsn = commit.lsn + 1
         self._file_offset = commit.base + commit.padded
         commit.done = True
-        self._observer.committed(commit, time.monotonic_ns())
+        self._observer.committed(commit, time.monotonic_ns(), self._took_ns)
 
 
 def _bind_groups(

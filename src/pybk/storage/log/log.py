@@ -92,6 +92,7 @@ class Log:
             store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
         )
         """Writes commits to log files. Used by the leader."""
+        self._observer = observer
         self.admission = Admission(outstanding_bytes_max)
         self._paused = False
         """Whether ``stage`` returns None because the log that is not checkpointed is at its limit."""
@@ -509,6 +510,7 @@ class Log:
         If the commit was refused, the acknowledged entries in both are kept. Their ledgers take no more until the
         entries are durable, and the entries count as outstanding meanwhile, which bounds them.
         """
+        again = commit.done
         with self.mutex:
             commit.fail(error)  # from here on it is not written, even if an interrupt ends this call
             forming = commit.failed_with = commit.failed_with or self.forming
@@ -522,6 +524,8 @@ class Log:
                     self.kept = Commit.of_acknowledged(error, *before, commit, forming)
                 self.forming = Commit()
             forming.done = commit.done = True
+        for failed in () if again else (commit, forming):
+            self._observer.failed(failed, error)
 
     def _finish(self, commit: Commit) -> None:
         """Complete a done commit, and the one that failed with it; may be repeated."""
