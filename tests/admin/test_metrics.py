@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.errors import LedgerClosedError, StorageFailedError
 from pybk.flags import StorageHint
-from pybk.metrics import APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES, MetricKey
+from pybk.metrics import APPEND_ERRORS, APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES, MetricKey
+from pybk.storage.io.filesystem import OsFile
 from tests.storage.real_store import open_quick, python
 
 prometheus = pytest.importorskip("prometheus_client")
@@ -32,6 +36,37 @@ def test_appends_are_counted_by_type_and_tier(tmp_path: Path) -> None:
     assert latency.count == 8
     assert 0 < latency.quantile(0.5) <= latency.quantile(0.99) <= latency.maximum
     assert histograms[MetricKey(APPEND_LATENCY, "events", "hdd")].count == 1
+
+
+def test_entries_that_fail_and_calls_that_are_refused_count_by_their_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path) as manager:
+        orders = manager.create_ledger(ledger_type="orders", insecure=True)
+        orders.append(b"x")
+        closed = manager.create_ledger(insecure=True)
+        closed.close()
+        for refused in (lambda: closed.append(b"y"), lambda: closed.append_many([b"y"] * 5)):
+            with pytest.raises(LedgerClosedError):
+                refused()
+
+        def fail(file: OsFile, buffers: Any, offset: int) -> None:
+            raise OSError(errno.EIO, "the device does not answer")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(OsFile, "write_durable", fail)
+            with pytest.raises(StorageFailedError):
+                orders.append_many([b"z"] * 7)
+        with pytest.raises(StorageFailedError):
+            orders.append(b"z")
+        counters = manager.metrics().counters
+        with pytest.raises(StorageFailedError):
+            manager.close()
+    assert {key: value for key, value in counters.items() if key.name == APPEND_ERRORS} == {
+        MetricKey(APPEND_ERRORS, "", "nvme", (("code", "ledger_closed"),)): 2,
+        MetricKey(APPEND_ERRORS, "orders", "nvme", (("code", "storage_failed"),)): 8,
+    }
+    assert counters[MetricKey(APPENDED_ENTRIES, "orders", "nvme")] == 1
 
 
 def test_prometheus_sees_them_all(tmp_path: Path) -> None:

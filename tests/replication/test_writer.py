@@ -13,9 +13,11 @@ from pybk.replication.messages import (
     Add,
     Answered,
     BookiesChosen,
+    ChangeReason,
     ChooseBookies,
     Confirmed,
     Done,
+    EnsembleChanged,
     Failed,
     MetadataRead,
     MetadataRefused,
@@ -134,7 +136,7 @@ def test_a_failed_bookie_is_replaced_from_the_first_entry_that_is_not_confirmed(
     writer.answer(2)
     assert writer.effects == [], "nothing is confirmed while the change is being written (C3)"
     writer.feed(MetadataWritten(8))
-    assert writer.effects == [Confirmed(6)]
+    assert writer.effects == [EnsembleChanged((ChangeReason.NO_ANSWER,)), Confirmed(6)]
     firsts = [send.request.runs[0].first for send in writer.pending(3) if isinstance(send.request, Add)]
     assert firsts == [5, 7], "what is pending is resent, lowest first (AW6)"
     assert {send.bookie for send in writer.sends if send.bookie != bookie(3)} == {bookie(0), bookie(1), bookie(2)}
@@ -297,10 +299,22 @@ def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
     writer.answer(0)
     writer.answer(1)
     assert writer.only(ChooseBookies).places == (2,), "it owes 5 entries of 42 bytes"
+    assert writer.writer.lag_bytes == 210
     writer.feed(BookiesChosen({}))
     assert writer.only(UnderReplicated) == UnderReplicated(bookie(2), 0)
     assert not inflight_of(writer.writer).pending
     assert all(sent.pending.runs == () for sent in inflight_of(writer.writer).sent.values())
+
+
+def test_a_slow_bookie_is_replaced_for_that() -> None:
+    writer = Writer(straggler_bytes=20)
+    writer.submit(0, 0)
+    writer.answer(0)
+    writer.answer(1)
+    writer.feed(BookiesChosen({2: bookie(3)}))
+    writer.feed(MetadataWritten(8))
+    assert writer.only(EnsembleChanged).reasons == (ChangeReason.SLOW,)
+    assert writer.writer.lag_bytes == 0
 
 
 def test_a_slow_bookie_that_keeps_up_stays() -> None:
@@ -333,13 +347,23 @@ def test_some_answers_end_the_writer(status: Status, reason: Reason) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [Status.UNKNOWN, Status.LIMBO, Status.WRONG_INSTANCE, Status.READ_ONLY, Status.NO_SUCH_LEDGER]
+    ("status", "reason"),
+    [
+        (Status.UNKNOWN, ChangeReason.REFUSED),
+        (Status.LIMBO, ChangeReason.LIMBO),
+        (Status.WRONG_INSTANCE, ChangeReason.REFUSED),
+        (Status.READ_ONLY, ChangeReason.READ_ONLY),
+        (Status.NO_SUCH_LEDGER, ChangeReason.REFUSED),
+    ],
 )
-def test_other_answers_are_failures_of_the_bookie(status: Status) -> None:
+def test_other_answers_are_failures_of_the_bookie(status: Status, reason: ChangeReason) -> None:
     writer = Writer()
     writer.submit(0, 0)
     writer.answer(1, Reply(status))
     assert writer.only(ChooseBookies).places == (1,)
+    writer.feed(BookiesChosen({1: bookie(3)}))
+    writer.feed(MetadataWritten(8))
+    assert writer.only(EnsembleChanged).reasons == (reason,)
 
 
 def test_a_corrupted_message_is_sent_once_more() -> None:

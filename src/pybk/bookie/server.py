@@ -126,7 +126,7 @@ _OPS: Final[Mapping[type, str]] = {
     Move: "move",
     AskWriter: "ask_writer",
 }
-"""The operations, by the type of request, as metrics have them."""
+"""The operations, as metrics have them, by the type of request; the server answers all other types itself."""
 
 _COMMITTED: Final = frozenset({Add, Force})
 """The requests that are answered after the commit of their turn."""
@@ -458,7 +458,7 @@ class BookieServer:
             adds += type(message) is Add and not message.recovery
             self._take(peer, request_id, message, now_ns)
             if type(message) not in _COMMITTED:
-                self._count_request(message, now_ns, time.monotonic_ns())
+                self._meters[type(message)].collect(BOOKIE_REQUEST, time.monotonic_ns() - now_ns)
         self._served += len(arrived)
         self._perform(machine.commit())
         if works and self._keeper_rests:
@@ -475,12 +475,7 @@ class BookieServer:
             self._turns.collect(BOOKIE_TURN, took_ns)
             for _, _, message in arrived:
                 if type(message) in _COMMITTED:
-                    self._count_request(message, 0, took_ns)
-
-    def _count_request(self, message: WireRequest, began_ns: int, now_ns: int) -> None:
-        meter = self._meters.get(type(message))
-        if meter is not None:
-            meter.collect(BOOKIE_REQUEST, now_ns - began_ns)
+                    self._meters[type(message)].collect(BOOKIE_REQUEST, took_ns)
 
     def _take(self, peer: Peer, request_id: int, message: WireRequest, now_ns: int) -> None:
         """Pass a request to the machine, or to a worker if it must wait for the metadata store.

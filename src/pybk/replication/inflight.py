@@ -21,6 +21,7 @@ from pybk.replication.messages import (
     Add,
     ChangeReason,
     Effect,
+    EnsembleChanged,
     EntryRun,
     Reply,
     Send,
@@ -305,6 +306,8 @@ class Inflight:
             What to do.
         """
         effects: list[Effect] = []
+        if not self._recovery:
+            effects.append(EnsembleChanged(tuple(self.why[place] for place in replacements)))
         bits = 0
         for place in replacements:
             bits |= 1 << place

@@ -556,7 +556,7 @@ CHANGE_REASONS: Final = {Status.READ_ONLY: ChangeReason.READ_ONLY, Status.LIMBO:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChanged:
-    """Bookies of the ensemble were replaced, and the metadata have it.
+    """A writer's ensemble has other bookies now, and the metadata have it.
 
     Attributes:
         reasons: Why, for each place.

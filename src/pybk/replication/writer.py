@@ -40,7 +40,6 @@ from pybk.replication.messages import (
     Confirmed,
     Done,
     Effect,
-    EnsembleChanged,
     Event,
     Failed,
     Force,
@@ -388,9 +387,7 @@ class WriterMachine:
         if self._phase is _WriterPhase.CLOSING:
             return self._done(self.metadata, event.version)
         self._phase = _WriterPhase.STEADY
-        why = self._inflight.why
-        changed = EnsembleChanged(tuple(why[place] for place in self._replacements))
-        return [*self._inflight.exchange(self._replacements), changed]
+        return self._inflight.exchange(self._replacements)
 
     def _metadata_refused(self, event: MetadataRefused, now_ns: int) -> list[Effect]:
         """Resolve a refusal: re-replication changed old fragments, or a recovery took the ledger (AW8)."""

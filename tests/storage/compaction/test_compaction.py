@@ -11,6 +11,7 @@ from pybk.config import KIB, MIB, StoreConfig
 from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
+from pybk.metrics import MetricKey
 from pybk.storage.format import catalog
 from pybk.writer import LedgerWriter
 from tests.internals import store_of
@@ -108,6 +109,9 @@ def test_deleted_ledgers_give_their_space_back() -> None:
         manager.checkpoint()
         assert fs.used_bytes() < before - 0.9 * 900 * KIB, hint
         check(manager, kept.ledger_id, 300)
+    counters = manager.metrics().counters
+    assert counters[MetricKey("compactions")] > 0
+    assert counters[MetricKey("moved_bytes", tier="hdd", labels=(("reason", "compaction"),))] > 300 * KIB
     manager.close()
 
 
