@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from pybk.flags import LedgerType, StorageHint
     from pybk.ledger import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
-    from pybk.metrics import Metrics
+    from pybk.metrics import Metrics, MetricsScope
 
 logger = logging.getLogger(__name__)
 logger.addFilter(LogLimit())
@@ -240,9 +240,6 @@ class BookieServer:
         self._cookie: Final = OwnCookie(metadata, bookie, str(Location.parse(rack)))
         self.machine = BookieMachine(replicas, owner_polls_max=SESSION_POLLS_MAX, owner_of=_peer_of)
         self.machine.read_only = self._cookie.state.read_only
-        metrics = replicas.store.metrics
-        self._turns = metrics.scope()
-        self._meters: Final = {kind: metrics.scope(labels=(("op", op),)) for kind, op in _OPS.items()}
         self._registering = threading.Lock()
         """Held while what is registered is computed and written, so that nothing older is written last."""
         self.final: dict[int, tuple[int, LedgerHeader | None]] = {}
@@ -296,6 +293,12 @@ class BookieServer:
             self._unregister()
             self._stop_serving()
             raise
+
+    @cached_property
+    def _meters(self) -> Mapping[type, MetricsScope]:
+        """What counts requests, by their type; used by the serving thread alone."""
+        metrics = self.replicas.store.metrics
+        return {kind: metrics.scope(labels=(("op", op),)) for kind, op in _OPS.items()}
 
     def _begin(self) -> None:
         """Register the bookie, which serves already, and look after it from now on."""
@@ -472,7 +475,7 @@ class BookieServer:
         took_ns = time.monotonic_ns() - now_ns
         self.append_latency.note_turn(adds, now_ns - asked_ns, took_ns)
         if arrived:
-            self._turns.collect(BOOKIE_TURN, took_ns)
+            self.replicas.store.metrics.observe(BOOKIE_TURN, took_ns)
             for _, _, message in arrived:
                 if type(message) in _COMMITTED:
                     self._meters[type(message)].collect(BOOKIE_REQUEST, took_ns)
