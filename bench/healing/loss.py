@@ -6,7 +6,6 @@ half of the bytes are copied; the other half is copied while nobody else works.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from typing import Final
 
 from bench.cluster.appending import p99_ms
 from bench.cluster.bookies import process_cpu_seconds
+from bench.healing import floor
 from bench.payloads import ENTRY_BYTES, PASSWORD, PAYLOAD, PAYLOADS
 from pybk import ClusterAdmin, LedgerManager
 
@@ -33,6 +33,8 @@ ENTRY_ENCODED: Final = ENTRY_BYTES + 64
 """An entry with its header and HMAC."""
 
 STALLED_S: Final = 60.0
+FLOOR_COPIES: Final = 400
+"""Copies of each bare loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ class Loss:
         copied: Encoded bytes that were copied.
         seconds: From the end of the pause until the last copy.
         alone_mb_s: Megabytes copied per second while nobody else worked.
-        disk_mb_s: What the disk takes in synced writes of a ledger's size, one after the other.
+        floor_mb_s: What bare loops copy per second, a ledger's size at a time (``floor``).
+        floor_cpu_s: Processor time of these loops per GB.
         cpu_s: Processor time of all bookies during the repair.
         p99_without_ms: The 99th percentile of an append without repairs.
         p99_with_ms: The same during repairs.
@@ -54,7 +57,8 @@ class Loss:
     copied: int
     seconds: float
     alone_mb_s: float
-    disk_mb_s: float
+    floor_mb_s: float
+    floor_cpu_s: float
     cpu_s: float
     p99_without_ms: float
     p99_with_ms: float
@@ -158,20 +162,6 @@ class Foreground:
         return self.latencies
 
 
-def disk_mb_s(directory: Path, size: int) -> float:
-    """Return the megabytes per second that the disk takes in synced writes of so many bytes each."""
-    data = os.urandom(size)
-    count = 20
-    file = os.open(directory / "floor", os.O_WRONLY | os.O_CREAT, 0o600)
-    began = time.perf_counter()
-    for _ in range(count):
-        os.write(file, data)
-        os.fdatasync(file)
-    took = time.perf_counter() - began
-    os.close(file)
-    return count * size / 1e6 / took
-
-
 def measure(directory: Path, ledgers: int, entries: int, seconds: float) -> Loss:
     """Fill a cluster, kill a bookie, and watch.
 
@@ -193,11 +183,12 @@ def measure(directory: Path, ledgers: int, entries: int, seconds: float) -> Loss
         calm = Foreground(manager)
         time.sleep(seconds)
         before = p99_ms(calm.end())
-        return _repaired(cluster, manager, admin, lost, before, disk_mb_s(directory, entries * ENTRY_BYTES))
+        bare = floor.measure(directory, entries * ENTRY_BYTES, FLOOR_COPIES)
+        return _repaired(cluster, manager, admin, lost, before, bare)
 
 
 def _repaired(
-    cluster: Five, manager: LedgerManager, admin: ClusterAdmin, lost: int, before_ms: float, floor_mb_s: float
+    cluster: Five, manager: LedgerManager, admin: ClusterAdmin, lost: int, before_ms: float, bare: tuple[float, float]
 ) -> Loss:
     """Let the cluster repair itself, with a writer until half of the bytes are copied."""
     stored, cpu = cluster.all_stored(), cluster.cpu_seconds()
@@ -226,7 +217,8 @@ def _repaired(
         copied=copied - written,
         seconds=changed - began,
         alone_mb_s=(copied - half) / 1e6 / (changed - half_at),
-        disk_mb_s=floor_mb_s,
+        floor_mb_s=bare[0],
+        floor_cpu_s=bare[1],
         cpu_s=cluster.cpu_seconds() - cpu,
         p99_without_ms=before_ms,
         p99_with_ms=p99_ms(during),
