@@ -274,8 +274,7 @@ def test_a_bookie_that_only_did_not_answer_for_a_while_takes_its_place_again() -
         writer.feed(BookiesChosen({}))
         asked = writer.only(WakeAt)
         writer.feed(Woken())
-        assert not writer.effects, "it is too early"
-        writer.effects = [asked]
+        assert writer.effects == [asked], "it is too early"
         writer.wake_up()
         assert writer.now == before + wait_ns
         assert writer.only(ChooseBookies) == ChooseBookies((1,), tuple(map(bookie, range(3))), frozenset())
@@ -286,6 +285,57 @@ def test_a_bookie_that_only_did_not_answer_for_a_while_takes_its_place_again() -
     writer.lose(1)
     writer.feed(BookiesChosen({}))
     assert writer.only(WakeAt).time_ns == writer.now + REVIVE_NS, "that was long ago"
+
+
+def test_a_place_that_was_given_up_is_filled_although_another_wake_up_came_first() -> None:
+    """A machine has one wake-up at a time; that for the metadata store replaces the one for the place."""
+    writer = Writer(metadata((5, 3, 2)))
+    writer.submit(0, 9)
+    writer.lose(1)
+    writer.feed(BookiesChosen({}))
+    revival = writer.only(WakeAt)
+    writer.lose(3)
+    writer.feed(BookiesChosen({3: bookie(7)}))
+    writer.feed(MetadataUnreachable())
+    writer.wake_up()
+    assert writer.now < revival.time_ns
+    writer.only(ReadMetadata)
+    writer.feed(MetadataRead(metadata((5, 3, 2)), 7))
+    writer.feed(MetadataWritten(8))
+    assert writer.only(WakeAt) == revival
+    writer.wake_up()
+    assert writer.only(ChooseBookies).places == (1,)
+
+
+def test_what_a_bookie_that_was_given_up_misses_is_reported_before_its_fragment_ends() -> None:
+    """Its mark may be gone: it had all entries at that time (H13). C13 holds for what it does not get from then on."""
+    for ends in ("change", "close", "pause"):
+        writer = Writer(metadata((5, 3, 2)))
+        writer.submit(0, 9)
+        for place in (0, 2, 3, 4):
+            writer.answer(place)
+        writer.lose(1)
+        writer.feed(BookiesChosen({}))
+        assert writer.recorded == [UnderReplicated(bookie(1), 0)]
+        revival = writer.only(WakeAt)
+        writer.submit(10, 19)
+        for place in (0, 2, 3, 4):
+            writer.answer(place)
+        assert confirmed(writer) == 19
+        if ends == "change":
+            writer.submit(20, 29)
+            writer.lose(3)
+            writer.feed(BookiesChosen({3: bookie(7)}))
+        elif ends == "close":
+            writer.take(writer.writer.close(0))
+        else:
+            writer.now = revival.time_ns
+            writer.feed(Woken())
+            writer.feed(BookiesChosen({}))
+        assert writer.recorded[-1] == UnderReplicated(bookie(1), 0)
+        assert len(writer.recorded) > 1
+        if ends != "pause":
+            assert isinstance(writer.effects[-1], WriteMetadata), "the report comes first"
 
 
 def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:

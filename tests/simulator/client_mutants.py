@@ -149,7 +149,7 @@ CLIENT_MUTANTS = (
                 WRITER + "_bookies_chosen",
                 (
                     "self._phase = _WriterPhase.CHANGING\n"
-                    "effects += inflight.leaving(self._replacements)\n"
+                    "effects += inflight.leaving({*self._replacements, *given_up})\n"
                     "effects += self._write(self._changed(self.metadata))"
                 ),
                 "effects += inflight.exchange(self._replacements)",
@@ -242,11 +242,11 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 WRITER + "step",
-                "return self._advance(self._steps[type(event)](event, now_ns))",
+                "return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)))",
                 (
                     "if isinstance(event, MetadataWritten):\n"
                     "    return self._metadata_written(event, now_ns)\n"
-                    "return self._advance(self._steps[type(event)](event, now_ns))"
+                    "return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)))"
                 ),
             ),
         ),
@@ -309,7 +309,7 @@ CLIENT_MUTANTS = (
         "N8",
         "what a bookie misses that a writer replaces is recorded before the metadata name another (C13)",
         (
-            Piece(WRITER + "_bookies_chosen", "effects += inflight.leaving(self._replacements)", "pass"),
+            Piece(WRITER + "_bookies_chosen", "effects += inflight.leaving({*self._replacements, *given_up})", "pass"),
             Piece(
                 WRITER + "_metadata_written",
                 "return self._inflight.exchange(self._replacements)",

@@ -9,8 +9,9 @@ The fragments before are filled up. For the last one, the bookie's worker finds 
    Qa-highest of the answers, where no answer counts as the highest.
 2. It reads the entries up to there that this bookie should have, from this bookie alone, with their checksums.
 
-If all came sound, the bookie misses nothing that was acknowledged before the mark was read. An entry that the writer
-counts as missing later changes the mark, and the removal of what was read before is refused.
+If all came sound, the bookie misses nothing that was confirmed before the mark was read. What it misses from then on
+the writer reports again: before the fragment ends, and after each pause with which it tries to fill the place of a
+bookie that it has given up. So a mark that was read before that is not removed, and one that was removed comes back.
 """
 
 from __future__ import annotations

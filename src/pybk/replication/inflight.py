@@ -326,10 +326,12 @@ class Inflight:
         return effects
 
     def leaving(self, places_left: Iterable[int]) -> list[Effect]:
-        """Report the confirmed entries that bookies miss which are about to be replaced (C13).
+        """Report the confirmed entries that bookies miss of a fragment that is about to end (C13).
 
-        The caller does so before it writes the new ensemble: if the writer is killed in between, its recovery looks at
-        the bookies of the last ensemble alone.
+        The caller does so before it writes the new ensemble, or the end, for the places that are filled anew and for
+        those that were given up: if the writer is killed in between, its recovery looks at the bookies of the last
+        ensemble alone. What was given up is reported again, because the mark may have been removed meanwhile: the
+        bookie may have had all entries then, and gets none of those that follow (H13).
         """
         return [effect for place in sorted(places_left) for effect in self.misses(place, beyond_confirmed=False)]
 
@@ -345,6 +347,9 @@ class Inflight:
         if self.dead & bit:
             return []
         effects = self.misses(place, beyond_confirmed=not closing)
+        for effect in effects:
+            assert type(effect) is UnderReplicated
+            self._missing[place] = effect.first_entry_id
         self.dead |= bit
         self._owed[place] = 0
         return effects

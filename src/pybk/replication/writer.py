@@ -155,6 +155,8 @@ class WriterMachine:
         """When the metadata store is asked again."""
         self._revive_at_ns = -REVIVE_NS_MAX
         """When the places of bookies that were given up are, or were, filled again."""
+        self._wake_at_ns: int | None = None
+        """The wake-up that was asked for last and has not come."""
         self._revive_ns = REVIVE_NS
         """The wait before that; begins anew after a time without such places."""
         self._close_asked = False
@@ -219,7 +221,7 @@ class WriterMachine:
         """
         if self._phase is _WriterPhase.ENDED:
             return self._late(event)
-        return self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
+        return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)))  # type: ignore[operator]
 
     def close(self, now_ns: int) -> list[Effect]:
         """Close the ledger at the last add confirmed; pending entries do not become part of it (AW7).
@@ -333,6 +335,7 @@ class WriterMachine:
             return []
         inflight = self._inflight
         self._replacements = usable(event.bookies, self._places, inflight.ensemble)
+        given_up = places(inflight.dead)
         effects: list[Effect] = []
         for place in self._places:
             if place not in self._replacements:
@@ -346,22 +349,33 @@ class WriterMachine:
             inflight.avoided.clear()
             return effects + self._choose()
         if inflight.dead:
-            effects += self._revive_later(now_ns)
+            self._revive_later(now_ns)
         if self._replacements:
             self._phase = _WriterPhase.CHANGING
-            effects += inflight.leaving(self._replacements)
+            effects += inflight.leaving({*self._replacements, *given_up})
             effects += self._write(self._changed(self.metadata))
+        else:
+            effects += inflight.leaving(given_up)  # they are left out for longer
         return effects
 
-    def _revive_later(self, now_ns: int) -> list[Effect]:
+    def _revive_later(self, now_ns: int) -> None:
         """Have the places of bookies that were given up filled after a pause, each time a longer one."""
         if self._revive_at_ns > now_ns:
-            return []
+            return
         if now_ns - self._revive_at_ns > REVIVE_NS_MAX:
             self._revive_ns = REVIVE_NS
         self._revive_at_ns = now_ns + self._revive_ns
         self._revive_ns = min(2 * self._revive_ns, REVIVE_NS_MAX)
-        return [WakeAt(self._revive_at_ns)]
+
+    def _with_wake_up(self, effects: list[Effect]) -> list[Effect]:
+        """Add the wake-up for places that were given up, unless it is there: a machine has one wake-up at a time."""
+        for effect in effects:
+            if isinstance(effect, WakeAt):
+                self._wake_at_ns = effect.time_ns
+        if self._phase is _WriterPhase.STEADY and self._inflight.dead and self._wake_at_ns != self._revive_at_ns:
+            self._wake_at_ns = self._revive_at_ns
+            effects.append(WakeAt(self._revive_at_ns))
+        return effects
 
     def _changed(self, metadata: LedgerMetadata) -> LedgerMetadata:
         """Return metadata with the change to write: closed at the LAC, or a new ensemble from LAC + 1 on (AW5)."""
@@ -434,10 +448,11 @@ class WriterMachine:
 
     def _woken(self, event: Woken, now_ns: int) -> list[Effect]:
         """Ask the metadata store again, or try to fill the places of bookies that were given up."""
+        self._wake_at_ns = None
         if self._phase is _WriterPhase.STEADY:
             return self.bookies_changed(now_ns) if now_ns >= self._revive_at_ns else []
         if self._retry_at_ns is None or now_ns < self._retry_at_ns:
-            return self._revive_later(now_ns) if self._inflight.dead else []
+            return []
         self._retry_at_ns = None
         return self._choose() if self._phase is _WriterPhase.CHOOSING else [ReadMetadata()]
 
@@ -457,6 +472,7 @@ class WriterMachine:
             return effects
         if self._close_asked:
             self._phase = _WriterPhase.CLOSING
+            effects += inflight.leaving(places(inflight.dead))
             return effects + self._give_up_failed() + self._write(self._changed(self.metadata))
         if inflight.failed:
             return effects + self._choose()
