@@ -14,9 +14,10 @@ import pytest
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import NotEnoughBookiesError, OwnerNeededError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
+from pybk.ledger import Bookie, LedgerState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metrics import MEMBER_RECOVERIES
+from pybk.replication.bookie import BookieEffect
 from pybk.replication.messages import Add, AskWriter, Force, Move, Read, ReadLac, Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
@@ -211,13 +212,39 @@ def test_a_bookie_knows_the_session_of_a_writer_from_those_of_readers(cluster: I
             assert status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER
 
 
-def test_a_writer_that_has_failed_is_gone_although_its_client_lives(cluster: Inside) -> None:
-    with ExitStack() as stack:
-        member = Member(cluster, stack)
-        assert status_of(member, AskWriter(member.ledger_id)) is Status.OK
-        for each in cluster.bookies:
-            if service_of(each).bookie != member.bookie:
-                each.close()
+def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Path) -> None:
+    """The bookies of its last ensemble are told, also those that were not in the first one."""
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD)
+        writer.append(b"first")
+        metadata = cluster_backend_of(client).membership.metadata
+
+        def ensemble() -> tuple[Bookie, ...]:
+            return metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble
+
+        first = ensemble()
+        managers = {service_of(each).bookie: each for each in cluster.bookies}
+        managers[first[0]].close()
+        for _ in range(5):
+            writer.append(b"more")
+        (new,) = set(ensemble()) - set(first)
+        service = service_of(managers[new])
+        found: list[bool] = []
+
+        def ask() -> list[BookieEffect]:
+            found.append(service.server.has_writer(writer.ledger_id))
+            return []
+
+        service.post(ask)
+        wait_until(lambda: found == [True])
+        for each in first[1:]:
+            managers[each].close()
         with pytest.raises(NotEnoughBookiesError):
-            member.writer.append(b"second")
-        wait_until(lambda: status_of(member, AskWriter(member.ledger_id)) is Status.NO_WRITER)
+            writer.append(b"too many")
+
+        def is_gone() -> bool:
+            service.post(ask)
+            return not found[-1]
+
+        wait_until(is_gone)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pybk.healing import scrubbing
+from pybk.ledger import Bookie, Fragment
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
 from pybk.replication.messages import Status
@@ -81,13 +82,21 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     check(client, ledger_id, 60)  # never a wrong byte; the reader sends the damaged copy again, which mends it
 
 
-def test_what_lies_beyond_the_end_of_a_closed_ledger_is_not_damage(three: Inside) -> None:
+@pytest.mark.parametrize("why", ["end", "surplus"])
+def test_what_no_bookie_copies_is_not_damage(three: Inside, why: str) -> None:
     client = three.connect()
     ledger_id = fill(client, 60)
-    metadata, version = metadata_of(client).read_ledger(ledger_id)
-    shorter = replace(metadata, last_entry_id=9, length=metadata.length - 1, version=metadata.version + 1)
-    metadata_of(client).write_ledger(shorter, version)
     bookie = three.bookies[1]
+    metadata, version = metadata_of(client).read_ledger(ledger_id)
+    changed = replace(metadata, version=metadata.version + 1)
+    if why == "end":  # a recovery has cut the record from entry 10 on
+        changed = replace(changed, last_entry_id=9, length=metadata.length - 1)
+    else:  # others have the places of those entries
+        (fragment,) = metadata.fragments
+        gone = Bookie("gone", b"gone" * 4)
+        others = tuple(gone if each == service_of(bookie).bookie else each for each in fragment.ensemble)
+        changed = replace(changed, fragments=(fragment, Fragment(10, others)))
+    metadata_of(client).write_ledger(changed, version)
     checked = counted(bookie, SCRUB_BYTES)
     flip(three.directory / "bookie-1", payload(40))
     settle(three, deep_asked_ns=1)

@@ -122,6 +122,7 @@ def test_in_recovery_no_mark_is_removed() -> None:
     unwritten, filled = mark(D, missing=3), mark(OWN, missing=3)
     done = work(ledger((0, "abo"), (10, "abc"), recovering=True), unwritten, filled)
     assert done == LedgerWork((FragmentWork(0, None),), (), (), (), ())
+    assert work(ledger((0, "abo"), (10, "abo"), recovering=True), filled).partly == ()
 
 
 @pytest.mark.parametrize("presence", [ABSENT, LEAVING])

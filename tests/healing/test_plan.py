@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pybk.flags import StorageHint
 from pybk.healing.plan import Plan, Task, plan
 from pybk.healing.situation import SECOND_NS, HoldReason, MarkKey, Situation, Space
@@ -151,15 +153,17 @@ def test_an_open_ledger_waits_for_its_owner_after_the_grace_for_open_ledgers() -
         assert states == ([(RepairState.WAITING_FOR_OWNER, allowed)] if waiting else [])
 
 
-def test_an_abandoned_ledger_of_which_a_live_bookie_misses_entries_waits_for_its_owner() -> None:
+@pytest.mark.parametrize("lacking", [(0,), (0, 1, 2)])
+def test_an_abandoned_ledger_of_which_live_bookies_miss_entries_waits_for_its_owner(lacking: tuple[int, ...]) -> None:
     made = ledger(1, (0, (0, 1, 2)), last=None)
     for idle_s, waiting in ((3599, False), (3600, True)):
-        found = situation(5, marks=[mark(1, 0, first=7)], repair=RepairSettings(recover_abandoned=True))
+        marks = [mark(1, number, first=7 + number) for number in lacking]
+        found = situation(5, marks=marks, repair=RepairSettings(recover_abandoned=True))
         found.moved_ns[1] = NOW - idle_s * SECOND_NS
         result = planned(found, made)
-        assert (result.tasks, result.counts.left_to_writer) == ((), int(not waiting))
+        assert (result.tasks, result.counts.left_to_writer, result.counts.lost) == ((), int(not waiting), 0)
         states = [(each.bookie, each.state, each.recover) for each in result.terminal]
-        assert states == ([(bookie(0), RepairState.WAITING_FOR_OWNER, True)] if waiting else [])
+        assert states == [(bookie(each), RepairState.WAITING_FOR_OWNER, True) for each in lacking if waiting]
 
 
 def test_bookies_that_all_miss_entries_may_have_those_of_each_other() -> None:

@@ -123,8 +123,8 @@ def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], o
     return machine.found
 
 
-def leave(driver: Driver, ledger: RemoteLedger) -> None:
-    """Report to a ledger's last fragment's bookies that its writer has failed; returns at once, the driver's thread.
+def leave(driver: Driver, ledger: RemoteLedger, ensemble: Iterable[Bookie]) -> None:
+    """Report to the bookies that a writer used that it has failed; returns at once, the driver's thread.
 
     Else they would count the writer as alive as long as this client has sessions with them, and the ledger would wait
     for it (H12). A bookie that is not reached forgets the writer when the session ends.
@@ -132,8 +132,9 @@ def leave(driver: Driver, ledger: RemoteLedger) -> None:
     Args:
         driver: Sends the requests.
         ledger: The ledger.
+        ensemble: Its last ensemble; ``ledger`` may have an earlier one, because a writer renews it at the end.
     """
-    machine = WriterSearchMachine(ledger.ledger_id, ledger.metadata.fragments[-1].ensemble, leaves=True)
+    machine = WriterSearchMachine(ledger.ledger_id, ensemble, leaves=True)
     driver.start(Broadcast(driver, ledger, machine), machine.start)
 
 

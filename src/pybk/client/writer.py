@@ -149,7 +149,7 @@ class Writing(Conversation[WriterMachine]):
             self._fail_appends(error)
             self.end(error)
             self.report_activity()
-            leave(self.driver, self.ledger)
+            leave(self.driver, self.ledger, self.machine.metadata.fragments[-1].ensemble)
         elif type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
             ledger_id = self.ledger.ledger_id

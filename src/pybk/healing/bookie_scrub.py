@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk.errors import CorruptError, LedgerDeletedError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrubbing import ScrubTerms, text_of
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger import LedgerMetadata
 from pybk.metadata.underreplication import RepairReason
+from pybk.replication.fragments import fragment_end
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.troubles import CHECKING
 
@@ -94,8 +95,9 @@ class BookieScrub:
     def _needed(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> tuple[int, int, int] | None:
         """Return the ledger, and the first and last of the damaged entries that belong to it and have no new copy here.
 
-        An entry beyond the end of a closed ledger does not belong to it: no bookie has a copy of what a recovery cut.
-        While the metadata of the ledger cannot be read, all count as needed.
+        Only entries count of fragments that name this bookie. Of others nobody copies anything to it: entries beyond
+        the end of a closed ledger, which a recovery has cut, and surplus copies. While the metadata of the ledger
+        cannot be read, all count.
         """
         valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
         if valid is None:
@@ -107,9 +109,14 @@ class BookieScrub:
             return None
         except PybkError:
             return valid
-        if ledger.state is LedgerState.CLOSED:
-            last = min(last, ledger.last_entry_id)
-        return (ledger_id, first, last) if first <= last else None
+        own = self._bookie.bookie
+        parts = []
+        for number, fragment in enumerate(ledger.fragments):
+            end = fragment_end(ledger, number)
+            part = max(first, fragment.first_entry_id), last if end is None else min(last, end)
+            if own in fragment.ensemble and part[0] <= part[1]:
+                parts.append(part)
+        return (ledger_id, parts[0][0], parts[-1][1]) if parts else None
 
     def show(self, damaged: Iterable[DamagedEntries]) -> None:
         """Show what waits for its copies among the troubles of the store."""

@@ -88,6 +88,9 @@ _LISTING_SHARE: Final = 20
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
+SETTLE_MAX_S: Final = 60.0
+"""The longest pause before a bookie is looked at again that is not whole in the last fragment of an open ledger."""
+
 TRIES: Final = 5
 
 _PAGE: Final = 1000
@@ -390,7 +393,7 @@ class Repairer:
                 self.repaired += 1
                 self._count_ledger(marks, "done")
             if all(fragment.replaced is None for fragment in work.fragments):
-                return 0.0 if all(self._settle(ledger, mark) for mark in work.partly) else PAUSE_S
+                return 0.0 if all(self._settle(ledger, mark) for mark in work.partly) else SETTLE_MAX_S
 
     def _settle(self, ledger: RemoteLedger, mark: UnderReplicatedLedger) -> bool:
         """Remove the mark of this bookie if it is whole in the fragment without an end, too (H13).

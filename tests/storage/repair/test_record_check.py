@@ -13,6 +13,7 @@ from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager, backend_of
 from pybk.storage.format.record import RECORD_HEADER_BYTES
 from pybk.storage.repair import record_check
+from pybk.storage.repair.inspection import RecordReader, Run
 from pybk.storage.repair.record_check import DamagedEntries, check_piece
 from pybk.storage.store import Store
 from pybk.storage.volumes import Volumes
@@ -150,3 +151,23 @@ def test_a_long_ledger_takes_several_pieces(tmp_path: Path, monkeypatch: pytest.
             assert piece.read_bytes < 20_000
             first, pieces = piece.next_entry_id, pieces + 1
         assert pieces > 3
+
+
+def test_of_records_in_several_files_only_those_of_a_missing_file_are_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_quick(tmp_path, scrub_seconds=0) as manager:
+        ledger_id = fill(manager)
+        manager.checkpoint()
+        store = store_of(manager)
+        lost = store.locations_from(store.descriptor(ledger_id), 0).tolist()[1]
+        real = RecordReader.check_header
+
+        def missing(reader: RecordReader, ledger: int, run: Run) -> None:
+            if run == lost:
+                raise KeyError(1)
+            real(reader, ledger, run)
+
+        monkeypatch.setattr(RecordReader, "check_header", missing)
+        _, damaged = check_all(store, ledger_id, deep=False)
+        assert damaged == [DamagedEntries(ledger_id, lost[0], lost[0] + lost[1] - 1, "its file is missing: 1")]

@@ -88,11 +88,11 @@ def check_piece(store: StoreReader, descriptor: LedgerDescriptor, first: int, *,
         runs = take_locations(runs, PIECE_BYTES, span_max=PIECE_BYTES)[: None if deep else _HEADERS]
         try:
             size, damaged = check(store, descriptor.ledger_id, runs)
-        except (KeyError, FileNotFoundError) as error:
+        except (KeyError, FileNotFoundError):
             if attempt < _ATTEMPTS - 1:
                 store.refresh(descriptor)
                 continue
-            size, damaged = 0, [(number, f"its file is missing: {error}") for number in range(len(runs))]
+            size, damaged = _one_by_one(check, store, descriptor.ledger_id, runs)
         if damaged and not _same(runs, store, descriptor, first):
             store.refresh(descriptor)
             continue
@@ -102,6 +102,25 @@ def check_piece(store: StoreReader, descriptor: LedgerDescriptor, first: int, *,
         after = _range_of(runs, len(runs) - 1)[1] + 1
         return CheckedPiece(after if after <= last else None, size, found)
     return CheckedPiece(first, 0, ())  # the ledger is moved at this moment: the caller comes back
+
+
+def _one_by_one(
+    check: Callable[[StoreReader, int, RunLocations], tuple[int, list[tuple[int, str]]]],
+    store: StoreReader,
+    ledger_id: int,
+    runs: RunLocations,
+) -> tuple[int, list[tuple[int, str]]]:
+    """Check records of which the file of one at least is missing; return as ``_bodies`` does."""
+    size, damaged = 0, []
+    for number in range(len(runs)):
+        try:
+            read, found = check(store, ledger_id, runs[number : number + 1])
+        except (KeyError, FileNotFoundError) as error:
+            damaged.append((number, f"its file is missing: {error}"))
+        else:
+            size += read
+            damaged += [(number, problem) for _, problem in found]
+    return size, damaged
 
 
 def _bodies(store: StoreReader, ledger_id: int, runs: RunLocations) -> tuple[int, list[tuple[int, str]]]:
