@@ -213,7 +213,7 @@ def test_a_bookie_knows_the_session_of_a_writer_from_those_of_readers(cluster: I
 
 
 def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Path) -> None:
-    """The bookies of its last ensemble are told, also those that were not in the first one."""
+    """It says so to the bookies of its last ensemble, also those that were not in the first one."""
     with inside(tmp_path, count=4) as cluster:
         client = cluster.connect()
         writer = client.create_ledger(password=PASSWORD)
