@@ -61,8 +61,8 @@ _LOOK_NS: Final = 10**9
 CAP_START: Final = float(2 << 20)
 """Bytes per second of the first copies after appends were seen."""
 
-CAP_MIN: Final = float(512 << 10)
-"""Bytes per second that copies keep, so that a repair ends although appends notice it."""
+CAP_MIN: Final = CAP_START
+"""Bytes per second that copies keep although appends notice it: a slow repair is a longer time with fewer copies."""
 
 _NOTICED: Final = 1.25
 """How many times its value without copies the appends' 99th percentile may have: less than the target of 1.5."""
