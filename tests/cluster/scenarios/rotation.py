@@ -70,7 +70,7 @@ class Reads:
     def more(self) -> None:
         """Wait until more was read than now."""
         before = self.count
-        wait_until(lambda: self.count > before + 5 or self.errors, "reads to go on")
+        wait_until(lambda: self.count > before + 5 or self.errors, "reads continue")
         assert not self.errors, self.errors
 
 
