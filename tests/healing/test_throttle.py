@@ -197,6 +197,17 @@ def test_copies_begin_slowly_if_there_were_appends_and_at_once_if_there_were_non
     assert idle.cap.rate <= CAP_START
 
 
+def test_copies_have_no_limit_soon_after_the_last_append() -> None:
+    plant = Plant(8 * MIB)
+    plant.run(32)
+    assert plant.cap.rate < math.inf
+    plant.appends = 0
+    plant.run(3)
+    assert plant.cap.rate < math.inf, "somebody may append now and then"
+    plant.run(4)
+    assert plant.cap.rate == math.inf
+
+
 def test_copies_keep_a_least_rate_and_few_appends_prove_nothing() -> None:
     starved = Plant(1)
     starved.run(20, demand=0)

@@ -72,6 +72,9 @@ _CAP_GROWS_BLINDLY: Final = 1.1
 _JUDGED_MIN: Final = 50
 """With fewer appends than these the 99th percentile says little."""
 
+_SILENT_LOOKS: Final = 5
+"""After so many looks in a row without appends, a second each, nobody is there for whom copies would make way."""
+
 _CALM_LOOKS: Final = 8
 """How many rests are compared with."""
 
@@ -183,9 +186,9 @@ class ForegroundGuard:
 class ForegroundCap:
     """Says how fast copies may be for appends hardly to notice them; see the module.
 
-    While nobody appends there is no limit. Once there are appends, copies begin slowly. Each period in which the
-    99th percentile was above ``_NOTICED`` times that without copies halves the rate that was copied at; each other one
-    raises it by a quarter. With too few appends to judge it grows by a tenth.
+    Once nobody has appended for some seconds there is no limit. With appends, copies begin slowly. Each period in which
+    the 99th percentile was above ``_NOTICED`` times that without copies halves the rate that was copied at; each other
+    one raises it by a quarter. With too few appends to judge it grows by a tenth.
 
     Attributes:
         rate: Bytes per second; infinite for no limit.
@@ -202,6 +205,8 @@ class ForegroundCap:
         self._busy = _NONE
         """The appends of this period during copies."""
         self._appended = 0
+        self._silent = 0
+        """Looks in a row without appends."""
         self._copied_bytes = 0
         self._copied_before = 0
         """The bytes that were copied before this period."""
@@ -217,6 +222,7 @@ class ForegroundCap:
             copied_bytes: All bytes that were copied so far, in both directions.
         """
         self._appended += appends.count
+        self._silent = 0 if appends.count else self._silent + 1
         if copied_bytes != self._copied_bytes:
             self._busy += appends
             self._drained = False
@@ -231,6 +237,8 @@ class ForegroundCap:
         if now_ns // PERIOD_NS != self._period:
             self._period = now_ns // PERIOD_NS
             self._judge()
+        if self._silent >= _SILENT_LOOKS:
+            self.rate = math.inf
         at_ns = now_ns % PERIOD_NS
         self.rest_ns = REST_NS + _REST_LONGER_NS - at_ns if self.rate != math.inf and at_ns < REST_NS else 0
 
