@@ -311,6 +311,30 @@ def test_open_ledgers_keep_an_ack_quorum(cluster: Inside, admin: ClusterAdmin) -
     assert "entries 0 to the end: 1 running bookies would be left, and its writer needs 2" in refusal
 
 
+def test_a_writer_that_can_replace_the_bookies_that_stop_needs_no_ack_quorum(
+    cluster: Inside, admin: ClusterAdmin
+) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client, size=2, close=False)
+    first, second = bookies_of(client, ledger_id)
+    found = admin.ok_to_stop(first)
+    assert found.refusals == ()
+    assert found.warnings == (f"ledger {ledger_id}, entries 0 to the end: sound copies that would be left: 1",)
+    assert "no sound copy would be left" in admin.ok_to_stop(first, second).refusals[0]
+
+
+def test_an_open_ledger_whose_writer_is_gone_needs_no_ack_quorum(cluster: Inside, admin: ClusterAdmin) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client, close=False)
+    first, second, third = bookies_of(client, ledger_id)
+    client.close()  # which leaves the ledger open, as the death of its process would
+    found = admin.ok_to_stop(first, second)
+    assert found.refusals == ()
+    assert found.warnings[1:] == (f"ledger {ledger_id}, entries 0 to the end: sound copies that would be left: 1",)
+    (refusal,) = admin.ok_to_stop(first, second, third).refusals
+    assert "no sound copy would be left" in refusal
+
+
 def test_repairs_are_listed_by_urgency(cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata) -> None:
     client = cluster.connect()
     safe, urgent = make_ledger(client), make_ledger(client, size=2, ack=1)

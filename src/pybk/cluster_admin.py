@@ -38,6 +38,7 @@ from pybk.errors import (
     CorruptError,
     IllegalOperationError,
     MetadataForgedError,
+    NoSuchLedgerError,
     PybkError,
     SafetyCheckError,
     UnsupportedFormatError,
@@ -85,8 +86,9 @@ _EMPTYING: Final = frozenset({BookieState.DRAINING, BookieState.DRAINED})
 class ClusterAdmin:
     """The administration of a cluster.
 
-    Everything is read from the metadata store, and written to it; only ``scrub_ledger`` asks bookies. Every call may
-    raise MetadataUnreachableError, and ClosedError after the manager was closed. Changes are durable on return.
+    Everything is read from the metadata store, and written to it; only ``scrub_ledger`` and ``ok_to_stop``
+    ask bookies. Every call may raise MetadataUnreachableError, and ClosedError after the manager was closed. Changes
+    are durable on return.
 
     Args:
         manager: A manager of the cluster, by ``LedgerManager.connect`` or of a bookie; it is not closed.
@@ -400,8 +402,10 @@ class ClusterAdmin:
     def ok_to_stop(self, *names: str) -> StopCheck:
         """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
 
-        Of an open ledger, an ack quorum of each write set must keep running; of closed fragments, one sound copy must,
-        and fewer than an ack quorum cause a warning. A copy that was reported as missing or damaged is not sound.
+        One sound copy of each entry must keep running, and fewer than an ack quorum cause a warning. A copy that was
+        reported as missing or damaged is not sound. An open ledger also needs an ack quorum of each write set, or as
+        many writable bookies as an ensemble has, of which its writer takes others; unless its bookies say that its
+        writer is gone.
         Nothing is changed, so the answer holds until another bookie fails or is stopped.
 
         Args:
@@ -410,13 +414,20 @@ class ClusterAdmin:
         Raises:
             UsageError: No name, or a name that no bookie has.
 
-        Cost: As ``drain_progress``.
+        Cost: As ``drain_progress``, and one short request to each bookie of the open ledgers that refuse.
         """
         if not names:
             raise UsageError("ok_to_stop takes the names of one or more bookies")
         stopped = {self._cookie(name).bookie for name in names}
         metadata = self._metadata
-        return stop_check(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata))
+        return stop_check(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata), self._has_writer)
+
+    def _has_writer(self, ledger_id: int) -> bool:
+        """Return whether an open ledger has a writer, as far as its bookies do not say that there is none."""
+        try:
+            return self._backend.has_writer(ledger_id) is not False
+        except NoSuchLedgerError:
+            return False
 
     async def ok_to_stop_async(self, *names: str) -> StopCheck:
         """Check as ``ok_to_stop`` does, in a thread, so that the event loop keeps running."""

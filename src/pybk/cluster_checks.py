@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -433,6 +433,7 @@ def stop_check(
     bookies: Sequence[BookieStatus],
     stopped: Collection[Bookie],
     marks: Sequence[UnderReplicatedLedger],
+    has_writer: Callable[[int], bool],
 ) -> StopCheck:
     """Return whether bookies may be stopped at once.
 
@@ -441,17 +442,24 @@ def stop_check(
         bookies: All bookies.
         stopped: Those that are to be stopped.
         marks: All marks.
+        has_writer: Returns whether an open ledger may have a writer that lives; asked of those whose writer could not
+            continue, until as many refuse as are listed.
     """
+
+    def ends(ledger_id: int, ensemble_size: int) -> bool:
+        # With as many writable bookies as an ensemble has, the writer replaces those that stop.
+        return writable < ensemble_size and (len(refusals) >= LISTED_MAX or has_writer(ledger_id))
+
+    writable = sum(each.writable and each.bookie not in stopped for each in bookies)
     running = {each.bookie for each in bookies if each.registered}
     after = Copies(cluster, running.difference(stopped), marks)
     leaving = {number for each in running.intersection(stopped) if (number := cluster.number_of(each)) is not None}
     affected = sorted({ledger_id for number in leaving for ledger_id in cluster.ledgers_of(number)})
     refusals, warnings = [], []
     for ledger_id in affected:
-        refusal, warning = _stop_of(after, ledger_id, leaving)
+        refusal, warning = _stop_of(after, ledger_id, leaving, ends)
         refusals += [refusal] if refusal else []
         warnings += [warning] if warning else []
-    writable = sum(each.writable and each.bookie not in stopped for each in bookies)
     general = []
     if writable < cluster.largest_open_ensemble:
         general.append(
@@ -466,8 +474,16 @@ def _bounded(texts: Sequence[str]) -> tuple[str, ...]:
     return (*texts[:LISTED_MAX], *more)
 
 
-def _stop_of(after: Copies, ledger_id: int, leaving: set[int]) -> tuple[str, str]:
-    """Return why a ledger refuses that bookies stop, and what would be impaired; empty texts for neither."""
+def _stop_of(after: Copies, ledger_id: int, leaving: set[int], ends: Callable[[int, int], bool]) -> tuple[str, str]:
+    """Return why a ledger refuses that bookies stop, and what would be impaired; empty texts for neither.
+
+    Args:
+        after: The copies that would be left.
+        ledger_id: The ledger.
+        leaving: The bookies that are to be stopped.
+        ends: Returns whether the writer of a ledger, by its id and the size of its ensembles, could not continue
+            without an ack quorum of its last ensemble.
+    """
     ledger = after.cluster.get(ledger_id)
     assert ledger is not None
     quorum = ledger.shape.quorum
@@ -482,7 +498,7 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int]) -> tuple[str, str
             if not mask & gone:
                 continue
             writers, copies = (live & mask).bit_count(), (sound & mask).bit_count()
-            if open_end and writers < quorum.ack_quorum:
+            if open_end and writers < quorum.ack_quorum and ends(ledger_id, quorum.ensemble_size):
                 return f"{where}: {writers} running bookies would be left, and its writer needs {quorum.ack_quorum}", ""
             if not copies:
                 return f"{where}: no sound copy would be left", ""

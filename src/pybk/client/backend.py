@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 from pybk.backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
-from pybk.client.broadcast import flush, move, proven_lac, repair
+from pybk.client.broadcast import find_writer, flush, move, proven_lac, repair
 from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport
 from pybk.client.follower import Followers
@@ -423,6 +423,22 @@ class ClusterBackend:
         if ledger.metadata.state is not LedgerState.CLOSED:
             recovering = Recovering(self.driver, ledger)
             self.driver.run(recovering, recovering.machine.start)
+
+    def has_writer(self, ledger_id: int) -> bool | None:
+        """Return whether a ledger has a writer that lives; None if that is unknown (``find_writer``).
+
+        Args:
+            ledger_id: The ledger.
+
+        Raises:
+            NoSuchLedgerError: It was deleted, or never created.
+
+        Cost: One round trip to the metadata store, and one short request to each bookie of an open ledger.
+        """
+        ledger = self.descriptor(ledger_id)
+        if ledger.metadata.state is LedgerState.CLOSED:
+            return False
+        return find_writer(self.driver, ledger, self.membership.find)
 
     def recover_abandoned(self, ledger_id: int) -> LedgerMetadata:
         """Recover a ledger as a member of the cluster, without its password; nothing if it is closed.
