@@ -1,7 +1,7 @@
 """A lost bookie of five: how fast its ledgers are whole again, how much is copied, and what writers notice of it.
 
-The bookie is killed while repairs are paused. A writer appends one entry at a time, first without repairs, then until
-half of the bytes are copied; the other half is copied while nobody else works.
+The bookie is killed while repairs are paused. A writer appends one entry at a time for a while. Then half of the bytes
+are copied while nobody else works, and the other half while the writer appends again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,12 @@ ENTRY_ENCODED: Final = ENTRY_BYTES + 64
 """An entry with its header and HMAC."""
 
 STALLED_S: Final = 60.0
+SETTLED_S: Final = 2.0
+"""All is copied when nothing was copied for so long."""
+
+UNCERTAIN: Final = 16
+"""Entries of the writer that may be stored and not counted yet, or counted and not yet stored by all bookies."""
+
 FLOOR_COPIES: Final = 400
 """Copies of each bare loop."""
 
@@ -44,8 +50,8 @@ class Loss:
     Attributes:
         lost: Encoded bytes that the bookie held.
         copied: Encoded bytes that were copied.
-        seconds: From the end of the pause until the last copy.
-        alone_mb_s: Megabytes copied per second while nobody else worked.
+        alone_mb_s: Megabytes copied per second while nobody else worked, from the end of the pause on.
+        beside_s: The seconds that the other half took, while a writer appended.
         floor_mb_s: What bare loops copy per second, a ledger's size at a time (``floor``).
         floor_cpu_s: Processor time of these loops per GB.
         cpu_s: Processor time of all bookies during the repair.
@@ -55,8 +61,8 @@ class Loss:
 
     lost: int
     copied: int
-    seconds: float
     alone_mb_s: float
+    beside_s: float
     floor_mb_s: float
     floor_cpu_s: float
     cpu_s: float
@@ -190,36 +196,44 @@ def measure(directory: Path, ledgers: int, entries: int, seconds: float) -> Loss
 def _repaired(
     cluster: Five, manager: LedgerManager, admin: ClusterAdmin, lost: int, before_ms: float, bare: tuple[float, float]
 ) -> Loss:
-    """Let the cluster repair itself, with a writer until half of the bytes are copied."""
+    """Let the cluster repair itself, with a writer once half of the bytes are copied."""
     stored, cpu = cluster.all_stored(), cluster.cpu_seconds()
-    busy = Foreground(manager)
-    began = changed = time.monotonic()
+    began = time.monotonic()
     admin.resume_repair(by="bench")
-    during: list[float] = []
-    copied = half = written = 0
-    half_at = began
-    while True:
-        time.sleep(LOOK_S)
-        now, found = time.monotonic(), cluster.all_stored() - stored
-        if not during and found - COPIES * ENTRY_ENCODED * len(busy.latencies) > lost // 2:
-            during = busy.end()
-            found = cluster.all_stored() - stored
-            written = COPIES * ENTRY_ENCODED * len(during)
-            half, half_at = found, time.monotonic()
-        if found > copied:
-            copied, changed = found, now
-        if during and copied >= lost and now > changed + 2:
-            break
-        if now > changed + STALLED_S:
-            raise RuntimeError(f"nothing was copied for {STALLED_S:g} s: {admin.status()}")
+    half, half_at = _until_copied(lambda: cluster.all_stored() - stored, lost // 2, 0.0)
+    writer = Foreground(manager)
+    try:
+        _, ended = _until_copied(
+            lambda: cluster.all_stored() - stored - COPIES * ENTRY_ENCODED * len(writer.latencies), lost, SETTLED_S
+        )
+    finally:
+        during = writer.end()
     return Loss(
         lost=lost,
-        copied=copied - written,
-        seconds=changed - began,
-        alone_mb_s=(copied - half) / 1e6 / (changed - half_at),
+        copied=cluster.all_stored() - stored - COPIES * ENTRY_ENCODED * len(during),
+        alone_mb_s=half / 1e6 / (half_at - began),
+        beside_s=ended - half_at,
         floor_mb_s=bare[0],
         floor_cpu_s=bare[1],
         cpu_s=cluster.cpu_seconds() - cpu,
         p99_without_ms=before_ms,
         p99_with_ms=p99_ms(during),
     )
+
+
+def _until_copied(copied: Callable[[], int], wanted: int, settled_s: float) -> tuple[int, float]:
+    """Wait until so many bytes are copied, and nothing was copied for a while.
+
+    Returns:
+        The bytes, and the time of the last copy.
+    """
+    most, changed = 0, time.monotonic()
+    while True:
+        time.sleep(LOOK_S)
+        now, found = time.monotonic(), copied()
+        if found > most + ENTRY_ENCODED * UNCERTAIN:
+            most, changed = found, now
+        if most >= wanted - ENTRY_ENCODED * UNCERTAIN and now >= changed + settled_s:
+            return most, changed
+        if now > changed + STALLED_S:
+            raise RuntimeError(f"nothing was copied for {STALLED_S:g} s; {most} of {wanted} bytes were")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pybk.healing.throttle import (
     BURST_S,
-    CAP_MIN,
     CAP_START,
     FACTOR_MIN,
     REST_NS,
@@ -24,6 +23,7 @@ from pybk.metrics import Histogram
 SECOND = 10**9
 MS = 10**6
 MIB = 1 << 20
+LEAST = MIB / 2
 RATE = 8 << 20
 
 
@@ -148,7 +148,7 @@ class Plant:
     """A bookie whose appends are the slower, the faster copies are made; looks at them as a worker does."""
 
     def __init__(self, noticed_at: float, appends: int = 400) -> None:
-        self.cap = ForegroundCap()
+        self.cap = ForegroundCap(LEAST)
         self.now = 0
         self.noticed_at = noticed_at
         self.appends = appends
@@ -212,7 +212,10 @@ def test_copies_keep_a_least_rate_and_few_appends_prove_nothing() -> None:
     starved = Plant(1)
     starved.run(20, demand=0)
     starved.run(200)
-    assert starved.cap.rate == CAP_MIN
+    assert starved.cap.rate == LEAST
+    starved.cap.least = 4 * CAP_START
+    starved.run(10)
+    assert starved.cap.rate == 4 * CAP_START, "a change of the setting counts from the next period on"
     few = Plant(1, appends=4)
     few.run(20, demand=0)
     few.run(40)

@@ -183,7 +183,7 @@ class Repairer:
         self._inbound = TokenBucket(rate, now_ns)
         self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
         self._guard = ForegroundGuard()
-        self._cap = ForegroundCap()
+        self._cap = ForegroundCap(self._repair_settings.least_bytes_per_second)
         self._clock_ns = time.time_ns() - now_ns
         """What makes the time of day of the monotonic clock; the time of day itself may be set meanwhile."""
         self._appends = _NO_APPENDS
@@ -507,6 +507,7 @@ class Repairer:
         now_ns = time.monotonic_ns()
         appends = self._bookie.append_latency.take()
         copied_bytes = self._inbound.charged_bytes + self._outbound.charged_bytes
+        self._cap.least = self._repair_settings.least_bytes_per_second
         self._cap.look(self._clock_ns + now_ns, appends, copied_bytes)
         self._appends += appends
         if now_ns - self._sampled_ns >= SAMPLE_NS:

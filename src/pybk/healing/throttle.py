@@ -61,9 +61,6 @@ _LOOK_NS: Final = 10**9
 CAP_START: Final = float(2 << 20)
 """Bytes per second of the first copies after appends were seen."""
 
-CAP_MIN: Final = CAP_START
-"""Bytes per second that copies keep although appends notice it: a slow repair is a longer time with fewer copies."""
-
 _NOTICED: Final = 1.25
 """How many times its value without copies the appends' 99th percentile may have: less than the target of 1.5."""
 
@@ -191,13 +188,16 @@ class ForegroundCap:
     one raises it by a quarter. With too few appends to judge it grows by a tenth.
 
     Attributes:
+        least: Bytes per second that copies keep although appends notice them, because a slow repair is a longer time
+            with fewer copies.
         rate: Bytes per second; infinite for no limit.
         rest_ns: How long copies are to rest from the last look on.
 
     Threads: one at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: float) -> None:
+        self.least = least
         self.rate = math.inf
         self.rest_ns = 0
         self._calm: deque[HistogramSnapshot] = deque(maxlen=_CALM_LOOKS)
@@ -227,7 +227,7 @@ class ForegroundCap:
             self._busy += appends
             self._drained = False
             if appends.count and self.rate == math.inf:
-                self.rate = CAP_START
+                self.rate = max(self.least, CAP_START)
         elif self._drained:
             if appends.count:
                 self._calm.append(appends)
@@ -257,10 +257,10 @@ class ForegroundCap:
             self.rate = math.inf
             self._calm.clear()
         elif not copied or self.rate == math.inf:
-            self.rate = CAP_START
+            self.rate = max(self.least, CAP_START)
         elif min(busy.count, calm.count) < _JUDGED_MIN:
             self.rate *= _CAP_GROWS_BLINDLY
         elif busy.quantile(0.99) > _NOTICED * calm.quantile(0.99):
-            self.rate = max(CAP_MIN, min(self.rate, copied * 1e9 / PERIOD_NS) * _SLOWER)
+            self.rate = max(self.least, min(self.rate, copied * 1e9 / PERIOD_NS) * _SLOWER)
         else:
             self.rate *= _CAP_GROWS

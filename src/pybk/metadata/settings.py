@@ -115,6 +115,7 @@ class RepairSettings(_Section):
         bytes_per_second: Bytes per second that a bookie copies in each direction.
         urgent_bytes_per_second: The same while a single sound copy is left.
         background_bytes_per_second: The same for moves that nothing depends on.
+        least_bytes_per_second: The same at least, although appends take longer because of it.
         surplus_delay_s: Seconds that a copy which no fragment names is kept at least.
         hold_below: Bulk copying waits while a smaller part of the members than this is registered.
         accepted_losses: Names of bookies whose loss does not make bulk copying wait.
@@ -132,6 +133,7 @@ class RepairSettings(_Section):
         "bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
         "urgent_bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
         "background_bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
+        "least_bytes_per_second": (_BYTES_MIN, _BYTES_MAX),
         "surplus_delay_s": (0.0, _YEAR_S),
         "hold_below": (0.0, 1.0),
         "paused_until_ns": (0, _INT_MAX),
@@ -143,6 +145,7 @@ class RepairSettings(_Section):
     bytes_per_second: int = 32 << 20
     urgent_bytes_per_second: int = 128 << 20
     background_bytes_per_second: int = 8 << 20
+    least_bytes_per_second: int = 1 << 20
     surplus_delay_s: float = 3_600.0
     hold_below: float = 0.75
     accepted_losses: tuple[str, ...] = ()
