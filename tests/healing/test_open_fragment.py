@@ -21,6 +21,7 @@ from pybk.replication.replica_check import Span
 from tests.client.test_limbo_repair import PASSWORD, payload, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.clusters import bookie, ledger
+from tests.healing.test_embedded_scrub import flip
 from tests.healing.test_repairing import metadata_of
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
@@ -106,6 +107,22 @@ def test_a_bookie_without_the_entries_misses_some(four: Inside) -> None:
         manager_of(four, ensemble[1]).close()
         manager_of(four, ensemble[2]).close()
         assert not misses_nothing(driver, read(client, ledger_id), ensemble[0]), "nobody else has answered"
+
+
+def test_a_bookie_with_the_last_entries_misses_some_if_one_before_is_damaged_or_it_is_silent(four: Inside) -> None:
+    client = four.connect()
+    driver = cluster_backend_of(client).driver
+    with client.create_ledger(password=PASSWORD) as writer:
+        for number in range(20):
+            writer.append(payload(number))
+        ledger = read(client, writer.ledger_id)
+        damaged, silent, sound = ledger.metadata.fragments[0].ensemble
+        flip(four.directory / damaged.bookie_id, payload(5))
+        assert not misses_nothing(driver, ledger, damaged), "entry 5 is damaged"
+        assert misses_nothing(driver, ledger, silent)
+        manager_of(four, silent).close()
+        assert not misses_nothing(driver, ledger, silent), "the others have answered, and it has not"
+        assert misses_nothing(driver, ledger, sound)
 
 
 def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
