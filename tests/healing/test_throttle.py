@@ -208,6 +208,20 @@ def test_copies_have_no_limit_soon_after_the_last_append() -> None:
     assert plant.cap.rate == math.inf
 
 
+def test_looks_that_come_too_early_are_none() -> None:
+    """A worker looks after each batch, and a batch of small ledgers takes some milliseconds."""
+    plant = Plant(8 * MIB)
+    plant.run(20, demand=0)
+    plant.run(12.2)
+    rate = plant.cap.rate
+    for _ in range(20):
+        plant.now += 20 * MS
+        plant.copied += 1 << 10
+        plant.cap.look(plant.now, Histogram().snapshot(), plant.copied)
+    assert plant.cap.rate == rate, "nobody appended for 0.4 s"
+    assert plant.cap.rest_ns == 0
+
+
 def test_copies_keep_a_least_rate_and_few_appends_prove_nothing() -> None:
     starved = Plant(1)
     starved.run(20, demand=0)

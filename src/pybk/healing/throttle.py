@@ -212,15 +212,31 @@ class ForegroundCap:
         """The bytes that were copied before this period."""
         self._drained = True
         self._period = -1
+        self._due_ns = 0
+        """When what happened is judged next."""
+        self._early = _NONE
+        """The appends of looks before that time."""
 
     def look(self, now_ns: int, appends: HistogramSnapshot, copied_bytes: int) -> None:
         """Take what has happened since the last look; called at ``next_ns`` while there are copies.
+
+        A look before that time only adds to the next one, because a few milliseconds without appends say nothing.
 
         Args:
             now_ns: The time of day, nanoseconds since 1970.
             appends: How long the appends took since the last look.
             copied_bytes: All bytes that were copied so far, in both directions.
         """
+        self._early += appends
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + self.next_ns(now_ns)
+            appends, self._early = self._early, _NONE
+            self._take(now_ns, appends, copied_bytes)
+        at_ns = now_ns % PERIOD_NS
+        self.rest_ns = REST_NS + _REST_LONGER_NS - at_ns if self.rate != math.inf and at_ns < REST_NS else 0
+
+    def _take(self, now_ns: int, appends: HistogramSnapshot, copied_bytes: int) -> None:
+        """Take what has happened since the last time."""
         self._appended += appends.count
         self._silent = 0 if appends.count else self._silent + 1
         if copied_bytes != self._copied_bytes:
@@ -239,8 +255,6 @@ class ForegroundCap:
             self._judge()
         if self._silent >= _SILENT_LOOKS:
             self.rate = math.inf
-        at_ns = now_ns % PERIOD_NS
-        self.rest_ns = REST_NS + _REST_LONGER_NS - at_ns if self.rate != math.inf and at_ns < REST_NS else 0
 
     def next_ns(self, now_ns: int) -> int:
         """Return how long after a time the next look is due."""
