@@ -177,3 +177,10 @@ def test_live_copies_are_those_on_bookies_that_serve_and_miss_nothing() -> None:
 def test_an_empty_fragment_needs_no_copies() -> None:
     metadata = ledger((0, "abc"), (10, "bcd"), last=9)
     assert live_copies(metadata, [], lambda bookie: ABSENT if bookie == D else HERE) == 3
+
+
+def test_a_fragment_without_an_end_counts_only_if_it_is_wanted() -> None:
+    metadata = ledger((0, "abc"), (10, "bcd"))
+    marks = [mark(A, missing=0), mark(B, missing=10), mark(C, missing=10)]
+    assert live_copies(metadata, marks, lambda _: HERE) == 1
+    assert live_copies(metadata, marks, lambda _: HERE, ended=True) == 2

@@ -15,6 +15,7 @@ from pybk.client.rereplication import FragmentCopy
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
 from pybk.healing.repairing import BATCH, BUCKETS, TRIES, Candidate, Repairer, batches, bucket_of
+from pybk.healing.throttle import TokenBucket
 from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
@@ -153,6 +154,28 @@ def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
         wait_until(is_done(metadata_of(client)))
         assert worker.repaired == 1
         worker.stop()  # before its bookie is closed
+
+
+def test_a_bookie_with_the_last_copy_gives_it_at_the_urgent_rate(
+    four: Inside, start: Callable[[LedgerManager], Repairer]
+) -> None:
+    """It has nothing to repair itself, and nobody says what its reads are for."""
+    client = four.connect()
+    metadata = metadata_of(client)
+    ledger_id = fill(client, 40, ensemble_size=2, write_quorum=2, ack_quorum=2)
+    source, gone = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble
+    managers = {service_of(each).bookie: each for each in four.bookies}
+    worker = start(managers[source])
+    pace = service_of(managers[source]).copy_reads.pace
+    assert isinstance(pace, TokenBucket)
+    settings = metadata.settings.repair
+    assert pace.rate == settings.bytes_per_second
+    lose(four, four.bookies.index(managers[gone]))
+    wait_until(lambda: pace.rate == settings.urgent_bytes_per_second)
+    assert worker.repaired == 0
+    for each in metadata.marks_of(ledger_id):
+        metadata.unmark_under_replicated(each)
+    wait_until(lambda: pace.rate == settings.bytes_per_second, "nothing is urgent any more")
 
 
 def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:

@@ -124,7 +124,11 @@ def ledger_work(
 
 
 def live_copies(
-    metadata: LedgerMetadata, marks: Sequence[UnderReplicatedLedger], presence: Callable[[Bookie], Presence]
+    metadata: LedgerMetadata,
+    marks: Sequence[UnderReplicatedLedger],
+    presence: Callable[[Bookie], Presence],
+    *,
+    ended: bool = False,
 ) -> int:
     """Return the fewest live sound copies of an entry of a ledger: on bookies that serve and have no observed damage.
 
@@ -132,6 +136,7 @@ def live_copies(
         metadata: The ledger's metadata.
         marks: All marks of the ledger.
         presence: Whether a bookie serves.
+        ended: Leave out the fragment without an end, of which no worker copies anything.
     """
     quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
     short = {mark.bookie: mark for mark in marks if mark.causes_by_reason().keys() & _FILLED}
@@ -142,7 +147,8 @@ def live_copies(
         for place, bookie in enumerate(fragment.ensemble):
             misses = bookie in short and (end is None or short[bookie].first_entry_id <= end)
             sound |= (presence(bookie) is not Presence.ABSENT and not misses) << place
-        if sound != quorum.everyone and (end is None or end >= fragment.first_entry_id):
+        counts = not ended if end is None else end >= fragment.first_entry_id
+        if sound != quorum.everyone and counts:
             fewest = min(fewest, *((sound & mask).bit_count() for mask in quorum.masks()))
     return fewest
 

@@ -24,8 +24,9 @@ A ledger that fails is tried again after a pause that doubles, from ``PAUSE_S`` 
 marks say that it is stuck, and the auditor decides when it is tried again.
 
 **Rates.** Copies to this bookie are paced here, and reads for copies from it by the bookie (``copy_reads``), each by a
-token bucket. The rate is that of the most urgent ledger in the queue, times the share that ``ForegroundGuard`` allows,
-and at most that of ``ForegroundCap`` unless the ledger is urgent; ``throttle`` has the rules.
+token bucket. The rate is that of the batch that is repaired, times the share that ``ForegroundGuard`` allows, and at
+most that of ``ForegroundCap`` unless the batch is urgent; ``throttle`` has the rules. Reads from this bookie are urgent
+as well if any marked ledger is, because this bookie may have its last copy and nothing to do for it.
 
 Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing threads with single operations.
 """
@@ -178,7 +179,9 @@ class Repairer:
         """By ledger that failed: its next pause in seconds, and the monotonic time of its next try."""
         now_ns = time.monotonic_ns()
         self._first: Candidate | None = None
-        """The first ledger of the batch that is repaired, or was repaired last."""
+        """The first ledger of the batch that is repaired, or was repaired last in this pass."""
+        self._urgent = False
+        """Whether a ledger that was marked at the last look has a single live copy; other bookies may copy it."""
         rate = self._repair_settings.bytes_per_second
         self._inbound = TokenBucket(rate, now_ns)
         self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
@@ -246,12 +249,13 @@ class Repairer:
         if any(each.rank == _REBALANCE for each in candidates) and not self._metadata.is_quiet(time.time_ns()):
             candidates = [each for each in candidates if each.rank != _REBALANCE]
         listed = batches(candidates)
+        self._first = None
         until = began + max(PASS_S, _LISTING_SHARE * (time.monotonic() - began))
         for batch in listed:
             if self._stopping.is_set() or time.monotonic() > until:
                 break
             self._first = batch[0]
-            self._set_rate()
+            self._sample()
             worked |= self._repair_batch(batch, marks)
         return worked
 
@@ -278,6 +282,7 @@ class Repairer:
 
         damaged: set[int] = set()
         found = []
+        urgent = False
         for ledger_id, stored in zip(ledger_ids, self._metadata.read_ledgers(ledger_ids, damaged=skip), strict=True):
             ledger_marks = marks[ledger_id]
             rank = min(mark.reason.rank for mark in ledger_marks)
@@ -286,13 +291,17 @@ class Repairer:
                 if ledger_id not in damaged:  # deleted, as a rule: its marks are to be removed
                     found.append(Candidate(_NO_COPIES_WANTED, rank, since_ns, ledger_id))
                 continue
+            urgent = urgent or self._copies(stored.metadata, ledger_marks, ended=True) <= 1
             work = self._work(stored.metadata, ledger_marks)
             if work.fragments or work.partly or work.over or self._is_left(work, ledger_marks):
-                copies = live_copies(stored.metadata, ledger_marks, self._presence)
-                if copies >= stored.metadata.write_quorum:
-                    copies = max(copies, _WHOLE)  # one copy of one is no reason to hurry
-                found.append(Candidate(copies, rank, since_ns, ledger_id))
+                found.append(Candidate(self._copies(stored.metadata, ledger_marks), rank, since_ns, ledger_id))
+        self._urgent = urgent
         return found
+
+    def _copies(self, metadata: LedgerMetadata, marks: Sequence[UnderReplicatedLedger], *, ended: bool = False) -> int:
+        """Return the fewest live copies of an entry, and ``_WHOLE`` at least for a ledger that lacks none."""
+        copies = live_copies(metadata, marks, self._presence, ended=ended)
+        return max(copies, _WHOLE) if copies >= metadata.write_quorum else copies  # one of one is no reason to hurry
 
     def _repair_batch(self, batch: Sequence[Candidate], marks: Mapping[int, Sequence[UnderReplicatedLedger]]) -> bool:
         """Repair ledgers of one bucket, if its lease is free; return whether it was."""
@@ -484,19 +493,17 @@ class Repairer:
     # ---- rates ---------------------------------------------------------------------------------------------------
 
     def _set_rate(self) -> None:
-        """Choose the rate of copies, by the settings as they are now and the queue's first ledger."""
+        """Choose the rates of copies, by the settings as they are now, the batch that is repaired, and the queue."""
         settings, first = self._repair_settings, self._first
-        rate = settings.bytes_per_second
-        if first is not None and first.copies <= 1:
-            rate = settings.urgent_bytes_per_second
-        elif first is not None and tuple(RepairReason)[first.rank] in _BACKGROUND:
-            rate = settings.background_bytes_per_second
+        normal = settings.bytes_per_second
+        if first is not None and tuple(RepairReason)[first.rank] in _BACKGROUND:
+            normal = settings.background_bytes_per_second
         urgent = first is not None and first.copies <= 1
-        rests_until_ns = 0 if urgent else time.monotonic_ns() + self._cap.rest_ns
-        for bucket in (self._inbound, self._outbound):
-            bucket.rate = rate * self._guard.factor
-            bucket.cap = math.inf if urgent else self._cap.rate
-            bucket.rests_until_ns = rests_until_ns
+        rests_until_ns = time.monotonic_ns() + self._cap.rest_ns
+        for bucket, hurries in ((self._inbound, urgent), (self._outbound, urgent or self._urgent)):
+            bucket.rate = (settings.urgent_bytes_per_second if hurries else normal) * self._guard.factor
+            bucket.cap = math.inf if hurries else self._cap.rate
+            bucket.rests_until_ns = 0 if hurries else rests_until_ns
 
     def _look_s(self) -> float:
         """Return in how many seconds the appends are to be looked at again, while there are copies."""
