@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from pybk.client import limbo_repair
+from pybk.flags import WriteFlag
 from pybk.healing import surplus_dropping, writer_watch
 from pybk.healing.service import Autorecovery
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
-from tests.client.test_limbo_repair import check, fill, service_of
+from tests.client.test_limbo_repair import check, fill, service_of, unclean
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.healing.test_repairing import metadata_of, names
@@ -166,6 +168,34 @@ def test_an_abandoned_ledger_is_closed_where_the_cluster_allows_it(five: Inside)
     with other.open_ledger(writer.ledger_id, password=b"correct horse") as reader:
         assert [entry.payload for entry in reader] == [b"entry %d" % number for number in range(20)]
     assert other.reseal(writer.ledger_id, password=b"correct horse").sealed
+
+
+def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limbo_repair, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.2)
+    metadata = metadata_of(five.bookies[0])
+
+    def change(settings: ClusterSettings) -> ClusterSettings:
+        return replace(settings, repair=replace(settings.repair, open_grace_s=1.0, recover_abandoned=True))
+
+    metadata.change_settings(change)
+    client, other = five.connect(), five.connect()
+    writer = client.create_ledger(password=b"correct horse", write_flags=WriteFlag.DEFERRED_FORCE)
+    for number in range(20):
+        writer.append(b"entry %d" % number)
+    writer.force()
+    client.close()
+    name = metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble[0].bookie_id
+    place = int(name[-1])
+    five.bookies[place].close()
+    unclean(five.directory / name)
+    again = service_of(five.open_bookie(place))
+    assert again.in_limbo() == [writer.ledger_id]
+    wait_until(lambda: not again.in_limbo())
+    assert other.ledger_metadata(writer.ledger_id).state is LedgerState.CLOSED
+    wait_until(lambda: not metadata.list_under_replicated())
+    with other.open_ledger(writer.ledger_id, password=b"correct horse") as reader:
+        assert [entry.payload for entry in reader] == [b"entry %d" % number for number in range(20)]
 
 
 def test_a_bookie_that_comes_back_late_drops_what_it_need_not_have(

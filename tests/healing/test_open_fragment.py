@@ -159,3 +159,21 @@ def test_a_mark_of_an_open_ledger_is_removed_once_its_bookie_is_whole(
     run = service_of(manager_of(four, second)).replicas.read(writer.ledger_id, 0, 39, 1, 1 << 20)[1]
     assert run is not None
     assert run.last == 39
+
+
+def test_a_mark_of_an_open_ledger_stays_while_its_bookie_is_in_limbo(
+    four: Inside, start: Callable[[LedgerManager], Repairer]
+) -> None:
+    client = four.connect()
+    metadata = metadata_of(client)
+    with client.create_ledger(password=PASSWORD) as writer:
+        for number in range(20):
+            writer.append(payload(number))
+        bookie = metadata.read_ledger(writer.ledger_id).metadata.fragments[0].ensemble[0]
+        service_of(manager_of(four, bookie)).replicas.put_in_limbo({writer.ledger_id: None})
+        metadata.mark_under_replicated(writer.ledger_id, bookie, 0, reason=RepairReason.MISSING)
+        worker = start(manager_of(four, bookie))
+        wait_until(lambda: writer.ledger_id in worker.failures, "it waits for the end of the fragment")
+        assert marked(metadata, writer.ledger_id, bookie) == 0
+    wait_until(lambda: marked(metadata, writer.ledger_id, bookie) is None)
+    wait_until(lambda: not service_of(manager_of(four, bookie)).in_limbo())

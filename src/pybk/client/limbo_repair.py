@@ -15,6 +15,10 @@ process of the bookie and ends limbo, ledger by ledger:
 | a fragment of this bookie has no end yet | wait: the writer replaces this bookie, or a recovery closes the ledger |
 | otherwise | copy the entries that this bookie lacks in each of its fragments, then end the limbo |
 
+Nobody may be there to end what it waits for: the writer or the recovery may have died. So after ``WAIT_SECONDS`` it marks
+the ledger as under-replicated, which it may well be. The auditor then looks for a sign of life of the writer, and without
+one the ledger waits for its owner, or a member recovers it.
+
 Waiting for a recovery does not block it: after its durable fence, this bookie may deny it the entries that it lacks.
 They were never forced here, and after the fence they never will be, so this bookie never counts for them. Where durable
 entries may be missing, it denies nothing, and the other bookies of the ensemble must suffice.
@@ -29,6 +33,7 @@ One thread does all of this, so its fields need no lock.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol
@@ -53,6 +58,9 @@ RETRY_SECONDS: Final = 2.0
 
 REST_FACTOR: Final = 5
 """Factor on that while none is: ledgers enter limbo when the bookie starts, and hardly ever later."""
+
+WAIT_SECONDS: Final = 10.0
+"""How long a ledger in limbo waits for the end of its last fragment before it is marked; writers need less, as a rule."""
 
 PAUSE_MAX_SECONDS: Final = 60.0
 """The longest pause before a ledger that could not be repaired is tried again."""
@@ -101,6 +109,8 @@ class LimboRepair:
         """Set once the thread is to end."""
         self.pauses: dict[int, tuple[float, float]] = {}
         """By ledger in limbo that was tried: its next pause in seconds, and the monotonic time of its next try."""
+        self.waits: dict[int, float] = {}
+        """By ledger in limbo that waits for an end: the monotonic time when it is marked; infinite once it is."""
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
         start_thread(self._thread)
 
@@ -112,6 +122,7 @@ class LimboRepair:
         """Repair each ledger in limbo whose pause is over; return whether any ledger is in limbo."""
         in_limbo = self.bookie.in_limbo()
         self.pauses = {each: self.pauses[each] for each in in_limbo if each in self.pauses}
+        self.waits = {each: self.waits[each] for each in in_limbo if each in self.waits}
         for ledger_id in in_limbo:
             if self.stopping.is_set():
                 break
@@ -136,15 +147,23 @@ class LimboRepair:
             metadata, version = self.membership.metadata.read_ledger(ledger_id)
         except NoSuchLedgerError:
             return False  # the bookie drops it once it has seen the tombstone twice
-        if metadata.state is LedgerState.IN_RECOVERY:
-            return False
         own = [number for number, each in enumerate(metadata.fragments) if self.bookie.bookie in each.ensemble]
-        if any(fragment_end(metadata, number) is None for number in own):
+        unended = bool(own) and fragment_end(metadata, own[-1]) is None
+        if unended or metadata.state is LedgerState.IN_RECOVERY:
+            if unended:
+                self.wait(ledger_id, metadata.fragments[own[-1]].first_entry_id)
             return False
         for number in own:
             self.fill(metadata, version, metadata.fragments[number].first_entry_id)
         self.bookie.end_limbo(ledger_id, closed=metadata.state is LedgerState.CLOSED)
         return True
+
+    def wait(self, ledger_id: int, first_entry_id: int) -> None:
+        """Note that a ledger waits for the end of the fragment that begins with an entry; mark it after a while."""
+        now = time.monotonic()
+        if now >= self.waits.setdefault(ledger_id, now + WAIT_SECONDS):
+            self.membership.metadata.mark_under_replicated(ledger_id, self.bookie.bookie, first_entry_id)
+            self.waits[ledger_id] = math.inf
 
     def fill(self, metadata: LedgerMetadata, version: int, first_entry_id: int) -> None:
         """Copy a fragment's entries from its other bookies to this one; entries that are here are only compared."""

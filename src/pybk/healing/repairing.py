@@ -125,6 +125,9 @@ class RepairBookie(Protocol):
     def copy_reads(self) -> CopyReads:
         """What answers reads for copies."""
 
+    def in_limbo(self) -> list[int]:
+        """Return its ledgers in limbo."""
+
 
 class Candidate(NamedTuple):
     """A ledger for which this bookie can do something.
@@ -410,6 +413,8 @@ class Repairer:
         Returns:
             False if it is not, or if that is not known; the mark is then about that fragment alone.
         """
+        if ledger.ledger_id in self._bookie.in_limbo():
+            return False  # it has marked itself, so that the ledger does not wait for a writer that is gone
         first = ledger.metadata.fragments[-1].first_entry_id
         raised = self._metadata.update_mark(mark, missing_from=first)
         if raised is None:
