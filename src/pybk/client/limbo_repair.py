@@ -15,9 +15,9 @@ process of the bookie and ends limbo, ledger by ledger:
 | a fragment of this bookie has no end yet | wait: the writer replaces this bookie, or a recovery closes the ledger |
 | otherwise | copy the entries that this bookie lacks in each of its fragments, then end the limbo |
 
-Nobody may be there to end what it waits for: the writer or the recovery may have died. So after ``WAIT_SECONDS`` it marks
-the ledger as under-replicated, which it may well be. The auditor then looks for a sign of life of the writer, and without
-one the ledger waits for its owner, or a member recovers it.
+Nobody may be there to end what it waits for: the writer or the recovery may have died. So after ``WAIT_SECONDS`` it
+marks the ledger as under-replicated, which it may well be. The auditor then looks for a sign of life of the writer, and
+without one the ledger waits for its owner, or a member recovers it.
 
 Waiting for a recovery does not block it: after its durable fence, this bookie may deny it the entries that it lacks.
 They were never forced here, and after the fence they never will be, so this bookie never counts for them. Where durable
@@ -60,7 +60,7 @@ REST_FACTOR: Final = 5
 """Factor on that while none is: ledgers enter limbo when the bookie starts, and hardly ever later."""
 
 WAIT_SECONDS: Final = 10.0
-"""How long a ledger in limbo waits for the end of its last fragment before it is marked; writers need less, as a rule."""
+"""How long a ledger in limbo waits for the end of its last fragment before it is marked; writers mostly need less."""
 
 PAUSE_MAX_SECONDS: Final = 60.0
 """The longest pause before a ledger that could not be repaired is tried again."""
