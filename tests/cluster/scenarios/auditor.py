@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from pybk.healing.auditor import SAVE_NS
 from tests.cluster.scenarios.absence import LARGE, SLOW
 from tests.cluster.scenarios.catalog import NotHere, scenario
 from tests.cluster.scenarios.scaled import LEASE_S
@@ -14,11 +15,14 @@ from tests.zookeeper_server import ZooKeeperServer, missing
 
 @scenario(6, "the auditor is killed in the middle of a repair")
 def scenario_06_auditor_killed(directory: Path) -> Figures:
-    with stage(directory, load=False, repair={**SLOW, "grace_s": 4.0}, **LARGE) as it:
+    with stage(directory, load=False, repair={**SLOW, "grace_s": 4.0}, **{**LARGE, "largest": 12_000}) as it:
         victim = it.followers()[0]
         held, count = it.held_bytes(victim), len(it.named(victim))
         it.bookie(victim).kill()
-        it.until(lambda: len(it.named(victim)) <= count * 2 // 3, "a third of the repair")
+        it.until(lambda: it.standing(victim) == "lost", "the loss")
+        saved = time.monotonic() + SAVE_NS / 1e9  # an auditor continues with absences as they were saved last
+        it.until(lambda: len(it.named(victim)) <= count * 2 // 3 and time.monotonic() > saved, "a third of the repair")
+        assert it.named(victim), "the repair was over before the auditor was killed"
         auditor = it.leader()
         it.bookie(auditor).kill()
         began = time.monotonic()
