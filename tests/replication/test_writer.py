@@ -338,6 +338,32 @@ def test_what_a_bookie_that_was_given_up_misses_is_reported_before_its_fragment_
             assert isinstance(writer.effects[-1], WriteMetadata), "the report comes first"
 
 
+def test_what_a_bookie_that_was_given_up_misses_of_an_ended_fragment_is_not_reported_again() -> None:
+    """That fragment is filled up once; its mark was recorded before the metadata said where it ends."""
+    writer = Writer(metadata((5, 3, 2)))
+    writer.submit(0, 9)
+    writer.submit(10, 19)
+    for _ in range(2):
+        for place in (0, 2, 3, 4):
+            writer.answer(place)
+    writer.lose(1)
+    writer.feed(BookiesChosen({}))
+    revival = writer.only(WakeAt)
+    writer.submit(20, 29)
+    writer.lose(3)
+    writer.feed(BookiesChosen({3: bookie(7)}))
+    assert writer.recorded[-1] == UnderReplicated(bookie(1), 0)
+    writer.feed(MetadataWritten(8))
+    writer.lose(1)  # an answer that was waited for until now
+    for place in (0, 2, 7, 4):
+        writer.answer(place)
+    assert confirmed(writer) == 29
+    writer.now = revival.time_ns
+    writer.feed(Woken())
+    writer.feed(BookiesChosen({}))
+    assert writer.recorded[-1] == UnderReplicated(bookie(1), 20)
+
+
 def test_a_bookie_that_falls_behind_is_replaced_and_holds_no_bytes() -> None:
     writer = Writer(straggler_bytes=200)
     for entry_id in range(4):

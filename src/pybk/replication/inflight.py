@@ -149,7 +149,13 @@ class Inflight:
         self._owed = [0] * quorum.ensemble_size
         """Confirmed bytes that the bookie of each place has not acknowledged; only live places are charged."""
         self._missing: dict[int, int] = {}
-        """First entry that the current bookie of a place may miss, by place; only places whose bookie failed."""
+        """First entry that the current bookie of a place may miss, by place; only places whose bookie failed.
+
+        Of places that were given up, only entries of the last fragment: what is missing of one that has an end was
+        reported, and that mark stays until it is filled up. Reported again, it would be copied again.
+        """
+        self._first = 0
+        """First entry of the last fragment."""
 
     @property
     def live(self) -> int:
@@ -242,6 +248,8 @@ class Inflight:
             why: What it did.
         """
         self.why.setdefault(place, why)
+        if self.dead >> place & 1:
+            first = max(first, self._first)
         self._missing[place] = min(first, self._missing.get(place, first))
         if not self.dead >> place & 1:
             self.failed |= 1 << place
@@ -317,6 +325,9 @@ class Inflight:
             self.why.pop(place, None)
         self.failed &= ~bits
         self.dead &= ~bits
+        self._first = self.lac + 1
+        for place in places(self.dead):
+            self._missing[place] = max(self._missing[place], self._first)
         for batch in self.pending:
             batch.acked &= ~bits
             batch.durable &= ~bits
@@ -349,7 +360,7 @@ class Inflight:
         effects = self.misses(place, beyond_confirmed=not closing)
         for effect in effects:
             assert type(effect) is UnderReplicated
-            self._missing[place] = effect.first_entry_id
+            self._missing[place] = max(effect.first_entry_id, self._first)
         self.dead |= bit
         self._owed[place] = 0
         return effects
