@@ -248,3 +248,42 @@ def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Pa
             return not found[-1]
 
         wait_until(is_gone)
+
+
+def test_an_idle_writer_shows_that_it_lives_while_a_later_bookie_of_its_ensemble_is_away(tmp_path: Path) -> None:
+    """Bookies that have started again know none of its sessions until then; here they are made to forget them."""
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD)
+        writer.append(b"first")
+        metadata = cluster_backend_of(client).membership.metadata
+        first = metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble
+        managers = {service_of(each).bookie: each for each in cluster.bookies}
+        managers[first[0]].close()
+        writer.append(b"second")
+        wait_until(lambda: len(metadata.read_ledger(writer.ledger_id).metadata.fragments) == 2)
+        (new,) = set(metadata.read_ledger(writer.ledger_id).metadata.fragments[-1].ensemble) - set(first)
+        cluster.open_bookie(cluster.bookies.index(managers[first[0]]))
+        wait_until(lambda: all(map(cluster_backend_of(client).membership.keeps, first)))
+        service = service_of(managers[first[1]])
+        found: list[bool] = []
+
+        def forget() -> list[BookieEffect]:
+            for peer in service.server.peers.values():
+                peer.writes.clear()
+            found.append(service.server.has_writer(writer.ledger_id))
+            return []
+
+        def ask() -> list[BookieEffect]:
+            found.append(service.server.has_writer(writer.ledger_id))
+            return []
+
+        service.post(forget)
+        wait_until(lambda: found == [False])
+        managers[new].close()
+
+        def is_known() -> bool:
+            service.post(ask)
+            return found[-1]
+
+        wait_until(is_known)

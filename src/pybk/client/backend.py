@@ -240,7 +240,7 @@ class ClusterBackend:
         def look_again() -> None:
             for writing in self._live_writings():
                 writing.bookies_changed(time.monotonic_ns())
-                if not all(map(self.membership.keeps, writing.ledger.metadata.fragments[-1].ensemble)):
+                if not all(map(self.membership.keeps, writing.ensemble)):
                     writing.announce()
 
         self.driver.post(look_again)

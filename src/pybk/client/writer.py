@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.group_commit import Completion
+    from pybk.ledger import Bookie
     from pybk.metrics import Metrics
 
 
@@ -149,7 +150,7 @@ class Writing(Conversation[WriterMachine]):
             self._fail_appends(error)
             self.end(error)
             self.report_activity()
-            leave(self.driver, self.ledger, self.machine.metadata.fragments[-1].ensemble)
+            leave(self.driver, self.ledger, self.ensemble)
         elif type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
             ledger_id = self.ledger.ledger_id
@@ -180,6 +181,11 @@ class Writing(Conversation[WriterMachine]):
             metadata = self.ledger.metadata
             labels = (("code", code_of(error)),)
             self._metrics.add(APPEND_ERRORS, entries, metadata.ledger_type, metadata.tier, labels)
+
+    @property
+    def ensemble(self) -> tuple[Bookie, ...]:
+        """The bookies that it writes to; ``ledger`` may have earlier ones, because it is renewed at the end alone."""
+        return self.machine.metadata.fragments[-1].ensemble
 
     @property
     def lag_bytes(self) -> int:
