@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from pybk.ledger import Fragment, LedgerState
+from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.replication.messages import (
     Add,
     Answered,
@@ -26,6 +26,7 @@ from pybk.replication.messages import (
     ReadMetadata,
     Reason,
     Reply,
+    Send,
     Status,
     UnderReplicated,
     WakeAt,
@@ -107,6 +108,28 @@ def test_an_idle_writer_shows_that_it_lives_also_before_its_first_entry() -> Non
         assert [(send.bookie, send.request) for send in writer.sends] == [
             (bookie(number), WriteLac(5, -1)) for number in range(3)
         ]
+
+
+def test_a_writer_shows_that_it_lives_also_while_it_fills_a_place_that_was_given_up() -> None:
+    """The same change of bookies asks for both, and its ledger has a place short."""
+    writer = Writer()
+    writer.submit(0, 0)
+    for number in (0, 2):
+        writer.answer(number)
+    writer.lose(1)
+    writer.feed(BookiesChosen({}))
+    writer.take(writer.writer.bookies_changed(0))
+
+    def shown_to() -> list[Bookie]:
+        return [effect.bookie for effect in writer.writer.announce() if isinstance(effect, Send)]
+
+    assert shown_to() == [bookie(0), bookie(2)]
+    writer.feed(BookiesChosen({1: bookie(7)}))
+    assert shown_to() == [bookie(0), bookie(2)], "no other one is named yet"
+    writer.feed(MetadataWritten(8))
+    assert shown_to() == [bookie(0), bookie(7), bookie(2)]
+    writer.take(writer.writer.close(0))
+    assert shown_to() == []
 
 
 def test_a_watched_lac_is_sent_at_once() -> None:

@@ -255,10 +255,11 @@ class WriterMachine:
     def announce(self) -> list[Effect]:
         """Send the bookies the last add confirmed even if they know it, so that they know that the writer lives (H12).
 
-        A bookie that has started again knows no session of a writer that has had nothing to append since.
+        A bookie that has started again knows no session of a writer that has had nothing to append since. During an
+        ensemble change those of the ensemble before are sent it, as the metadata name no other (C1).
         """
         inflight = self._inflight
-        if self._phase is not _WriterPhase.STEADY:
+        if self._phase in (_WriterPhase.CLOSING, _WriterPhase.ENDED):
             return []
         self._lac_sent = inflight.lac
         self._watched = False
