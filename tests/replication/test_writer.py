@@ -298,8 +298,10 @@ def test_a_bookie_that_only_did_not_answer_for_a_while_takes_its_place_again() -
         asked = writer.only(WakeAt)
         writer.feed(Woken())
         assert writer.effects == [asked], "it is too early"
+        writer.sends.clear()
         writer.wake_up()
         assert writer.now == before + wait_ns
+        assert [send.bookie for send in writer.sends] == [bookie(0), bookie(2)], "they may have lost its sessions"
         assert writer.only(ChooseBookies) == ChooseBookies((1,), tuple(map(bookie, range(3))), frozenset())
     writer.feed(BookiesChosen({1: bookie(1)}))
     writer.feed(MetadataWritten(8))

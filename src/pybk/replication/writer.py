@@ -451,7 +451,9 @@ class WriterMachine:
         """Ask the metadata store again, or try to fill the places of bookies that were given up."""
         self._wake_at_ns = None
         if self._phase is _WriterPhase.STEADY:
-            return self.bookies_changed(now_ns) if now_ns >= self._revive_at_ns else []
+            if now_ns < self._revive_at_ns or not self._inflight.dead:
+                return []
+            return self.announce() + self.bookies_changed(now_ns)  # a network that failed has ended sessions (H12)
         if self._retry_at_ns is None or now_ns < self._retry_at_ns:
             return []
         self._retry_at_ns = None
