@@ -11,7 +11,8 @@ at any point, because keys that exist are left or written again:
 5. ids above all that are known;
 6. the new epoch, and last the removal of ``outdated``.
 
-The directories are locked meanwhile, so no bookie can start. Which ensembles a ledger had is found by
+The directories are locked meanwhile, so no bookie can start. A bookie that runs would serve by what it knows of the
+metadata from before, so nothing is written while one is registered. Which ensembles a ledger had is found by
 ``replication.held_entries``. No seal is kept outside of the metadata. So a ledger whose end the metadata do not have is
 left in recovery: the next client that opens it with its password finds its end.
 """
@@ -25,6 +26,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
+from urllib.parse import unquote
 
 from pybk.bookie.holdings import HeldLedger, Holdings, open_holdings
 from pybk.connect import key_for, open_cluster
@@ -36,10 +38,12 @@ from pybk.errors import (
     MetadataExistsError,
     MetadataForgedError,
     PybkError,
+    SafetyCheckError,
     UsageError,
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.health import listed
 from pybk.ledger import Bookie, LedgerMetadata, LedgerState
 from pybk.metadata.authenticated_values import (
     VALUE_FORMAT_RESEALED,
@@ -64,6 +68,7 @@ from pybk.metadata.ledger_description import LedgerDescription, description_body
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
+from pybk.metadata.registration import BOOKIES_KEY
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
@@ -186,6 +191,8 @@ class Mending:
         """The ledgers in it; None for a tombstone."""
         self._unreadable: set[int] = set()
         """Ledgers whose values in it are damaged."""
+        self._running: list[str] = []
+        """Bookies that are registered in the store."""
 
     def __enter__(self) -> Mending:
         """Return this."""
@@ -275,7 +282,7 @@ class Mending:
         return value if newest == payload else cluster_value_of(newest)
 
     def _read_store(self) -> dict[str, bytes]:
-        """Return what the store has, except what is leased; nothing if there is no store."""
+        """Return what the store has, except what is leased; nothing if there is no store. Note which bookies run."""
         try:
             store = open_metadata(self._url, create=False)
         except MetadataError as error:
@@ -283,6 +290,7 @@ class Mending:
                 return {}
             raise
         try:
+            self._running = [unquote(name) for name in store.children(BOOKIES_KEY)]
             return {key: node.value for key, node in store.walk() if key.partition("/")[0] not in NOT_EXPORTED}
         finally:
             store.close()
@@ -420,6 +428,8 @@ class Mending:
     def _note(self) -> None:
         """Note what cannot be brought back, and what to do next."""
         plan, notes = self._plan, self._plan.notes
+        if self._running:
+            notes.append(_running_text(self._running))
         if self._export is not None and self._new_epoch:
             notes.append(
                 "an export does not know what came after it: ledgers that were deleted since are back unless a bookie "
@@ -454,6 +464,9 @@ class Mending:
 
     def _do(self, cluster_value: bytes, next_id: int) -> int:
         """Write everything; return the number of the new epoch, 0 if there is none."""
+        if self._running:
+            running = _running_text(self._running)
+            raise SafetyCheckError(f"nothing was written to {self._url}: {running}", failures=(running,))
         store = open_metadata(self._url)
         self._stack.callback(store.close)
         if self._overwrite:
@@ -514,3 +527,10 @@ class Mending:
             metadata.write_ledger(corrected, metadata.read_ledger(corrected.ledger_id).version)
         for ledger_id, bookie, first in plan.missing:
             metadata.mark_under_replicated(ledger_id, bookie, first)
+
+
+def _running_text(names: Sequence[str]) -> str:
+    return (
+        f"bookies are registered there, and all must be closed first: {listed(sorted(names))}; the registration of one "
+        "that was killed ends by itself within seconds"
+    )

@@ -128,6 +128,7 @@ def restore_metadata(
         What was done or would be.
 
     Raises:
+        SafetyCheckError: Bookies are registered in the store, and ``write`` is True; nothing was written.
         UsageError: The store is not empty and ``overwrite`` is False, or an argument is wrong.
         MetadataForgedError: The secret is not that of the export, the store or the directories.
         CorruptError: The file is not a whole export.
@@ -197,6 +198,7 @@ def rebuild_metadata(
         What was done or would be; it names what cannot be brought back.
 
     Raises:
+        SafetyCheckError: As for ``restore_metadata``.
         UsageError: No directory is given, or they are of several clusters.
         MetadataForgedError: The secret is not the cluster's.
         StoreLockedError: A bookie serves from one of the directories.

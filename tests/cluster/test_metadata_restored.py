@@ -21,6 +21,7 @@ from pybk import (
     MetadataOutdatedError,
     MetadataRestoreReport,
     NoSuchLedgerError,
+    SafetyCheckError,
     StoreConfig,
     UsageError,
     check_metadata,
@@ -30,6 +31,7 @@ from pybk import (
 )
 from pybk.bookie import server
 from pybk.credentials import ClusterSecret
+from pybk.metadata.export import read_export
 from pybk.metadata.url import open_metadata
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster
@@ -104,8 +106,12 @@ class Cluster:
         return path
 
     def put_back(self, copy: Path) -> None:
-        """Have the store be as it was when the copy was made."""
-        restore_metadata(self.url, copy, cluster_secret=SECRET, new_epoch=False, overwrite=True, write=True)
+        """Have the store be as it was when the copy was made, as its disk's older state would: bookies may run."""
+        self.empty()
+        store = open_metadata(self.url)
+        for key, value in read_export(str(copy)):
+            store.create(key, value)
+        store.close()
 
     def empty(self) -> None:
         """Have the store forget everything."""
@@ -477,3 +483,21 @@ def test_ensembles_of_an_old_export_are_corrected(local: Cluster) -> None:
     assert found.corrected == (writer.ledger_id,)
     with local.running(4) as running:
         check(running.connect(), writer.ledger_id, 20)
+
+
+def test_metadata_are_neither_restored_nor_rebuilt_under_a_bookie_that_runs(cluster: Cluster) -> None:
+    with cluster.running() as running:
+        copy = cluster.copy()
+        write(running.connect())
+        seen = restore_metadata(cluster.url, copy, cluster_secret=SECRET, overwrite=True)
+        assert any("bookie-0, bookie-1, bookie-2" in note for note in seen.notes)
+        for options in ({}, {"new_epoch": False}):
+            with pytest.raises(SafetyCheckError, match="must be closed first: bookie-0, bookie-1, bookie-2"):
+                cluster.restore(copy, overwrite=True, **options)
+        with pytest.raises(SafetyCheckError, match="must be closed first"):
+            cluster.restore()
+        assert check_metadata(cluster.url, cluster_secret=SECRET).ledgers == 1
+        running.bookies.pop(2).close()
+        with pytest.raises(SafetyCheckError, match="must be closed first: bookie-0, bookie-1;"):
+            cluster.rebuild(2)
+    assert cluster.rebuild().written
