@@ -36,6 +36,7 @@ RARE = {
     "scrub_bytes": "tests/healing/test_scrubbing.py",
     "scrub_damaged_records": "tests/healing/test_embedded_scrub.py",
     "scrub_oldest_timestamp_ns": "tests/healing/test_embedded_scrub.py",
+    "scrub_period_ns": "tests/healing/test_embedded_scrub.py",
 }
 """Metrics that appear with an event, which need not come before the scrape here, and the test that makes them move."""
 

@@ -14,7 +14,7 @@ from pybk.metadata.auditor_records import REPORT_KEY
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.url import open_metadata
-from tests.client.test_limbo_repair import fill, service_of
+from tests.client.test_limbo_repair import PASSWORD, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.healing.test_autorecovery import autorecovery_of, grace, leaders
@@ -123,6 +123,8 @@ def test_the_auditor_alone_has_the_gauges_of_the_cluster(five: Inside) -> None:
     wait_until(lambda: gauge(manager, "members", state="live") == 5)
     assert [gauge(each, "auditor_leader") for each in five.bookies] == [place == leader for place in range(5)]
     assert all(gauge(each, "members", state="live") is None for each in five.bookies if each is not manager)
+    assert gauge(manager, "repair_grace_ns") == 600e9
+    wait_until(lambda: gauge(manager, "largest_ensemble") == 0, "no ledger to be open")
     closed = MetricKey("ledgers", labels=(("state", "closed"),))
     wait_until(lambda: manager.metrics().gauges.get(closed) == 5)
     lost = next(place for place in range(5) if place != leader)
@@ -154,3 +156,5 @@ def test_the_auditor_alone_has_the_gauges_of_the_cluster(five: Inside) -> None:
     assert sum(each.get(copied, 0) for each in counters) == sum(each.copied_bytes for each in companions)
     findings = MetricKey("auditor_findings", labels=(("reason", "lost"),))
     assert manager.metrics().counters.get(findings, 0) >= len(held)
+    with client.create_ledger(password=PASSWORD, ensemble_size=4):
+        wait_until(lambda: gauge(manager, "largest_ensemble") == 4)

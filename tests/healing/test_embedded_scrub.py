@@ -76,6 +76,7 @@ def test_a_bit_that_flips_where_nobody_reads_is_found_and_shown_until_it_is_righ
         assert counted(manager, SCRUB_DAMAGED_RECORDS) > 0
         gauges = {key.name: value for key, value in manager.metrics().gauges.items()}
         assert 0 < time.time_ns() - gauges["scrub_oldest_timestamp_ns"] < 60e9
+        assert gauges["scrub_period_ns"] == 1e9
         with manager.open_ledger(damaged) as reader, pytest.raises(DigestMismatchError):
             list(reader.read(150, 150))
         with manager.open_ledger(sound) as reader:

@@ -21,7 +21,8 @@ from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState
-from tests.client.test_limbo_repair import check, fill, service_of
+from pybk.metrics import REPAIR_COPIED_BYTES, MetricKey
+from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until
@@ -107,6 +108,32 @@ def test_a_bookie_is_filled_up_by_its_own_worker(four: Inside, start: Callable[[
     run = service.replicas.read(ledger_id, 0, 39, 1, 1 << 20)[1]
     assert run is not None
     assert run.last == 39
+
+
+def test_bytes_count_as_they_are_copied(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:
+    client = four.connect()
+    with client.create_ledger(password=PASSWORD) as writer:
+        writer.append_many([b"x" * 1000] * 500)
+    metadata = metadata_of(client)
+    rate(metadata, 64 << 10)
+    bookie = metadata.read_ledger(writer.ledger_id).metadata.fragments[0].ensemble[0]
+    manager = next(each for each in four.bookies if service_of(each).bookie == bookie)
+    service_of(manager).replicas.delete(writer.ledger_id)
+    metadata.mark_under_replicated(writer.ledger_id, bookie, 0, reason=RepairReason.DAMAGED)
+    worker = start(manager)
+    copied = MetricKey(REPAIR_COPIED_BYTES, labels=(("reason", "damaged"),))
+    wait_until(lambda: manager.metrics().counters.get(copied))
+    assert worker.repaired == 0, "counted before the fragment is whole"
+    rate(metadata, 32 << 20)
+    wait_until(lambda: worker.repaired == 1)
+    assert manager.metrics().counters[copied] == worker.copied_bytes > 500_000
+
+
+def rate(metadata: ClusterMetadata, bytes_per_second: int) -> None:
+    def change(settings: ClusterSettings) -> ClusterSettings:
+        return replace(settings, repair=replace(settings.repair, bytes_per_second=bytes_per_second))
+
+    metadata.change_settings(change)
 
 
 def test_a_bookie_that_is_back_keeps_its_places(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:

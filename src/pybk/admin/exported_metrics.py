@@ -85,6 +85,10 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "repair_paused_until_timestamp_ns": Exported(
         GAUGE, (), "When a pause of the repairs ends; 0 if they are not paused."
     ),
+    "repair_grace_ns": Exported(GAUGE, (), "How long a bookie may be absent before its copies count as lost."),
+    "largest_ensemble": Exported(
+        GAUGE, (), "Bookies in the largest ensemble of an open ledger; 0 if all ledgers are closed."
+    ),
     "under_replicated_ledgers": Exported(
         GAUGE, ("reason", "copies"), "Ledgers with too few live sound copies of an entry."
     ),
@@ -119,6 +123,7 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "scrub_oldest_timestamp_ns": Exported(
         GAUGE, ("kind",), "Since when everything was checked, by kind of check; when checks began if that is later."
     ),
+    "scrub_period_ns": Exported(GAUGE, ("kind",), "How often everything is to be checked, by kind of check."),
     # a bookie
     "salvages": Exported(COUNTER, (), "Starts of this bookie with what is left of a damaged store."),
     "bookie_turn_ns": Exported(HISTOGRAM, (), "How long a bookie works on the requests that have arrived together."),

@@ -186,6 +186,11 @@ class Auditing:
         """Whether this process is the auditor, as far as it knows."""
         return self._election.leads
 
+    @property
+    def grace_ns(self) -> int:
+        """How long a bookie may be absent, by the settings that the machine knows, nanoseconds."""
+        return int(self._machine.situation.settings.repair.grace_s * 1e9)
+
     def report_check(self, ledger_id: int, bookie: Bookie, result: Check, first_entry_id: int) -> None:
         """Give the machine what a check of a bookie's replica of a ledger found; any thread."""
         event = ReplicaChecked(ledger_id, bookie, result, first_entry_id)
@@ -246,8 +251,7 @@ class Auditing:
     def _due_s(self) -> float:
         """Return in how many seconds the next absent bookie is lost; ``TICK_S`` if none is before."""
         now_ns = self._now_ns()
-        grace_ns = int(self._machine.situation.settings.repair.grace_s * 1e9)
-        dues_ns = [since + grace_ns - now_ns for since in self._machine.situation.absent_since_ns.values()]
+        dues_ns = [since + self.grace_ns - now_ns for since in self._machine.situation.absent_since_ns.values()]
         return min([TICK_S, *(due_ns / 1e9 + _DUE_S for due_ns in dues_ns if due_ns > 0)])
 
     def _next(self, now: float, tick_at: float) -> Call | None:

@@ -84,6 +84,11 @@ class QuickAuditing:
         schedule = self._schedule
         return None if schedule is None else schedule.oldest_ns
 
+    @property
+    def period_s(self) -> float:
+        """Seconds between two audits of a replica; once ``oldest_ns`` is known, it costs no round trip."""
+        return self._metadata.settings.scrub.quick_s
+
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_S):
             try:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from pybk.client.membership import Membership
     from pybk.ledger import Bookie, Fragment, LedgerMetadata
     from pybk.metadata.settings import RepairSettings
+    from pybk.replication.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -397,9 +398,9 @@ class Repairer:
                 assert self._recover is not None
                 self._recover(ledger_id)
                 continue
+            pace = _CountedPace(self._inbound, partial(self._count_copied, _reason_of(marks)))
             for number, fragment in enumerate(work.fragments):
-                copied = self._copy(ledger, *fragment, fresh=number == 0)
-                self._membership.metrics.add(REPAIR_COPIED_BYTES, copied, labels=(("reason", _reason_of(marks)),))
+                self._copy(ledger, pace, *fragment, fresh=number == 0)
             self._unmark(work.filled)
             if work.fragments:
                 self.repaired += 1
@@ -428,15 +429,21 @@ class Repairer:
         labels = (("reason", _reason_of(marks)), ("result", result))
         self._membership.metrics.add(REPAIR_LEDGERS, labels=labels)
 
+    def _count_copied(self, reason: str, size_bytes: int) -> None:
+        self._membership.metrics.add(REPAIR_COPIED_BYTES, size_bytes, labels=(("reason", reason),))
+
     def _unmark(self, marks: Iterable[UnderReplicatedLedger]) -> None:
         for mark in marks:
             self._metadata.unmark_under_replicated(mark)
 
-    def _copy(self, ledger: RemoteLedger, first_entry_id: int, replaced: Bookie | None, *, fresh: bool) -> int:
-        """Complete a fragment at this bookie, which takes or has a place in it; return the bytes that were copied.
+    def _copy(
+        self, ledger: RemoteLedger, pace: Pace, first_entry_id: int, replaced: Bookie | None, *, fresh: bool
+    ) -> None:
+        """Complete a fragment at this bookie, which takes or has a place in it.
 
         Args:
             ledger: The ledger.
+            pace: The rate of the copies.
             first_entry_id: The fragment.
             replaced: As in ``FragmentWork``.
             fresh: Whether no copy of this ledger has been made since its metadata was read.
@@ -444,14 +451,11 @@ class Repairer:
         own = self._bookie.bookie
         lost = frozenset((own if replaced is None else replaced,))
         stay = lost if replaced is None else frozenset()
-        machine = RereplicationMachine(
-            ledger.ledger_id, first_entry_id, lost, stay=stay, target=own, pace=self._inbound
-        )
+        machine = RereplicationMachine(ledger.ledger_id, first_entry_id, lost, stay=stay, target=own, pace=pace)
         copy = FragmentCopy(self._driver, ledger, machine)
         known = MetadataRead(ledger.metadata, ledger.version)
         self._driver.run(copy, partial(machine.step, known) if fresh else machine.start)
         self.copied_bytes += machine.copied_bytes
-        return machine.copied_bytes
 
     # ---- judgements ----------------------------------------------------------------------------------------------
 
@@ -544,6 +548,35 @@ class Repairer:
         self._workers.close(wait=True)
         if self._thread.is_alive():
             self._thread.join()
+
+
+class _CountedPace:
+    """A pace whose bytes are counted as they are copied: the copy of a large fragment may take hours.
+
+    Args:
+        pace: The pace.
+        copied: Called with the bytes of each piece that is copied.
+
+    Threads: as the pace.
+    """
+
+    def __init__(self, pace: Pace, copied: Callable[[int], None]) -> None:
+        self._pace = pace
+        self._copied = copied
+
+    @property
+    def piece_bytes(self) -> int:
+        """How many bytes are to be copied at once."""
+        return self._pace.piece_bytes
+
+    def wait_ns(self, now_ns: int) -> int:
+        """Return after how many nanoseconds the next copy may begin; 0 for now."""
+        return self._pace.wait_ns(now_ns)
+
+    def charge(self, size_bytes: int, now_ns: int) -> None:
+        """Count bytes of a copy."""
+        self._pace.charge(size_bytes, now_ns)
+        self._copied(size_bytes)
 
 
 def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:

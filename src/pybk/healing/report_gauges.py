@@ -32,6 +32,7 @@ def report_gauges(report: Report, reported_ns: int) -> Iterator[Gauge]:
         yield MetricKey("repair_hold", labels=(("reason", reason.value),)), reason in held
     for status in Status:
         yield MetricKey("members", labels=(("state", status.value),)), report.members.get(status.value, 0)
+    yield MetricKey("largest_ensemble"), report.ensembles[1]
     yield from _shortages(report)
     counts = report.counts
     yield MetricKey("ledgers_lost"), counts.lost

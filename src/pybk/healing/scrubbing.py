@@ -180,7 +180,13 @@ class StoreScrub:
 
     def _gauges(self) -> list[Gauge]:
         terms = self._terms
-        return [] if terms is None else [oldest_gauge(kind, self.oldest_ns(kind)) for kind in terms.periods]
+        if terms is None:
+            return []
+        return [
+            gauge
+            for kind, period_s in terms.periods.items()
+            for gauge in scrub_gauges(kind, self.oldest_ns(kind), period_s)
+        ]
 
     # ---- the thread ----------------------------------------------------------------------------------------------
 
@@ -446,9 +452,19 @@ class StoreScrub:
             self._thread.join()
 
 
-def oldest_gauge(kind: ScrubKind, oldest_ns: int) -> Gauge:
-    """Return the gauge that says since when everything was checked."""
-    return MetricKey("scrub_oldest_timestamp_ns", labels=(("kind", kind.value),)), oldest_ns
+def scrub_gauges(kind: ScrubKind, oldest_ns: int, period_s: float) -> tuple[Gauge, Gauge]:
+    """Return the gauges that say since when everything was checked, and how often that is to be done.
+
+    Args:
+        kind: The kind of check.
+        oldest_ns: Since when everything was checked, nanoseconds since 1970.
+        period_s: Seconds between two checks.
+    """
+    labels = (("kind", kind.value),)
+    return (
+        (MetricKey("scrub_oldest_timestamp_ns", labels=labels), oldest_ns),
+        (MetricKey("scrub_period_ns", labels=labels), period_s * 1e9),
+    )
 
 
 def check_store(

@@ -12,7 +12,7 @@ from pybk.healing.quick_auditing import QuickAuditing
 from pybk.healing.repairing import Repairer
 from pybk.healing.report_gauges import report_gauges
 from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrubbing import StoreScrub, oldest_gauge
+from pybk.healing.scrubbing import StoreScrub, scrub_gauges
 from pybk.healing.surplus_dropping import SurplusDropping
 from pybk.healing.writer_watch import WriterWatch
 from pybk.metrics import Gauge, MetricKey
@@ -71,10 +71,11 @@ class Autorecovery:
         yield MetricKey("auditor_leader"), leads
         if leads and report is not None:
             yield from report_gauges(report, self.auditing.reported_ns)
+            yield MetricKey("repair_grace_ns"), self.auditing.grace_ns
         yield MetricKey("repair_throttle_ratio"), self.repairer.foreground_share()
         yield MetricKey("surplus_bytes"), self.surplus.drops.surplus_bytes
         if (oldest_ns := self.quick_auditing.oldest_ns) is not None:
-            yield oldest_gauge(ScrubKind.QUICK, oldest_ns)
+            yield from scrub_gauges(ScrubKind.QUICK, oldest_ns, self.quick_auditing.period_s)
 
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
