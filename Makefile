@@ -46,8 +46,9 @@ demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
-# Three processes, as tests wait for others for a fifth of their time.
+# Three processes, as tests wait for others for a fifth of their time. Without promtool the tests of alert rules are left out.
 test: $(VENV)/.test
+	@tools/prometheus home >/dev/null || true
 	tools/java run $(BIN)/python -m tests.spark.archiving
 	tools/java run $(BIN)/python -m pytest -n 3 $(ARGS)
 

@@ -13,10 +13,12 @@ from tests.paths import ROOT
 
 FUNCTION_LINES_MAX = 70
 BANNED_MODULES = {"base", "common", "helper", "helpers", "misc", "shared", "tools", "util", "utils"}
-SOURCES = sorted(path for folder in ("src", "bench", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))
+SOURCES = sorted(
+    path for folder in ("src", "bench", "deploy", "examples", "tests") for path in (ROOT / folder).rglob("*.py")
+)
 USERS = [
     path
-    for folder in ("src/pybk/spark", "src/pybk/admin", "bench", "examples")
+    for folder in ("src/pybk/spark", "src/pybk/admin", "bench", "deploy", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 """Packages that use pybk as an application does, or nearly so."""
