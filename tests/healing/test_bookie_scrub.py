@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pybk.healing import scrubbing
-from pybk.ledger import Bookie, Fragment
+from pybk.healing.bookie_scrub import placed_entries
+from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
 from pybk.replication.messages import Status
@@ -20,6 +21,7 @@ from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_autorecovery import autorecovery_of
 from tests.healing.test_embedded_scrub import counted, flip
 from tests.healing.test_repairing import metadata_of
+from tests.metadata.records import ledger as closed
 from tests.waiting import wait_until
 
 
@@ -104,3 +106,31 @@ def test_what_no_bookie_copies_is_not_damage(three: Inside, why: str) -> None:
     assert not counted(bookie, SCRUB_DAMAGED_RECORDS)
     assert not metadata_of(client).list_under_replicated()
     assert bookie.health().state == "ok"
+
+
+def test_only_entries_count_whose_write_sets_have_the_bookie() -> None:
+    a, b, c, d = (Bookie(name, name.encode() * 16) for name in "abcd")
+    fragments = (Fragment(0, (a, b, c)), Fragment(79, (c, a, d)))
+    ledger = closed(
+        1,
+        state=LedgerState.CLOSED,
+        ensemble_size=3,
+        write_quorum=2,
+        ack_quorum=2,
+        fragments=fragments,
+        last_entry_id=99,
+    )
+    # Of the first fragment a has the entries 0, 2, 3, 5, ...; of the second one 79, 81, 82, 84, ...
+    assert placed_entries(ledger, a, 80, 80) is None, "it was sent to it with the ensemble before"
+    assert placed_entries(ledger, a, 80, 83) == (81, 82)
+    assert placed_entries(ledger, a, 0, 99) == (0, 99)
+    assert placed_entries(ledger, a, 1, 80) == (2, 79)
+    assert placed_entries(ledger, a, 100, 120) is None, "the ledger ends before"
+    assert placed_entries(ledger, d, 0, 78) is None
+    assert placed_entries(ledger, b, 78, 90) == (78, 78)
+    assert placed_entries(ledger, b, 0, 0) == (0, 0)
+    for bookie, others in ((a, range(100)), (b, range(79)), (d, range(79, 100))):
+        for entry_id in others:
+            fragment = fragments[entry_id >= 79]
+            has = bookie in (fragment.ensemble[entry_id % 3], fragment.ensemble[(entry_id + 1) % 3])
+            assert placed_entries(ledger, bookie, entry_id, entry_id) == ((entry_id, entry_id) if has else None)

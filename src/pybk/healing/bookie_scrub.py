@@ -12,6 +12,7 @@ from pybk.healing.scrubbing import ScrubTerms, text_of
 from pybk.ledger import LedgerMetadata
 from pybk.metadata.underreplication import RepairReason
 from pybk.replication.fragments import fragment_end
+from pybk.replication.quorum import Quorum
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.troubles import CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pybk.bookie.server import BookieServer
+    from pybk.ledger import Bookie
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
 
@@ -95,9 +97,9 @@ class BookieScrub:
     def _needed(self, metadata: LedgerMetadata, damaged: DamagedEntries) -> tuple[int, int, int] | None:
         """Return the ledger, and the first and last of the damaged entries that belong to it and have no new copy here.
 
-        Only entries count of fragments that name this bookie. Of others nobody copies anything to it: entries beyond
-        the end of a closed ledger, which a recovery has cut, and surplus copies. While the metadata of the ledger
-        cannot be read, all count.
+        Only entries count that this bookie is to hold: nobody copies others to it, such as those beyond the end of a
+        closed ledger, which a recovery has cut, and surplus copies. While the metadata of the ledger cannot be read,
+        all count.
         """
         valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
         if valid is None:
@@ -109,14 +111,8 @@ class BookieScrub:
             return None
         except PybkError:
             return valid
-        own = self._bookie.bookie
-        parts = []
-        for number, fragment in enumerate(ledger.fragments):
-            end = fragment_end(ledger, number)
-            part = max(first, fragment.first_entry_id), last if end is None else min(last, end)
-            if own in fragment.ensemble and part[0] <= part[1]:
-                parts.append(part)
-        return (ledger_id, parts[0][0], parts[-1][1]) if parts else None
+        placed = placed_entries(ledger, self._bookie.bookie, first, last)
+        return None if placed is None else (ledger_id, *placed)
 
     def show(self, damaged: Iterable[DamagedEntries]) -> None:
         """Show what waits for its copies among the troubles of the store."""
@@ -125,3 +121,22 @@ class BookieScrub:
             self.store.troubles.note(CHECKING, f"{text_of(found)}, which are to be copied from other bookies")
         else:
             self.store.troubles.clear(CHECKING)
+
+
+def placed_entries(ledger: LedgerMetadata, bookie: Bookie, first: int, last: int) -> tuple[int, int] | None:
+    """Return the first and the last of some entries whose write sets have a bookie; None if none has.
+
+    A bookie may hold others, too: an ensemble had it at another place, or none, since the entry was sent to it.
+    """
+    quorum = Quorum(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
+    found: list[int] = []
+    for number, fragment in enumerate(ledger.fragments):
+        end = fragment_end(ledger, number)
+        lowest, highest = max(first, fragment.first_entry_id), last if end is None else min(last, end)
+        if bookie not in fragment.ensemble or lowest > highest:
+            continue
+        place = fragment.ensemble.index(bookie)
+        span = min(highest - lowest + 1, quorum.ensemble_size)  # a bookie takes some of so many neighbours
+        candidates = (*range(lowest, lowest + span), *range(highest - span + 1, highest + 1))
+        found += (entry_id for entry_id in candidates if quorum.mask(entry_id) >> place & 1)
+    return (min(found), max(found)) if found else None
