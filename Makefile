@@ -99,7 +99,7 @@ sim: $(VENV)/.test
 
 clean:
 	rm -rf $(VENV) .java build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .grimp_cache .hypothesis src/*.egg-info
-	find src tests bench examples -name __pycache__ -type d -exec rm -rf {} +
+	find src tests bench deploy examples -name __pycache__ -type d -exec rm -rf {} +
 
 $(BIN)/python:
 	@if [ -z "$(PYTHON)" ]; then \

@@ -13,12 +13,15 @@ import pytest
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
-JAVA = ROOT / "tools" / "java"
-
 
 def java(*arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
     """Run ``tools/java`` in a project that has fetched nothing, where only some commands are."""
-    script = shutil.copy(JAVA, path / "tools-java")
+    return tool("java", *arguments, path=path)
+
+
+def tool(name: str, *arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a tool in a project that has fetched nothing, where only some commands are."""
+    script = shutil.copy(ROOT / "tools" / name, path / f"tools-{name}")
     environment = {"PATH": str(path)}
     return subprocess.run([script, *arguments], env=environment, capture_output=True, text=True, timeout=PROCESS_S)
 
@@ -65,6 +68,23 @@ def test_without_java_a_command_runs_and_its_last_line_says_what_was_left_out(co
     done = java("run", "bash", "-c", "echo ran; exit 3", path=commands)
     assert (done.returncode, done.stdout) == (3, "ran\n")
     assert done.stderr.splitlines()[-1].startswith("left out, because there is no Java 17 or newer: ")
+
+
+def test_a_prometheus_on_the_path_is_found(commands: Path) -> None:
+    (commands / "promtool").symlink_to("/bin/true")
+    assert tool("prometheus", "find", path=commands).returncode == 1, "promtool alone is not enough"
+    (commands / "prometheus").symlink_to("/bin/true")
+    for order in ("find", "home"):
+        assert tool("prometheus", order, path=commands).stdout == f"{commands}\n"
+
+
+def test_without_prometheus_it_says_what_to_do(commands: Path) -> None:
+    done = tool("prometheus", "find", path=commands)
+    assert (done.returncode, done.stdout) == (1, "")
+    done = tool("prometheus", "home", path=commands)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no promtool and prometheus were found" in done.stderr
+    assert "apt install prometheus" in done.stderr
 
 
 @pytest.fixture
