@@ -48,6 +48,24 @@ def test_reads_are_answered_at_the_rate_and_in_order() -> None:
     assert 36 <= 8 * now / SECOND <= 40
 
 
+def test_a_read_gets_no_more_at_once_than_the_bookies_own_rate_says() -> None:
+    """Else readers whose own bookies have no appends would take a MiB each, and adds would wait for that."""
+    asked: list[int] = []
+
+    def noted(sender: Any, request: Read, now_ns: int) -> list[BookieEffect]:
+        asked.append(request.bytes_max)
+        return answer(sender, request, now_ns)
+
+    sent = CopyReads(noted)
+    pace = sent.pace = TokenBucket(32 * MIB, 0)
+    sent.read(1, Read(1, 0, 0, 1, MIB, checked=True), 0)
+    pace.cap = 2 * MIB
+    sent.read(2, Read(1, 0, 0, 1, MIB, checked=True), SECOND)
+    sent.read(3, Read(1, 0, 0, 1, 1000, checked=True), 2 * SECOND)
+    assert asked == [MIB, pace.piece_bytes, 1000]
+    assert pace.piece_bytes < MIB // 8
+
+
 def test_a_read_is_not_held_back_until_its_client_gives_up() -> None:
     sent = CopyReads(answer)
     sent.pace = TokenBucket(1024, 0)

@@ -2,7 +2,8 @@
 
 Such reads (``Read.checked``) come from re-replication and from checks. They compete with the reads and appends of
 applications, and a bookie may be the source of many copies at once, so the bookie itself bounds what it sends. A read
-that comes too early is held back, but never so long that its client gives up.
+that comes too early is held back, but never so long that its client gives up. It gets no more at once than the rate of
+this bookie says, because adds wait for that; its client only knows the rate of its own one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from pybk.replication.bookie import BookieEffect, Respond
@@ -61,6 +63,8 @@ class CopyReads:
         return self._answered(sender, request, now_ns)
 
     def _answered(self, sender: Any, request: Read, now_ns: int) -> list[BookieEffect]:
+        if self.pace is not None:
+            request = replace(request, bytes_max=min(request.bytes_max, self.pace.piece_bytes))
         effects = self._answer(sender, request, now_ns)
         if self.pace is not None:
             replies = [effect.reply for effect in effects if isinstance(effect, Respond)]
