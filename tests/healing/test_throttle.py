@@ -208,6 +208,15 @@ def test_copies_have_no_limit_soon_after_the_last_append() -> None:
     assert plant.cap.rate == math.inf
 
 
+def test_copies_that_nobody_notices_for_days_are_not_slowed_down() -> None:
+    plant = Plant(1e15)
+    plant.run(20, demand=0)
+    plant.run(20)
+    plant.cap.rate = 1e308  # as after some hours, if nothing ended its growth
+    plant.run(30)
+    assert CAP_START < plant.cap.rate < math.inf
+
+
 def test_looks_that_come_too_early_are_none() -> None:
     """A worker looks after each batch, and a batch of small ledgers takes some milliseconds."""
     plant = Plant(8 * MIB)

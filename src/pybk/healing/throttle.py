@@ -64,6 +64,9 @@ CAP_START: Final = float(2 << 20)
 _NOTICED: Final = 1.25
 """How many times its value without copies the appends' 99th percentile may have: less than the target of 1.5."""
 
+_CAP_MAX: Final = float(1 << 40)
+"""Bytes per second to which the limit grows; it would be infinite after nine hours, which stands for none yet."""
+
 _CAP_GROWS: Final = 1.25
 _CAP_GROWS_BLINDLY: Final = 1.1
 _JUDGED_MIN: Final = 50
@@ -273,8 +276,8 @@ class ForegroundCap:
         elif not copied or self.rate == math.inf:
             self.rate = max(self.least, CAP_START)
         elif min(busy.count, calm.count) < _JUDGED_MIN:
-            self.rate *= _CAP_GROWS_BLINDLY
+            self.rate = min(_CAP_MAX, self.rate * _CAP_GROWS_BLINDLY)
         elif busy.quantile(0.99) > _NOTICED * calm.quantile(0.99):
             self.rate = max(self.least, min(self.rate, copied * 1e9 / PERIOD_NS) * _SLOWER)
         else:
-            self.rate *= _CAP_GROWS
+            self.rate = min(_CAP_MAX, self.rate * _CAP_GROWS)
