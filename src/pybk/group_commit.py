@@ -53,11 +53,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from pybk.errors import PybkError
 
 logger = logging.getLogger(__name__)
+
+_SHORT_SECONDS: Final = 0.01
+"""A leader that leaves need not wake a background thread that sleeps no longer than this."""
 
 T = TypeVar("T")
 
@@ -164,7 +167,10 @@ class GroupCommit:
         """Locked unless the background thread was kicked and has not woken yet."""
         self.kick_lock.acquire()
         self.rests = False
-        """Whether there is idle work, and the background thread sleeps until it is kicked. Guarded by ``mutex``."""
+        """Whether there is idle work, and the background thread sleeps for long, or until it is kicked.
+
+        Guarded by ``mutex``.
+        """
         self._stopping = False
 
     # ---- waiting -------------------------------------------------------------------------------------------------
@@ -316,7 +322,7 @@ class GroupCommit:
             while True:
                 with self.mutex:
                     seconds = self.work.sleep_seconds()
-                    self.rests = seconds < 0 and self.work.idles
+                    self.rests = self.work.idles and not 0 <= seconds <= _SHORT_SECONDS
                 kicked = self.kick_lock.acquire(timeout=seconds)
                 if self._stopping:
                     return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,12 @@ from pybk.client import driver as driver_module
 from pybk.client.driver import Conversation, Driver
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.group_commit import Completion, GroupCommit
-from pybk.replication.messages import Effect, Event, Failed, Reason, WakeAt
-from tests.cluster.inside import inside
+from pybk.replication import writer as machine
+from pybk.replication.messages import Effect, Event, Failed, Reason, Status, WakeAt
+from pybk.writer import LedgerWriter
+from tests.client.test_limbo_repair import PASSWORD, service_of
+from tests.cluster.inside import Inside, inside
+from tests.healing.test_repairing import metadata_of
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S, wait_until
 
@@ -80,3 +85,45 @@ def test_conversations_are_woken_that_asked_for_the_same_moment(tmp_path: Path) 
         for each in sleeps:
             backend.driver.group.wait(each.completion)
             assert each.completion.error is None
+
+
+def give_up(cluster: Inside, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a writer give up the place of a bookie that stays registered, and takes entries again afterwards."""
+
+    def refuse(*_: Any, **__: Any) -> Status:
+        return Status.REFUSED
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service_of(cluster.bookies[1]).replicas, "stage", refuse)
+        writer.append(b"first")
+        wait_until(lambda: metadata_of(cluster.bookies[0]).marks_of(writer.ledger_id), "the place is given up")
+
+
+def test_an_idle_writer_fills_a_place_again_although_no_bookie_comes_or_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "REVIVE_NS", 500_000_000)
+    with inside(tmp_path) as cluster:
+        metadata = metadata_of(cluster.bookies[0])
+        writer = cluster.connect().create_ledger(password=PASSWORD)
+        give_up(cluster, writer, monkeypatch)
+        wait_until(lambda: len(metadata.read_ledger(writer.ledger_id).metadata.fragments) == 2)
+
+
+def test_idle_work_does_not_wait_for_a_late_wake_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "REVIVE_NS", machine.REVIVE_NS_MAX)
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        driver = cluster_backend_of(client).driver
+        writer = client.create_ledger(password=PASSWORD)
+        give_up(cluster, writer, monkeypatch)
+        wait_until(lambda: driver.sleep_seconds() > 1.0)
+        wait_until(lambda: driver.group.rests)
+        writer.append(b"second")
+        replicas = service_of(cluster.bookies[0]).replicas
+
+        def lac() -> int:
+            state = replicas.state(writer.ledger_id)
+            return -1 if state is None else state.lac
+
+        wait_until(lambda: lac() == 1, "no entry has carried it")

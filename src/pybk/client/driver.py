@@ -298,8 +298,11 @@ class Driver:
         return bool(self.posted or self._waited or self._formed or self._active)
 
     def sleep_seconds(self) -> float:
-        """Return the time to the next look for idle work; -1 if there was none for a while."""
-        return _TICK_SECONDS if self._ticks_left > 0 else -1.0
+        """Return the time to the next look for idle work; if there was none for a while, to the next wake-up, or -1."""
+        if self._ticks_left > 0:
+            return _TICK_SECONDS
+        first = self.wakes[:1]  # the leader may take it at this moment
+        return max(_TICK_SECONDS, first[0][0] / 1e9 - time.monotonic()) if first else -1.0
 
     def background_ended(self) -> None:
         """Log an error: threads that wait still lead by themselves, but futures complete only when they do."""
@@ -349,7 +352,7 @@ class Driver:
             self._send_lacs()  # the leader may wait long, as for a ledger to advance
 
     def idle(self) -> None:
-        """Take late answers of bookies, and send LACs that no add has carried."""
+        """Take late answers of bookies, wake conversations, and send LACs that no add has carried."""
         busy = False
         if self._closed is None:
             try:
