@@ -176,7 +176,11 @@ def test_a_failed_repair_is_tried_again_after_pauses_that_grow(monkeypatch: pyte
         return True
 
     stands: Any = SimpleNamespace(
-        bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]), stopping=threading.Event(), pauses={}, try_repair=repair
+        bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]),
+        stopping=threading.Event(),
+        pauses={},
+        waits={},
+        try_repair=repair,
     )
     monkeypatch.setattr(limbo_repair, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     pause = RETRY_SECONDS
