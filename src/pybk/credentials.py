@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Self
 
 from pybk.errors import UsageError
@@ -22,7 +24,12 @@ While the secret is replaced, the variable with ``_NEXT`` appended may hold a se
 name ends with ``.next``.
 """
 
+SECRET_BYTES_MIN: Final = 16
+"""The shortest cluster secret that is accepted; 32 random bytes are a good one."""
+
 _BYTES_MAX: Final = 1 << 16
+
+logger = logging.getLogger(__name__)
 
 
 def read_secret_file(path: str) -> bytes:
@@ -84,17 +91,34 @@ class Secret:
         The second one is in the file with ``.next`` appended to its name, or in the variable with ``_NEXT`` appended.
 
         Raises:
-            UsageError: As ``read``.
+            UsageError: As ``read``, or the second one is too short.
         """
         first = self.read()
-        if first is None or self.value is not None:
-            return () if first is None else (first,)
-        file = self.file or os.environ.get(f"{self.variable}_FILE")
-        if file:
-            following = read_secret_file(f"{file}.next") if os.path.exists(f"{file}.next") else None
-        else:
-            following = os.environb.get(f"{self.variable}_NEXT".encode())
+        if first is None:
+            return ()
+        following = self.read_next()
         return (first,) if following is None else (first, following)
+
+    def read_next(self) -> bytes | None:
+        """Return the secret that replaces a cluster's, None if none was given.
+
+        Raises:
+            UsageError: As ``read``, or it is too short, such as that in a file which is being written.
+        """
+        if self.value is not None or (self.file is None and self.variable is None):
+            return None
+        file = self.file or os.environ.get(f"{self.variable}_FILE")
+        name = f"{file}.next" if file else f"{self.variable}_NEXT"
+        if file:
+            following = read_secret_file(name) if os.path.exists(name) else None
+        else:
+            following = os.environb.get(name.encode())
+        if following is not None and len(following) < SECRET_BYTES_MIN:
+            raise UsageError(
+                f"{name} has {len(following)} bytes, and is to hold the next secret of a cluster, which takes at least "
+                f"{SECRET_BYTES_MIN}: write it again, or remove it"
+            )
+        return following
 
     @property
     def source(self) -> str | None:
@@ -120,17 +144,12 @@ def cluster_secrets(given: ClusterSecret | None) -> Callable[[], tuple[bytes, ..
     """Return a function that reads a cluster's secrets, which may be others each time; None if there is none.
 
     Raises:
-        UsageError: A secret is not of type bytes, or too many are given; or as ``Secret.read``.
+        UsageError: A secret is not of type bytes, or too many are given; or as ``Secret.read_all``. The function raises
+            it as ``Secret.read``: a next secret that cannot be used any more is logged, and stays as it was.
     """
     if isinstance(given, Secret):
-
-        def read() -> tuple[bytes, ...]:
-            found = given.read_all()
-            if not found:
-                raise UsageError(f"{given.source} holds no cluster secret any more; put it back, or start again")
-            return found
-
-        return read if given.read_all() else None
+        first = given.read_all()
+        return partial(_read_again, given, _Following(first[1] if len(first) > 1 else None)) if first else None
     if given is None:
         return None
     each: object = (given,) if isinstance(given, bytes) else given
@@ -140,6 +159,32 @@ def cluster_secrets(given: ClusterSecret | None) -> Callable[[], tuple[bytes, ..
         raise UsageError(f"cluster_secret has {len(each)} secrets; it takes one, or the present and the next one")
     fixed = tuple(each)
     return lambda: fixed
+
+
+@dataclass(slots=True)
+class _Following:
+    """The next secret of a cluster as a process has found it last, and what was wrong with it since."""
+
+    secret: bytes | None = field(default=None, repr=False)
+    problem: str = ""
+
+
+def _read_again(given: Secret, following: _Following) -> tuple[bytes, ...]:
+    """Read a cluster's secrets again, in a process that runs.
+
+    Someone may be writing the file of the next secret, or have made it for another user. That must not end what the
+    process does with the present one.
+    """
+    present = given.read()
+    if present is None:
+        raise UsageError(f"{given.source} holds no cluster secret any more; put it back, or start again")
+    try:
+        following.secret, following.problem = given.read_next(), ""
+    except UsageError as error:
+        if str(error) != following.problem:
+            logger.warning("the cluster's secrets stay as they are: %s", error)
+        following.problem = str(error)
+    return (present,) if following.secret is None else (present, following.secret)
 
 
 @dataclass(frozen=True, slots=True)

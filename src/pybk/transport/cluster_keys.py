@@ -18,10 +18,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from xxhash import xxh3_128_digest
 from zmq.utils import z85
 
+from pybk.credentials import SECRET_BYTES_MIN
 from pybk.errors import UsageError
-
-SECRET_BYTES_MIN: Final = 16
-"""The shortest cluster secret that is accepted; 32 random bytes are a good one."""
 
 KEY_BYTES: Final = 32
 MAC_BYTES: Final = 16

@@ -1,0 +1,76 @@
+"""Secrets that are read from files while they are replaced."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from pybk import Secret, UsageError
+from pybk.credentials import SECRET_BYTES_MIN, cluster_secrets
+
+PRESENT = b"p" * 32
+NEXT = b"n" * 32
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "secret"
+    file.write_bytes(PRESENT + b"\n")
+    return file
+
+
+def following(file: Path) -> Path:
+    return file.with_name("secret.next")
+
+
+def test_a_next_secret_that_is_too_short_is_refused_by_a_process_that_begins_with_it(file: Path) -> None:
+    following(file).write_bytes(b"n" * (SECRET_BYTES_MIN - 1) + b"\n")
+    with pytest.raises(UsageError, match=r"secret\.next has 15 bytes, and is to hold the next secret .* at least 16"):
+        cluster_secrets(Secret(file=str(file)))
+    following(file).write_bytes(b"n" * SECRET_BYTES_MIN)
+    read = cluster_secrets(Secret(file=str(file)))
+    assert read is not None
+    assert read() == (PRESENT, b"n" * SECRET_BYTES_MIN)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_next_secret_that_cannot_be_used_does_not_end_the_use_of_the_present_one(
+    file: Path, known: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if known:
+        following(file).write_bytes(NEXT)
+    read = cluster_secrets(Secret(file=str(file)))
+    assert read is not None
+    expected = (PRESENT, NEXT) if known else (PRESENT,)
+    assert read() == expected
+    following(file).write_bytes(b"")  # as while it is being written
+    with caplog.at_level(logging.WARNING):
+        assert [read() for _ in range(3)] == [expected] * 3
+    assert [record.getMessage().partition(" has ")[0] for record in caplog.records] == [
+        f"the cluster's secrets stay as they are: {file}.next"
+    ]
+    following(file).unlink()
+    following(file).mkdir()  # which nobody can read as a file, as one of another user
+    assert read() == expected
+    following(file).rmdir()
+    assert read() == (PRESENT,)
+    following(file).write_bytes(NEXT)
+    assert read() == (PRESENT, NEXT)
+
+
+def test_the_present_secret_must_stay_readable(file: Path) -> None:
+    read = cluster_secrets(Secret(file=str(file)))
+    assert read is not None
+    file.unlink()
+    with pytest.raises(UsageError, match="cannot be read"):
+        read()
+
+
+def test_the_next_secret_of_a_variable_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SECRET", PRESENT.decode())
+    monkeypatch.setenv("SOME_SECRET_NEXT", "short")
+    with pytest.raises(UsageError, match="SOME_SECRET_NEXT has 5 bytes"):
+        Secret(variable="SOME_SECRET").read_all()
+    assert Secret(variable="SOME_SECRET").read() == PRESENT
