@@ -261,6 +261,8 @@ def test_a_dead_bookie_is_removed_with_the_ledgers_that_are_given_up(cluster: In
         admin.remove(name, accept_loss=[ledger_id + 1])
     assert states(admin)[name] is BookieState.ACTIVE
     assert admin.remove(name, accept_loss=[ledger_id]).state is BookieState.REMOVED
+    with pytest.raises(SafetyCheckError, match="it was removed already, and nothing is left to do"):
+        admin.ok_to_remove(name)
 
 
 def test_maintenance_has_an_end(admin: ClusterAdmin) -> None:
@@ -355,9 +357,32 @@ def test_a_pause_of_repairs_ends(admin: ClusterAdmin) -> None:
         admin.pause_repair(1, "")
     with pytest.raises(UsageError, match="is called 'nobody'"):
         admin.resume_repair(["nobody"])
-    resumed = admin.resume_repair(["bookie-2"], by="bob").repair
-    assert (resumed.paused_until_ns, resumed.paused_by, resumed.accepted_losses) == (0, "", ("bookie-2",))
+    resumed = admin.resume_repair(by="bob").repair
+    assert (resumed.paused_until_ns, resumed.paused_by, resumed.accepted_losses) == (0, "", ())
     assert admin.settings().changed_by == "bob"
+
+
+def test_a_loss_is_accepted_until_the_bookie_is_back(cluster: Inside, admin: ClusterAdmin) -> None:
+    with pytest.raises(UsageError, match="of a bookie that runs: leave out bookie-2, bookie-3"):
+        admin.resume_repair(["bookie-2", "bookie-3"])
+    for place in (2, 3):
+        cluster.bookies[place].close()
+    wait_until(lambda: sum(each.absent for each in admin.bookies()) == 2, "two bookies are absent")
+    assert admin.resume_repair(["bookie-2", "bookie-3"]).repair.accepted_losses == ("bookie-2", "bookie-3")
+    assert "loss_accepted" not in {reason.code for reason in admin.status().reasons}
+    cluster.open_bookie(2)
+    (reason,) = (reason for reason in admin.status().reasons if reason.code == "loss_accepted")
+    assert reason.text.startswith("bookie-2 runs again")
+    assert admin.resume_repair().repair.accepted_losses == ("bookie-3",)
+    assert "loss_accepted" not in {reason.code for reason in admin.status().reasons}
+
+
+def test_a_cluster_without_a_bookie_that_runs_is_bad(cluster: Inside, admin: ClusterAdmin) -> None:
+    for manager in cluster.bookies:
+        manager.close()
+    wait_until(lambda: all(each.absent for each in admin.bookies()), "all bookies are absent")
+    status = admin.status()
+    assert (status.verdict, status.reasons[0].code) == (ClusterVerdict.BAD, "no_bookie")
 
 
 def test_ledgers_without_copies_and_marks_of_deleted_ledgers_are_orphans(

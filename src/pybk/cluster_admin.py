@@ -477,6 +477,8 @@ class ClusterAdmin:
     def _check_emptying(self, cookie: BookieCookie, now_ns: int) -> None:
         """Raise SafetyCheckError unless a bookie has been draining or drained for long enough."""
         name = cookie.bookie.bookie_id
+        if cookie.state is BookieState.REMOVED:
+            raise _refused(name, "it was removed already, and nothing is left to do")
         if cookie.state not in _EMPTYING:
             raise _refused(name, f"it is {cookie.state}, so that ledgers may still choose it: drain it first")
         wait = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
@@ -621,19 +623,23 @@ class ClusterAdmin:
         """End a pause of the repairs, and accept the loss of bookies, so that repairs are not on hold because of them.
 
         Args:
-            accept_loss_of: Names of bookies; added to ``repair.accepted_losses``, where they stay until the settings
-                are changed.
+            accept_loss_of: Names of bookies that do not run; added to ``repair.accepted_losses``. Names there of
+                bookies that run again are removed, because their next failure is another loss.
             by: The person who resumes them, for others.
 
         Raises:
-            UsageError: No bookie has one of the names.
+            UsageError: No bookie has one of the names, or one runs; nothing was changed.
         """
         names = (accept_loss_of,) if isinstance(accept_loss_of, str) else tuple(accept_loss_of)
         for name in names:
             self._cookie(name)
+        running = {each.bookie.bookie_id for each in self._metadata.list_bookies()}
+        if wrong := sorted(running.intersection(names)):
+            raise UsageError(f"there is no loss to accept of a bookie that runs: leave out {listed(wrong)}")
 
         def resumed(found: ClusterSettings) -> ClusterSettings:
-            accepted = tuple(dict.fromkeys((*found.repair.accepted_losses, *names)))
+            earlier = [name for name in found.repair.accepted_losses if name not in running]
+            accepted = tuple(dict.fromkeys((*earlier, *names)))
             repair = replace(found.repair, paused_until_ns=0, paused_by="", accepted_losses=accepted)
             return replace(found, repair=repair)
 
@@ -676,16 +682,19 @@ class ClusterAdmin:
     def scrub_status(self) -> tuple[ScrubStatus, ...]:
         """Return how the checks of each bookie proceed, by name, and after them the quick audits of the auditor.
 
-        Bookies note that once a minute, so a request shows a minute later at most.
+        Bookies look for requests and note how far they are once a minute. A request that a bookie has not noted yet
+        counts as left.
 
         Cost: One round trip for each bookie.
         """
         metadata = self._metadata
+        scrub = metadata.read_settings().scrub
+        asked_ns = {kind: int(getattr(scrub, f"{kind}_asked_ns")) for kind in ScrubKind}
         bookies = [
-            status_of_notes(each.bookie.bookie_id, _noted(partial(metadata.read_scrub, each.bookie)))
+            status_of_notes(each.bookie.bookie_id, _noted(partial(metadata.read_scrub, each.bookie)), asked_ns)
             for each in self.bookies()
         ]
-        return (*bookies, status_of_quick(_noted(metadata.read_quick_audit)))
+        return (*bookies, status_of_quick(_noted(metadata.read_quick_audit), asked_ns))
 
     async def scrub_status_async(self) -> tuple[ScrubStatus, ...]:
         """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""

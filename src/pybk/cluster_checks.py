@@ -40,8 +40,8 @@ SPACE_FACTOR: Final = 1.2
 class ClusterVerdict(StrEnum):
     """How a cluster is.
 
-    ``OK``: nothing needs attention. ``WARN``: something does, and no entry is in danger. ``BAD``: entries are lost, or
-    repairs do not proceed by themselves.
+    ``OK``: nothing needs attention. ``WARN``: something does, and no entry is in danger. ``BAD``: entries are lost, no
+    bookie runs, or repairs do not proceed by themselves.
     """
 
     OK = "ok"
@@ -667,6 +667,15 @@ def _status(
     if paused > now_ns:
         reasons.append(paused_reason(paused, settings.repair.paused_by, now_ns))
     reasons += _about_bookies(bookies, now_ns)
+    running = {each.name for each in bookies if each.registered}
+    if again := running.intersection(settings.repair.accepted_losses):
+        reasons.append(
+            HealthReason(
+                "loss_accepted",
+                f"{listed(sorted(again))} runs again, and repairs would still not wait for it: `pybk repair resume` "
+                "ends that",
+            )
+        )
     bad = [each for each in reasons if _is_bad(each)]
     notes = [each for each in reasons if REASON_STATES[each.code] == "ok"]
     warnings = [each for each in reasons if each not in (*bad, *notes)]
@@ -685,10 +694,12 @@ def _is_bad(reason: HealthReason) -> bool:
     """Return whether a person has to act; a young session ends by itself within half a minute, as after each start."""
     if reason.code == "hold_session_young":
         return False
-    return reason.code in ("entries_lost", "no_live_copy") or reason.code.startswith("hold_")
+    return reason.code in ("entries_lost", "no_live_copy", "no_bookie") or reason.code.startswith("hold_")
 
 
 def _about_bookies(bookies: Sequence[BookieStatus], now_ns: int) -> Iterator[HealthReason]:
+    if not any(each.registered for each in bookies):
+        yield HealthReason("no_bookie", "no bookie runs, so nothing can be read or written: start them")
     for each in bookies:
         if each.absent and not (each.state is BookieState.MAINTENANCE and each.until_ns > now_ns):
             yield HealthReason("bookies_absent", f"bookie {each.name} does not run")

@@ -69,6 +69,7 @@ REASON_STATES: Final[Mapping[str, HealthState]] = FrozenDict(
         "auditor_silent": "degraded",
         "auditor_reading": "degraded",
         "repairs_paused": "degraded",
+        "loss_accepted": "degraded",
         "hold_store_unreachable": "degraded",
         "hold_session_young": "degraded",
         "hold_few_registered": "degraded",

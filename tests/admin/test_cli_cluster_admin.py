@@ -147,8 +147,14 @@ def test_repairs_are_listed_paused_and_resumed(cluster: Inside, capsys: pytest.C
     assert run_json(capsys, "repair", "list", cluster.url) == (0, [])
     assert run_json(capsys, "repair", "pause", cluster.url, "--for", "30m", "--by", "ann")[1]["paused_by"] == "ann"
     assert "paused by ann" in run(capsys, "cluster", "status", cluster.url)[1]
+    assert "note: repairs are paused by ann" in run(capsys, "repair", "list", cluster.url)[2]
     status, _, err = run(capsys, "repair", "pause", cluster.url, "--for", "2d")
     assert (status, "at most 86400" in err) == (2, True)
+    status, _, err = run(capsys, "repair", "resume", cluster.url, "--accept-loss-of", "bookie-1")
+    assert (status, "leave out bookie-1" in err) == (2, True)
+    cluster.bookies[1].close()
+    admin = ClusterAdmin(cluster.connect())
+    wait_until(lambda: admin.bookies()[1].absent, "the bookie is absent")
     status, found = run_json(capsys, "repair", "resume", cluster.url, "--accept-loss-of", "bookie-1")
     assert (status, found["paused_until_ns"], found["accepted_losses"]) == (0, 0, ["bookie-1"])
 

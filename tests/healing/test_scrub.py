@@ -7,7 +7,8 @@ from collections import Counter
 
 import pytest
 
-from pybk.healing.scrub import PARTS, RATE_MIN, ScrubSchedule, part_of, rate_of
+from pybk.healing.scrub import PARTS, RATE_MIN, ScrubKind, ScrubSchedule, part_of, rate_of
+from pybk.healing.scrub_status import status_of_quick
 
 DAY_NS = 86_400 * 10**9
 PERIOD_S = 30 * 86_400.0
@@ -113,3 +114,12 @@ def test_the_rate_lets_a_part_end_in_its_share_of_the_period_and_grows_with_what
     assert rate_of(ten_tb, PARTS, PERIOD_S, 32 << 20) == 32 << 20
     assert rate_of(1000, 1, PERIOD_S, 32 << 20) == RATE_MIN
     assert rate_of(1000, 1, PERIOD_S, 64 << 10) == 64 << 10
+
+
+def test_a_request_that_is_not_noted_yet_is_left_as_a_whole() -> None:
+    schedule = ScrubSchedule(1)
+    schedule.ask(7, 8)
+    schedule.checked_ns = [9] * PARTS
+    notes = {"quick": schedule.encode(), "noted_ns": 10}
+    left = [status_of_quick(notes, {ScrubKind.QUICK: asked_ns}).kinds[ScrubKind.QUICK].asked for asked_ns in (0, 7, 8)]
+    assert left == [0.0, 0.0, 1.0]

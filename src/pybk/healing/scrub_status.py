@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pybk.frozen_dict import FrozenDict
 from pybk.healing.scrub import PARTS, ScrubKind, ScrubSchedule
 from pybk.healing.scrubbing import decoded_notes
 from pybk.storage.repair.record_check import DamagedEntries
+
+_NOTHING_ASKED: Final[Mapping[ScrubKind, int]] = FrozenDict({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,16 @@ class ScrubStatus:
     damaged: tuple[DamagedEntries, ...] = ()
 
 
-def status_of_notes(name: str, notes: Mapping[str, Any] | None) -> ScrubStatus:
-    """Return the status of a store from the notes of its checks; damaged notes count as none."""
+def status_of_notes(
+    name: str, notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED
+) -> ScrubStatus:
+    """Return the status of a store from the notes of its checks; damaged notes count as none.
+
+    Args:
+        name: Whose notes they are.
+        notes: The notes; None for none.
+        asked_ns: By kind, what a person asked for last, as the settings have it.
+    """
     if notes is None:
         return ScrubStatus(name, 0, FrozenDict({}))
     try:
@@ -54,23 +64,23 @@ def status_of_notes(name: str, notes: Mapping[str, Any] | None) -> ScrubStatus:
         noted_ns = int(notes["noted_ns"])
     except (KeyError, TypeError, ValueError):
         return ScrubStatus(name, 0, FrozenDict({}))
-    kinds = FrozenDict({kind: progress_of(schedule) for kind, schedule in schedules.items()})
+    kinds = FrozenDict({kind: progress_of(schedule, asked_ns.get(kind, 0)) for kind, schedule in schedules.items()})
     return ScrubStatus(name, noted_ns, kinds, tuple(known for _, known in damaged.values()))
 
 
-def status_of_quick(notes: Mapping[str, Any] | None) -> ScrubStatus:
+def status_of_quick(notes: Mapping[str, Any] | None, asked_ns: Mapping[ScrubKind, int] = _NOTHING_ASKED) -> ScrubStatus:
     """Return the status of the quick audits of a cluster from what the auditor has noted; as ``status_of_notes``."""
     name = "auditor"
     if notes is None:
         return ScrubStatus(name, 0, FrozenDict({}))
     try:
-        progress = progress_of(ScrubSchedule.decode(notes["quick"]))
+        progress = progress_of(ScrubSchedule.decode(notes["quick"]), asked_ns.get(ScrubKind.QUICK, 0))
         return ScrubStatus(name, int(notes["noted_ns"]), FrozenDict({ScrubKind.QUICK: progress}))
     except (KeyError, TypeError, ValueError):
         return ScrubStatus(name, 0, FrozenDict({}))
 
 
-def progress_of(schedule: ScrubSchedule) -> ScrubProgress:
-    """Return how one kind of check proceeds."""
-    asked = sum(map(schedule.is_asked, range(PARTS))) / PARTS
+def progress_of(schedule: ScrubSchedule, asked_ns: int = 0) -> ScrubProgress:
+    """Return how one kind of check proceeds; all of what was asked for after the schedule was noted is left."""
+    asked = 1.0 if asked_ns > schedule.asked_ns else sum(map(schedule.is_asked, range(PARTS))) / PARTS
     return ScrubProgress(schedule.oldest_ns, asked, schedule.part >= 0)

@@ -282,7 +282,7 @@ class ClusterMetadata(
             if not new:
                 raise UsageError(
                     "a secret is added by a process that has both: give the cluster's secret and the new one, which "
-                    "was never its secret before"
+                    "was never its secret before; beside the file of the secret, FILE.next has the new one"
                 )
             if len(epochs.proofs) > 1:
                 raise IllegalOperationError(

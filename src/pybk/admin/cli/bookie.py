@@ -32,7 +32,7 @@ _POLL_SHARE: Final = 10
 
 def add_bookie(commands: Any) -> None:
     """Add ``pybk bookie``."""
-    text = "serve as a bookie until SIGTERM or SIGINT"
+    text = "serve as a bookie until SIGTERM or SIGINT; or, with a verb, administer one: see `pybk --help`"
     bookie = add_command(
         commands, "bookie", _bookie, text, "the bookie's directory; ./list for one that is called like a verb"
     )
@@ -58,7 +58,11 @@ def add_bookie(commands: Any) -> None:
         metavar="URL",
         help="where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path for one host",
     )
-    bookie.add_argument("--id", metavar="NAME", help="its name; default: that of the directory, or a new one")
+    bookie.add_argument(
+        "--id",
+        metavar="NAME",
+        help="its name; default: that from the first start in the directory, or a new one like bookie-1f2e3d4c",
+    )
     bookie.add_argument(
         "--moved", action="store_true", help="the directory was moved since the last start, and no copy of it is left"
     )
@@ -259,7 +263,7 @@ def _print_state(parsed: argparse.Namespace, status: BookieStatus) -> None:
 
 def _ok_to_stop(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        check = admin.ok_to_stop(*parsed.names)
+        check = admin.ok_to_stop(*dict.fromkeys(parsed.names))
     if parsed.json:
         print_json({"ok": check.ok, "refusals": check.refusals, "warnings": check.warnings})
     else:

@@ -141,7 +141,7 @@ def _print(status: ClusterStatus) -> None:
     rows = [
         ("bookies", _counts(status.bookies) + (f"; absent: {', '.join(status.absent)}" if status.absent else "")),
         ("auditor", status.auditor or "none"),
-        ("ledgers with 0, 1, 2, more copies", ", ".join(str(status.short.get(name, 0)) for name in _COPIES)),
+        ("short ledgers with 0, 1, 2, more copies", ", ".join(str(status.short.get(name, 0)) for name in _COPIES)),
         ("misplaced ledgers", status.misplaced),
         ("to copy", _left_to_copy(status)),
         ("paused until (UTC)", shown_time(status.paused_until_ns) or "not paused"),

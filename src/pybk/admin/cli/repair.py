@@ -64,7 +64,7 @@ def add_repair(commands: Any) -> None:
 
 def _list(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        marks = admin.repairs()
+        marks, status = admin.repairs(), admin.status()
     if parsed.json:
         print_json([mark_as_json(mark) for mark in marks])
         return SOUND
@@ -84,6 +84,9 @@ def _list(parsed: argparse.Namespace) -> int:
     print_table(
         rows, ("ledger", "bookie", "reason", "state", "age", "bytes", "tries", "error"), last_column=_ERROR_COLUMN
     )
+    for reason in status.reasons:
+        if reason.code.startswith("hold_") or reason.code in ("repairs_paused", "no_auditor"):
+            print(f"note: {reason.text}", file=sys.stderr)  # what waits because of it has no mark yet
     return SOUND
 
 
