@@ -47,7 +47,8 @@ def test_all_bookies_check_everything_when_asked(cluster: Inside, capsys: pytest
 
         assert len(before) == 4
         wait_until(is_done)
-    gauges = [key.labels for manager in cluster.bookies for key in manager.metrics().gauges if "scrub" in key.name]
+    keys = [key for manager in cluster.bookies for key in manager.metrics().gauges]
+    gauges = [key.labels for key in keys if key.name == "scrub_oldest_timestamp_ns"]
     assert sorted(gauges) == sorted([(("kind", "deep"),)] * 3 + [(("kind", "light"),)] * 3 + [(("kind", "quick"),)]), (
         "each bookie has its own checks, and the auditor the quick ones"
     )
@@ -76,6 +77,14 @@ def test_a_ledger_is_read_from_all_of_its_bookies_now(cluster: Inside, capsys: p
     assert [(span.first <= 20 <= span.last) for span in problems["bookie-1"].damaged] == [True]
     assert [str(span) for span in problems["bookie-2"].missing] == ["0-29"]
     assert not admin.repairs(), "one denial is no proof"
+    root = cluster.directory / "bookie-1"
+    status, found = run_json(capsys, "scrub", root)
+    (damaged,) = found["damaged"]
+    assert (status, damaged["of_ledger"]) == (1, ledger_id)
+    assert damaged["of_first_entry"] <= 20 <= damaged["of_last_entry"]
+    _, out, err = run(capsys, "scrub", root)
+    assert "of ledger" in out
+    assert "shows what is still needed" in err
     status, out, _ = run(capsys, "scrub", cluster.url, "--ledger", ledger_id)
     assert status == 1
     assert "bookie-2" in out

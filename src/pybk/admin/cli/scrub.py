@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url
 from pybk.admin.cli.cluster import admin_of, shown_bytes, shown_time
@@ -15,6 +15,8 @@ from pybk.errors import UsageError
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubStatus
 from pybk.manager import LedgerManager
+from pybk.storage.format.extent import Extent
+from pybk.storage.repair.record_check import DamagedEntries
 
 
 def add_scrub(commands: Any) -> None:
@@ -57,16 +59,44 @@ def _scrub_store(parsed: argparse.Namespace) -> int:
         raise UsageError("--ledger and --kind are for clusters; of a directory, every checksum is checked")
     with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar("scrub") as progress:
         report = manager.scrub(progress=progress)
+        parts = [_part_of(manager, each) for each in report.damaged]
     if parsed.json:
-        print_json({**report._asdict(), "damaged": [each._asdict() for each in report.damaged]})
-    else:
-        if report.damaged:
-            print_table(report.damaged, ("ledger", "first entry", "last", "problem"))
+        named = [
+            {**each._asdict(), **({} if part is None else dict(zip(_PART, part, strict=True)))}
+            for each, part in zip(report.damaged, parts, strict=True)
+        ]
+        print_json({**report._asdict(), "damaged": named})
+    elif any(parts):
+        rows = [
+            (each.ledger_id, *(part or ("",) * len(_PART)), each.problem)
+            for each, part in zip(report.damaged, parts, strict=True)
+        ]
+        print_table(rows, ("part", "of ledger", "first entry", "last", "problem"))
+        print(
+            "note: a bookie's store has parts of the cluster's ledgers. What was copied from a peer since lies next to "
+            "a damaged record, which stays: `pybk scrub status URL` shows what is still needed",
+            file=sys.stderr,
+        )
+    elif report.damaged:
+        print_table(report.damaged, ("ledger", "first entry", "last", "problem"))
+    if not parsed.json:
         print(
             f"{counted(len(report.damaged), 'damaged record')} in {counted(report.ledgers, 'ledger')}, "
             f"{shown_bytes(report.read_bytes)} were read"
         )
     return DAMAGED if report.damaged else SOUND
+
+
+_PART: Final = ("of_ledger", "of_first_entry", "of_last_entry")
+
+
+def _part_of(manager: LedgerManager, damaged: DamagedEntries) -> tuple[int, int, int] | None:
+    """Return the replicated ledger and its entries that damaged entries of a bookie's store are; None for others."""
+    extent = Extent.of(manager.ledger_metadata(damaged.ledger_id))
+    if extent is None:
+        return None
+    first, last = (extent.first + entry * extent.stride for entry in (damaged.first_entry_id, damaged.last_entry_id))
+    return extent.ledger_id, first, last
 
 
 def _scrub_ledger(parsed: argparse.Namespace) -> int:
