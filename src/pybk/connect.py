@@ -159,6 +159,7 @@ def join(
     moved: bool = False,
     replace_lost: bool = False,
     advertise: Sequence[str] = (),
+    advertise_check: bool = True,
     autorecovery: bool = True,
 ) -> ClusterBackend:
     """Return the backend of a process that is also a bookie, which serves when this returns.
@@ -188,6 +189,7 @@ def join(
             moved=moved,
             replace_lost=replace_lost,
             advertise=advertise,
+            advertise_check=advertise_check,
             metrics=metrics,
         )
         undo.callback(bookie.close)

@@ -133,5 +133,6 @@ def check_reachable(bookie: Bookie, address: str, keys: HeldKeys | None, public_
                     why, until = "another bookie answers there", 0.0
     raise UsageError(
         f"{bookie} cannot be reached at {address}, which it would advertise: {why}; set the address that leads here: "
-        "advertise=... or `pybk bookie --advertise`"
+        "advertise=... or `pybk bookie --advertise`; if others can connect to it and this host cannot, skip this: "
+        "`pybk bookie --no-advertise-check`"
     )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from pybk.log_events import log_event
 from pybk.metadata.registration import BookieState
 from pybk.version import __version__
 
@@ -67,7 +68,11 @@ class OwnCookie:
         found = self._metadata.read_cookie(self._bookie.bookie_id)
         if found is None or found.bookie != self._bookie or found.state is self.state:
             return
-        logger.info("bookie %s is %s now", self._bookie, found.state)
+        logger.info(
+            "bookie %s is %s now",
+            *(self._bookie, found.state),
+            extra=log_event("bookie.state", bookie=str(self._bookie), state=found.state.value),
+        )
         self.state = found.state
         if self._on_change is not None:
             self._on_change()

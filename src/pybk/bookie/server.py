@@ -41,6 +41,7 @@ from pybk.errors import (
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.health import BookieCondition, Health, bookie_health
 from pybk.ledger import Bookie
+from pybk.log_events import log_event
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
 from pybk.metrics import (
@@ -82,6 +83,7 @@ from pybk.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.bookie.directory_identity import SeenEpoch
+    from pybk.bookie.replica_state import ReplicasHealth
     from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
     from pybk.flags import LedgerType, StorageHint
@@ -173,6 +175,7 @@ class BookieServer:
         moved: bool = False,
         replace_lost: bool = False,
         advertise: Sequence[str] = (),
+        advertise_check: bool = True,
         metrics: Metrics | None = None,
     ) -> Self:
         """Open a bookie's directory, making it if there is none, listen, and register.
@@ -191,8 +194,9 @@ class BookieServer:
             rack: Where it stands, ``zone/rack/host``, for placement; it is registered, and kept in the cookie.
             moved: The directory was moved since the last start, not copied, so another inode is accepted.
             replace_lost: Claim the name of a bookie whose directory is lost for good.
-            advertise: Addresses to register instead of the bound ones. The bookie first checks that it can reach
-                itself at the first of them.
+            advertise: Addresses to register instead of the bound ones.
+            advertise_check: Before it registers, check that the bookie can reach itself at the first registered
+                address. False for a bookie whose network lets only others connect to that.
             metrics: The counters to use.
 
         Raises:
@@ -215,10 +219,16 @@ class BookieServer:
             lost = replicas.store.salvage is not None or bool(losses)
             if lost:
                 put_all_in_limbo(replicas, metadata, bookie, losses)
+            elif ledgers := len(replicas.in_limbo()):
+                logger.warning(
+                    "bookie %s: %d ledgers are in limbo still",
+                    *(bookie, ledgers),
+                    extra=log_event("bookie.limbo.begun", bookie=str(bookie), ledgers=ledgers),
+                )
             if epoch is None:  # the name of another instance was taken, with replace_lost
                 epoch = metadata.grow_epoch()
             adopt_epoch(replicas, metadata, bookie, epoch, lost=lost)
-            return cls(replicas, bookie, listen, metadata, keys, rack, advertise)
+            return cls(replicas, bookie, listen, metadata, keys, rack, advertise, advertise_check)
         except BaseException:
             replicas.close()
             raise
@@ -232,6 +242,7 @@ class BookieServer:
         keys: HeldKeys | None,
         rack: str,
         advertise: Sequence[str] = (),
+        advertise_check: bool = True,
     ) -> None:
         self.replicas: Final = replicas
         self.bookie: Final = bookie
@@ -266,6 +277,10 @@ class BookieServer:
             *(metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self._rest),
             remember=lambda proofs: self.post(partial(self._remember_deleted, proofs)),
         )
+        self.turned_ns = 0
+        """When the serving thread last ended a turn, by the monotonic clock; at least each second while it works."""
+        self.last_add_ns = 0
+        """When an add of a writer last arrived, by the monotonic clock."""
         self._served = 0
         """Requests since the last registration, approximately: two threads change it without a lock."""
         self._aside_bytes = 0
@@ -286,7 +301,14 @@ class BookieServer:
             start_thread(self._thread)
             undo.pop_all()
         try:
-            check_reachable(bookie, self.addresses[0], keys, self.server.public_key)
+            if advertise_check:
+                check_reachable(bookie, self.addresses[0], keys, self.server.public_key)
+            else:
+                logger.warning(
+                    "bookie %s registers %s, and did not check that it can be reached there",
+                    *(bookie, self.addresses[0]),
+                    extra=log_event("bookie.unchecked_address", bookie=str(bookie), address=self.addresses[0]),
+                )
             self._begin()
         except BaseException:
             self._cookie.close()
@@ -305,6 +327,11 @@ class BookieServer:
         self._sessions = (0 if self._metadata.keys is None else self._metadata.keys.current), 0
         """The epoch of the cluster's secret, and the sessions that had another one when they were counted last."""
         registered = self.registered = self._metadata.register(self.registration())
+        logger.info(
+            "bookie %s is registered at %s",
+            *(self.bookie, self.addresses[0]),
+            extra=log_event("bookie.registered", bookie=str(self.bookie), address=self.addresses[0]),
+        )
         self._cookie.follow(self._state_changed)
         self._secrets_watch = self._metadata.watch_secrets(self._follow_secrets)
         identity = self.replicas.identity
@@ -323,6 +350,11 @@ class BookieServer:
         """Whether it answers requests. It stops after a failure, or once another process took its name; see the log."""
         return self._thread.is_alive()
 
+    @property
+    def error(self) -> BaseException | None:
+        """The error that ended the serving; None while it serves, and after an ordinary close."""
+        return self._error
+
     # ---- registration and state ---------------------------------------------------------------------------------
 
     def registration(self) -> BookieRegistration:
@@ -337,7 +369,7 @@ class BookieServer:
             capacity=dict(health.capacity_bytes),
             load=served / LOOK_SECONDS,
             rack=self._rack,
-            read_only=self._retired or self._cookie.state.read_only or bool(health.full or health.error),
+            read_only=bool(self._why_read_only(health)),
             level_max=NEWEST_LEVEL,
             version=__version__,
             key_epochs=self._held_epochs(),
@@ -345,6 +377,29 @@ class BookieServer:
             old_sessions=self._sessions[1],
             in_limbo=len(self.replicas.in_limbo()),
         )
+
+    def _why_read_only(self, health: ReplicasHealth) -> str:
+        """Return why the bookie takes no entries of writers, "" if it takes them."""
+        if self._retired:
+            return "retired"
+        if self._cookie.state.read_only:
+            return self._cookie.state.value
+        return "store_failed" if health.error else "store_full" if health.full else ""
+
+    def _set_read_only(self, read_only: bool) -> None:
+        """Take no entries of writers, or take them, and log a change."""
+        if read_only == self.machine.read_only:
+            return
+        self.machine.read_only = read_only
+        if read_only:
+            reason = self._why_read_only(self.replicas.health())
+            fields = {"bookie": str(self.bookie), "reason": reason}
+            logger.warning(
+                "bookie %s is read-only: %s", self.bookie, reason, extra=log_event("bookie.read_only", **fields)
+            )
+        else:
+            fields = {"bookie": str(self.bookie)}
+            logger.info("bookie %s takes entries again", self.bookie, extra=log_event("bookie.writable", **fields))
 
     def _held_epochs(self) -> tuple[int, ...]:
         keys = self._metadata.keys
@@ -401,7 +456,7 @@ class BookieServer:
             MetadataError: The metadata store is unreachable; the bookie registers later.
         """
         self._retired = True
-        self.machine.read_only = True
+        self._set_read_only(True)
         if self.registered is not None:
             self._register(self.registered)
 
@@ -414,7 +469,7 @@ class BookieServer:
         """
         with self._registering:
             registration = self.registration()
-            self.machine.read_only = registration.read_only
+            self._set_read_only(registration.read_only)
             due = small or is_notable(registered.written, registration)
             if due:
                 registered.update(registration)
@@ -423,7 +478,12 @@ class BookieServer:
     def _state_changed(self) -> None:
         """Follow a new state in the cookie; the metadata store calls it."""
         if self._cookie.state is BookieState.REMOVED:
-            logger.error("bookie %s ends: it was removed from the cluster", self.bookie)
+            fields = {"bookie": str(self.bookie)}
+            logger.error(
+                "bookie %s ends: it was removed from the cluster",
+                self.bookie,
+                extra=log_event("bookie.removed", **fields),
+            )
             self._error = CookieError(f"{self.bookie} was removed from the cluster")
             self._stop()
             self.wake()
@@ -439,7 +499,8 @@ class BookieServer:
                 self._turn()
         except BaseException as error:
             self._error = error
-            logger.exception("bookie %s serves no more", self.bookie)
+            fields = {"bookie": str(self.bookie)}
+            logger.exception("bookie %s serves no more", self.bookie, extra=log_event("bookie.failed", **fields))
             self._stop()
             self._close_server()  # so that clients do not wait for replies that will never come
 
@@ -473,6 +534,9 @@ class BookieServer:
             self.wake_ns = None
             self._perform(machine.woken(now_ns))
         took_ns = time.monotonic_ns() - now_ns
+        self.turned_ns = now_ns + took_ns
+        if adds:
+            self.last_add_ns = now_ns
         self.append_latency.note_turn(adds, now_ns - asked_ns, took_ns)
         if arrived:
             self.replicas.store.metrics.observe(BOOKIE_TURN, took_ns)
@@ -802,7 +866,11 @@ class BookieServer:
                     self.collect()
                     collect_at = now + COLLECT_SECONDS
             except CookieError as error:
-                logger.exception("bookie %s ends: another process has registered under its name", self.bookie)
+                logger.exception(
+                    "bookie %s ends: another process has registered under its name",
+                    self.bookie,
+                    extra=log_event("bookie.superseded", bookie=str(self.bookie)),
+                )
                 self._error = error
                 self._stop()
                 self.wake()
@@ -814,7 +882,12 @@ class BookieServer:
     def _look_at_age(self) -> None:
         """Become read-only if the metadata store was put back to an older state; see ``metadata_age``."""
         if self._age.error is None and self._age.look():
-            logger.error("bookie %s takes no more entries: %s", self.bookie, self._age.error)
+            fields = {"bookie": str(self.bookie)}
+            logger.error(
+                "bookie %s takes no more entries: %s",
+                *(self.bookie, self._age.error),
+                extra=log_event("bookie.metadata_outdated", **fields),
+            )
             self._retired = True
 
     def _note_seen(self, seen: SeenEpoch) -> list[BookieEffect]:
@@ -891,7 +964,16 @@ class BookieServer:
         def lift() -> list[BookieEffect]:
             try:
                 self.replicas.end_limbo(ledger_id, closed=closed)
-                logger.info("ledger %d is out of limbo at %s", ledger_id, self.bookie)
+                named = {"bookie": str(self.bookie)}
+                logger.info(
+                    "ledger %d is out of limbo at %s",
+                    *(ledger_id, self.bookie),
+                    extra=log_event("ledger.limbo.lifted", ledger=ledger_id, **named),
+                )
+                if not self.replicas.in_limbo():
+                    logger.info(
+                        "no ledger of %s is in limbo", self.bookie, extra=log_event("bookie.limbo.lifted", **named)
+                    )
             except StorageError as error:
                 logger.warning("ledger %d stays in limbo at %s: %s", ledger_id, self.bookie, error)
             return []

@@ -32,6 +32,7 @@ from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.log_events import log_event
 from pybk.replication.messages import Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.codec import Ping
@@ -76,7 +77,9 @@ def open_replicas(
     try:
         return Replicas.open(root, config=config, tiers=tiers, metrics=metrics)
     except CorruptError as error:
-        logger.warning("%s does not open, and is salvaged for what is left: %s", root, error)
+        logger.warning(
+            "%s does not open, and is salvaged for what is left: %s", root, error, extra=log_event("bookie.salvaged")
+        )
     try:
         return Replicas.open(root, config=config, tiers=tiers, metrics=metrics, salvage=True)
     except CorruptError as error:
@@ -230,11 +233,12 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
         losses = [*losses, *salvage.lost]
     store.forget_accepted_loss()
     for loss in losses:
-        logger.warning("bookie %s lost something durable: %s", bookie, loss)
+        fields = {"bookie": str(bookie)}
+        logger.warning("bookie %s lost something durable: %s", bookie, loss, extra=log_event("bookie.loss", **fields))
     logger.warning(
         "bookie %s: %d ledgers are in limbo until their other bookies have brought back what it lacks",
-        bookie,
-        len(replicas.in_limbo()),
+        *(bookie, ledgers := len(replicas.in_limbo())),
+        extra=log_event("bookie.limbo.begun", bookie=str(bookie), ledgers=ledgers),
     )
 
 

@@ -75,6 +75,7 @@ from pybk.healing.auditor import (
 from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
 from pybk.healing.situation import BookieFacts, MarkKey, Space
 from pybk.ledger import Bookie, LedgerMetadata
+from pybk.log_events import log_event
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
@@ -319,7 +320,8 @@ class Auditing:
         self._inbox.put(self._lead if leads else self._follow)
 
     def _lead(self) -> Iterator[Event]:
-        logger.info("%s is the auditor of the cluster", self._name)
+        fields = {"bookie": self._name}
+        logger.info("%s is the auditor of the cluster", self._name, extra=log_event("auditor.elected", **fields))
         yield Elected(self._saved_state(), self._now_ns() + TRUST_NS, self._session_ns)
 
     def _saved_state(self) -> SavedState:

@@ -59,6 +59,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.log_events import log_event
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,
@@ -326,11 +327,24 @@ class RegisteredBookie:
                 _, owner = self._bookies.registration(self.key, node)
                 if owner != self._owner and not self._superseded:
                     self._superseded = True
-                    logger.warning("%s is registered by another process now", self._registration.bookie)
+                    bookie = self._registration.bookie
+                    logger.warning(
+                        "%s is registered by another process now",
+                        bookie,
+                        extra=log_event("bookie.superseded", bookie=str(bookie)),
+                    )
                 return
+            bookie = self._registration.bookie
             was_lost, self._session = self._session == 0, 0
-            if not was_lost and self._on_lost is not None:
-                self._on_lost()
+            if not was_lost:
+                fields = {"bookie": str(bookie)}
+                logger.warning(
+                    "%s: the registration is gone, and is made again",
+                    bookie,
+                    extra=log_event("bookie.session_lost", **fields),
+                )
+                if self._on_lost is not None:
+                    self._on_lost()
             try:
                 self._session, self._version = self._bookies._write_registration(
                     self.key, self._registration, self._owner, old=False
@@ -340,7 +354,13 @@ class RegisteredBookie:
             except CookieError as error:
                 # Two processes have directories of one instance. Replacing each other's registration would never end.
                 self._superseded = True
-                logger.warning("%s is registered by another process now: %s", self._registration.bookie, error)
+                logger.warning(
+                    "%s is registered by another process now: %s",
+                    *(bookie, error),
+                    extra=log_event("bookie.superseded", bookie=str(bookie)),
+                )
+                return
+            logger.info("%s is registered again", bookie, extra=log_event("bookie.registered", bookie=str(bookie)))
 
 
 class Bookies(AuthenticatedValues):

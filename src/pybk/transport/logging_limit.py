@@ -14,7 +14,7 @@ PERIOD_SECONDS: Final = 60.0
 
 
 class LogLimit(logging.Filter):
-    """Passes at most ``LINES_MAX`` records of each kind in ``PERIOD_SECONDS``, and says how many it dropped.
+    """Passes at most so many records of each kind in ``PERIOD_SECONDS``, and says how many it dropped.
 
     Records are of one kind if they have the same level and the same message before its arguments are inserted. Data
     from peers is in the arguments only, so peers cannot cause more kinds than the code has. The first record of a kind
@@ -23,8 +23,9 @@ class LogLimit(logging.Filter):
     Threads: any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lines_max: int = LINES_MAX) -> None:
         super().__init__()
+        self._lines_max = lines_max
         self._lock = threading.Lock()
         self._kinds: dict[tuple[int, str], list[float]] = {}
 
@@ -36,10 +37,10 @@ class LogLimit(logging.Filter):
             began, count = kind
             dropped = 0
             if now - began >= PERIOD_SECONDS:
-                dropped = max(0, int(count) - LINES_MAX)
+                dropped = max(0, int(count) - self._lines_max)
                 kind[:] = now, 0.0
             kind[1] += 1
-            passes = kind[1] <= LINES_MAX
+            passes = kind[1] <= self._lines_max
         if dropped:
             record.msg = f"{record.msg} ({dropped} more such lines were dropped since the last one)"
         return passes

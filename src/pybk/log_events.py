@@ -1,0 +1,48 @@
+"""Names of the events that are logged: programs look for them, so they stay the same from one version to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+EVENTS: Final[Mapping[str, str]] = {
+    # the process of a bookie
+    "bookie.starting": "The process of a bookie begins: it opens its directory and its cluster.",
+    "bookie.waiting": "The metadata store cannot be reached, and the start is tried again.",
+    "bookie.started": "The bookie is registered and serves.",
+    "bookie.reloaded": "Secrets, the log level and the file of options were read again.",
+    "bookie.reload_failed": "They could not be read, and what was known stays.",
+    "bookie.draining": "The process is to end: the bookie is read-only, and lets writers leave.",
+    "bookie.drained": "Writers have left, or had their time.",
+    "bookie.stopping": "The bookie removes its registration and closes its store.",
+    "bookie.stopped": "The process ends.",
+    # a bookie
+    "bookie.registered": "The bookie is registered in the metadata store.",
+    "bookie.session_lost": "Its registration is gone, such as with the session, and is made again.",
+    "bookie.superseded": "Another process has registered under its name.",
+    "bookie.removed": "It was removed from the cluster, and ends.",
+    "bookie.state": "People or the auditor changed its state: active, maintenance, draining, drained, removed.",
+    "bookie.read_only": "It takes no entries of writers.",
+    "bookie.writable": "It takes entries of writers again.",
+    "bookie.failed": "It serves no more, because of an error.",
+    "bookie.unchecked_address": "It did not check that it can be reached at the address that it registers.",
+    "bookie.metadata_outdated": "The metadata store was put back to an older state, so the bookie takes no entries.",
+    "bookie.salvaged": "Its store is damaged, and was opened for what is left.",
+    "bookie.loss": "It lost something that was durable.",
+    "bookie.limbo.begun": "Ledgers are in limbo: it may lack entries of them, which its peers have.",
+    "bookie.limbo.lifted": "No ledger is in limbo any more.",
+    "ledger.limbo.lifted": "A ledger is out of limbo.",
+    # the cluster
+    "auditor.elected": "This process is the auditor of the cluster.",
+}
+"""The meaning of each event."""
+
+
+def log_event(name: str, **fields: Any) -> dict[str, Any]:
+    """Return the argument ``extra`` of a logging call that reports an event.
+
+    Args:
+        name: The event, one of ``EVENTS``.
+        fields: What else a line in JSON has; neither payloads nor keys, and no lists that grow with a cluster.
+    """
+    return {"event": name, "fields": fields}
