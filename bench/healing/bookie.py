@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 
+from pybk.admin.bookie_options import BookieSettings
 from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
 from pybk.metrics import APPENDED_BYTES
@@ -36,15 +37,10 @@ def main() -> None:
     """Serve, and answer."""
     directory, metadata, name = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    serve(
-        *(directory, ["tcp://127.0.0.1:*"], metadata, None),
-        bookie_id=name,
-        advertise=(),
-        rack="",
-        moved=False,
-        replace=False,
-        ready=ready,
+    settings = BookieSettings(
+        directory=directory, listen=("tcp://127.0.0.1:*",), metadata=metadata, bookie_id=name, drain_s=0
     )
+    serve(settings, ready=ready)
 
 
 if __name__ == "__main__":

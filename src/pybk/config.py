@@ -14,7 +14,7 @@ GIB: Final = 1 << 30
 
 _ANY_BYTES: Final = 1 << 60
 
-_LIMITS: Final = {
+BYTE_LIMITS: Final = {
     "max_entry_bytes": (1, GIB),
     "free_bytes_low": (0, _ANY_BYTES),
     "free_bytes_ok": (0, _ANY_BYTES),
@@ -27,7 +27,7 @@ _LIMITS: Final = {
     "index_cache_bytes": (MIB, _ANY_BYTES),
     "scrub_bytes_per_second": (64 * KIB, _ANY_BYTES),
 }
-"""Minimum and maximum of each option in bytes."""
+"""Minimum and maximum of each setting in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming them."""
-        for name, (least, most) in _LIMITS.items():
+        for name, (least, most) in BYTE_LIMITS.items():
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise UsageError(f"{name} is {value!r:.100}; it takes a whole number of bytes from {least} to {most}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import tomllib
 from binascii import a2b_base64
 from collections.abc import Callable, Mapping, Sequence
@@ -32,17 +33,27 @@ _BYTES_MAX: Final = 1 << 16
 logger = logging.getLogger(__name__)
 
 
-def read_secret_file(path: str) -> bytes:
+def read_secret_file(path: str, *, private: bool = False) -> bytes:
     """Return the content of a file without its trailing line end.
 
+    Args:
+        path: The file.
+        private: Refuse a file that every user may read or change.
+
     Raises:
-        UsageError: It cannot be read, or is too long for a secret.
+        UsageError: It cannot be read, is too long for a secret, or is not private.
     """
     try:
         with open(path, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"{path} is to hold a password or a secret, and cannot be read: {error.strerror}") from error
+    if private and mode & (stat.S_IROTH | stat.S_IWOTH):
+        raise UsageError(
+            f"{path} holds a secret, and its mode {mode:04o} lets every user of this host read or change it: chmod "
+            f"600 {path}, or 640 for the members of its group"
+        )
     if len(data) > _BYTES_MAX:
         raise UsageError(f"{path} has more than {_BYTES_MAX} bytes, too many for a password or a secret")
     return data.removesuffix(b"\n").removesuffix(b"\r")
@@ -64,26 +75,28 @@ class Secret:
         file: Path of a file that holds it, on each machine that reads it; a trailing line end is removed.
         variable: An environment variable that holds it; the variable with ``_FILE`` appended may name such a file. If
             both are set, the file is taken.
+        private: Refuse a file that every user of the host may read or change.
     """
 
     value: bytes | None = field(default=None, repr=False)
     file: str | None = None
     variable: str | None = None
+    private: bool = False
 
     def read(self) -> bytes | None:
         """Return the secret, None if none was given.
 
         Raises:
-            UsageError: The file cannot be read, or is too long.
+            UsageError: The file cannot be read, is too long, or is not ``private``.
         """
         if self.value is not None:
             return self.value
         if self.file is not None:
-            return read_secret_file(self.file)
+            return read_secret_file(self.file, private=self.private)
         if self.variable is None:
             return None
         file = os.environ.get(f"{self.variable}_FILE")
-        return read_secret_file(file) if file else os.environb.get(self.variable.encode())
+        return read_secret_file(file, private=self.private) if file else os.environb.get(self.variable.encode())
 
     def read_all(self) -> tuple[bytes, ...]:
         """Return the secret and the one that replaces it, as far as they are given: none, one or two.
@@ -110,7 +123,7 @@ class Secret:
         file = self.file or os.environ.get(f"{self.variable}_FILE")
         name = f"{file}.next" if file else f"{self.variable}_NEXT"
         if file:
-            following = read_secret_file(name) if os.path.exists(name) else None
+            following = read_secret_file(name, private=self.private) if os.path.exists(name) else None
         else:
             following = os.environb.get(name.encode())
         if following is not None and len(following) < SECRET_BYTES_MIN:

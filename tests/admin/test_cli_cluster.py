@@ -32,7 +32,7 @@ def start() -> Iterator[Start]:
     def begin(*arguments: object, **environment: str) -> Bookie:
         process = subprocess.Popen(
             [*PYBK, "bookie", *map(str, arguments)],
-            env={**os.environ, **environment},
+            env={**os.environ, "PYBK_LOG_LEVEL": "warning", "PYBK_BOOKIE_DRAIN_S": "0", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -72,6 +72,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 def test_bookies_serve_until_a_signal_ends_them(tmp_path: Path, url: str, start: Start) -> None:
     (tmp_path / "secret").write_bytes(SECRET + b"\n")
+    (tmp_path / "secret").chmod(0o600)
     common = ("--listen", "tcp://127.0.0.1:*", "--metadata", url)
     by_file = start(tmp_path / "a", *common, "--id", "a", "--rack", "/r1", "--cluster-secret-file", tmp_path / "secret")
     assert re.fullmatch(r"bookie a serves at tcp://127\.0\.0\.1:\d+\n", says(by_file))

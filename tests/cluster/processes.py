@@ -25,6 +25,9 @@ from tests.paths import ROOT
 from tests.storage.real_store import python_path
 from tests.waiting import WAIT_S, stop, wait_until
 
+QUICK_DRAIN = {"PYBK_BOOKIE_DRAIN_S": "2", "PYBK_BOOKIE_DRAIN_IDLE_S": "0.1"}
+"""Options of bookies that are to end soon once they are asked to."""
+
 
 class Child:
     """A process that says things line by line.
@@ -53,6 +56,7 @@ class Child:
         environment.pop("PYBK_CLUSTER_SECRET", None)
         if secret is not None:
             environment["PYBK_CLUSTER_SECRET"] = secret.decode()
+        environment |= QUICK_DRAIN
         environment.update(variables)
         self._log = log
         with open(log, "ab") as errors:

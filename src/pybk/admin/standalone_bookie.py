@@ -1,21 +1,44 @@
-"""A process that is a bookie, and repairs its cluster, until SIGTERM or SIGINT."""
+"""A process that is a bookie, and repairs its cluster, until it is stopped.
+
+| signal | what happens |
+|---|---|
+| SIGTERM, SIGINT | the bookie drains and closes; the second one ends the drain |
+| SIGHUP | secrets, options and the log level are read again |
+| SIGUSR1 | the stacks of all threads are written to the standard error |
+
+Draining, the bookie registers as read-only and refuses the entries of writers, so that they replace it by another one
+while it still serves reads; it ends once no add came for ``drain_idle_s``, or after ``drain_s``. Then it makes a
+checkpoint, so that the next start reads little, removes its registration and closes.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import signal
 import sys
-import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from contextlib import closing
+from queue import Empty, SimpleQueue
 from typing import Final
 
+from pybk.admin import service_log
+from pybk.admin.bookie_options import BookieSettings
+from pybk.admin.sd_notify import notify, reloading
 from pybk.bookie.server import BookieServer
-from pybk.config import StoreConfig
+from pybk.client.backend import ClusterBackend
 from pybk.connect import join
-from pybk.credentials import ClusterSecret
-from pybk.errors import PybkError
+from pybk.errors import CookieError, MetadataUnreachableError, PybkError
+from pybk.log_events import log_event
+from pybk.metrics import code_of
+from pybk.version import __version__
+
+logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 2.0
+"""How long the start rests after a try for which the metadata store could not be reached."""
 
 _SWITCH_SECONDS: Final = 0.0005
 """How long a thread may keep the interpreter while another one wants it.
@@ -23,68 +46,203 @@ _SWITCH_SECONDS: Final = 0.0005
 Python's default, 5 ms, is several times what an append takes, and the serving thread waits for threads that repair.
 """
 
+_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+class _Signals:
+    """Takes over the signals of the process, and returns them one by one. For the main thread."""
+
+    def __init__(self) -> None:
+        self._arrived: SimpleQueue[int] = SimpleQueue()  # its put() may interrupt its get()
+        for number in (*_STOPS, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._arrived.put(number))
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the next signal; None if none arrives in time."""
+        try:
+            return self._arrived.get(timeout=max(0.0, seconds))
+        except Empty:
+            return None
+
+
+class _Watchdog:
+    """Reports to systemd that a bookie works, as long as its serving thread turns."""
+
+    def __init__(self, bookie: BookieServer) -> None:
+        self._bookie = bookie
+        self._turned_ns = 0
+
+    def look(self) -> None:
+        """Report a turn since the last look."""
+        if self._bookie.turned_ns != self._turned_ns:
+            self._turned_ns = self._bookie.turned_ns
+            notify("WATCHDOG=1")
+
 
 def serve(
-    root: str,
-    listen: Sequence[str],
-    url: str,
-    secret: ClusterSecret | None,
+    settings: BookieSettings,
     *,
-    bookie_id: str | None,
-    advertise: Sequence[str],
-    rack: str,
-    moved: bool,
-    replace: bool,
     ready: Callable[[BookieServer], None],
-) -> None:
-    """Serve as a bookie until SIGTERM or SIGINT, then close it. Takes over both signals of the process.
+    reload: Callable[[], BookieSettings] | None = None,
+) -> bool:
+    """Serve as a bookie until SIGTERM or SIGINT, then close it. Takes over these signals, SIGHUP and SIGUSR1.
 
     A signal that comes while the bookie is starting takes effect as soon as it has started.
 
     Args:
-        root: The bookie's directory.
-        listen: Addresses to listen on; the first is registered for clients unless ``advertise`` is given.
-        url: Where the cluster's metadata is.
-        secret: The cluster's, None for none.
-        bookie_id: The bookie's name; None for that of the directory, or a new one if the directory is new.
-        advertise: Addresses to register for clients instead of ``listen``; empty for the same.
-        rack: Where it stands.
-        replace: Whether it takes the name of a bookie whose directory is lost for good.
-        moved: Whether its directory was moved since its last start, not copied.
+        settings: What it is to do.
         ready: Called once it serves.
+        reload: Returns the settings anew, at SIGHUP; None for the same.
+
+    Returns:
+        True if a signal ended it, False if an error did, which is logged.
 
     Raises:
-        PybkError: It cannot start, or stopped serving because of an error, which is logged.
+        PybkError: It cannot start, or its name is another process's by now, or was removed from the cluster.
 
     Threads: the main thread, because signal handlers are set.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # A lock and not an Event: an Event's set() takes a lock that the interrupted wait() may hold.
-    stop = threading.Lock()
-    stop.acquire()
-
-    def end(*_: object) -> None:
-        if stop.locked():
-            stop.release()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    backend = join(
-        root,
-        listen,
-        url,
-        secret,
-        StoreConfig(),
-        bookie_id=bookie_id,
-        rack=rack,
-        advertise=advertise,
-        moved=moved,
-        replace_lost=replace,
+    began = time.monotonic()
+    signals = _Signals()
+    logger.info(
+        "a bookie starts in %s, with pybk %s",
+        *(settings.directory, __version__),
+        extra=log_event("bookie.starting", directory=settings.directory, version=__version__),
     )
+    backend = _joined(settings, signals)
+    if backend is None:
+        return True
     with closing(backend):
         bookie = backend.bookie
         assert isinstance(bookie, BookieServer), "joining opens one"
+        fields = {"bookie": str(bookie.bookie), "addresses": list(bookie.addresses), "took_ms": _since(began)}
+        logger.info(
+            "bookie %s serves at %s",
+            *(bookie.bookie, ", ".join(bookie.addresses)),
+            extra=log_event("bookie.started", **fields),
+        )
         ready(bookie)
-        while not stop.acquire(timeout=_CHECK_SECONDS):
-            if not bookie.serving:
-                raise PybkError(f"bookie {bookie.bookie} serves no more; the error is logged above")
+        notify("READY=1", f"STATUS=bookie {bookie.bookie.bookie_id} serves at {', '.join(bookie.addresses)}")
+        _run(settings, reload, signals, backend, bookie)
+        error, stopping = bookie.error, time.monotonic()
+        notify("STOPPING=1")
+        logger.info("bookie %s closes", bookie.bookie, extra=log_event("bookie.stopping", bookie=str(bookie.bookie)))
+    fields = {"bookie": str(bookie.bookie), "took_ms": _since(stopping)}
+    logger.info("bookie %s has stopped", bookie.bookie, extra=log_event("bookie.stopped", **fields))
+    if isinstance(error, CookieError):
+        raise error
+    return error is None
+
+
+def _since(began: float) -> int:
+    return round((time.monotonic() - began) * 1000)
+
+
+def _joined(settings: BookieSettings, signals: _Signals) -> ClusterBackend | None:
+    """Start the bookie; None if a signal ended the wait for a metadata store that cannot be reached."""
+    until = time.monotonic() + settings.start_wait_s
+    while True:
+        try:
+            return join(
+                settings.directory,
+                settings.listen,
+                settings.metadata,
+                settings.secret,
+                settings.config,
+                tiers=settings.tiers,
+                bookie_id=settings.bookie_id,
+                rack=settings.rack,
+                advertise=settings.advertise,
+                advertise_check=settings.advertise_check,
+                moved=settings.moved,
+                replace_lost=settings.replace,
+            )
+        except MetadataUnreachableError as error:
+            if time.monotonic() + RETRY_SECONDS >= until:
+                raise
+            fields = {"directory": settings.directory, "code": code_of(error)}
+            logger.warning("the start is tried again: %s", error, extra=log_event("bookie.waiting", **fields))
+            if signals.wait(RETRY_SECONDS) in _STOPS:
+                return None
+
+
+def _run(
+    settings: BookieSettings,
+    reload: Callable[[], BookieSettings] | None,
+    signals: _Signals,
+    backend: ClusterBackend,
+    bookie: BookieServer,
+) -> None:
+    """Obey signals until one of them, or an error of the bookie, ends it."""
+    watchdog = _Watchdog(bookie)
+    while bookie.serving:
+        number = signals.wait(_CHECK_SECONDS)
+        if number in _STOPS:
+            _drain(settings, signals, watchdog, bookie)
+            return
+        if number == signal.SIGHUP:
+            reloading()
+            _reload(settings if reload is None else reload, backend, bookie)
+            notify("READY=1")
+        watchdog.look()
+
+
+# ---- the reload ----------------------------------------------------------------------------------------------------
+
+
+def _reload(
+    given: BookieSettings | Callable[[], BookieSettings], backend: ClusterBackend, bookie: BookieServer
+) -> None:
+    """Read secrets and options again; what cannot be read stays as it was."""
+    try:
+        settings = given() if callable(given) else given
+        service_log.set_level(settings.log_level)
+        backend.membership.metadata.refresh_keys()
+    except PybkError as error:
+        fields = {"bookie": str(bookie.bookie), "code": code_of(error)}
+        logger.error("not everything could be reloaded: %s", error, extra=log_event("bookie.reload_failed", **fields))
+        return
+    logger.info("bookie %s was reloaded", bookie.bookie, extra=log_event("bookie.reloaded", bookie=str(bookie.bookie)))
+
+
+# ---- the drain -----------------------------------------------------------------------------------------------------
+
+
+def _drain(settings: BookieSettings, signals: _Signals, watchdog: _Watchdog, bookie: BookieServer) -> None:
+    """Let writers leave, and make a checkpoint; a second signal ends this."""
+    if not settings.drain_s:
+        return
+    began = time.monotonic()
+    named = {"bookie": str(bookie.bookie)}
+    notify("STOPPING=1", f"STATUS=bookie {bookie.bookie.bookie_id} drains")
+    logger.info(
+        "bookie %s lets writers leave, for %g s at most; another signal closes it at once",
+        *(bookie.bookie, settings.drain_s),
+        extra=log_event("bookie.draining", **named),
+    )
+    try:
+        bookie.retire()
+    except (PybkError, OSError) as error:
+        logger.warning("bookie %s cannot be registered as read-only: %s", bookie.bookie, error)
+    while bookie.serving:
+        now = time.monotonic()
+        idle_since = max(began, bookie.last_add_ns / 1e9)
+        left = min(began + settings.drain_s, idle_since + settings.drain_idle_s) - now
+        if left <= 0:
+            break
+        if signals.wait(min(left, _CHECK_SECONDS)) in _STOPS:
+            return
+        watchdog.look()
+    _checkpoint(bookie)
+    fields = {**named, "took_ms": _since(began)}
+    logger.info("bookie %s is drained", bookie.bookie, extra=log_event("bookie.drained", **fields))
+
+
+def _checkpoint(bookie: BookieServer) -> None:
+    """Make the next start quick; without a checkpoint it reads more, and nothing is lost."""
+    try:
+        bookie.replicas.store.scheduler.checkpoint()
+    except (PybkError, OSError) as error:
+        logger.warning("bookie %s ends without a checkpoint: %s", bookie.bookie, error)

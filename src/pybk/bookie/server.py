@@ -29,7 +29,7 @@ from pybk.bookie.durable_position import PositionRecorder, find_losses
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.metadata_age import AgeWatch, adopt_epoch, check_age
 from pybk.bookie.own_cookie import OwnCookie
-from pybk.bookie.startup import accepted_losses, open_replicas, put_all_in_limbo, validate_cookie
+from pybk.bookie.startup import accepted_losses, open_replicas, put_all_in_limbo, report_limbo, validate_cookie
 from pybk.errors import (
     CookieError,
     NoSuchLedgerError,
@@ -160,6 +160,11 @@ class BookieServer:
     Threads: any thread may call. Its own threads are in the theory of operation above.
     """
 
+    turned_ns = 0
+    """When the serving thread last ended a turn, by the monotonic clock; at least each second while it works."""
+    last_add_ns = 0
+    """When an add of a writer last arrived, by the monotonic clock."""
+
     @classmethod
     def open(
         cls,
@@ -219,12 +224,8 @@ class BookieServer:
             lost = replicas.store.salvage is not None or bool(losses)
             if lost:
                 put_all_in_limbo(replicas, metadata, bookie, losses)
-            elif ledgers := len(replicas.in_limbo()):
-                logger.warning(
-                    "bookie %s: %d ledgers are in limbo still",
-                    *(bookie, ledgers),
-                    extra=log_event("bookie.limbo.begun", bookie=str(bookie), ledgers=ledgers),
-                )
+            else:
+                report_limbo(replicas, bookie)
             if epoch is None:  # the name of another instance was taken, with replace_lost
                 epoch = metadata.grow_epoch()
             adopt_epoch(replicas, metadata, bookie, epoch, lost=lost)
@@ -277,10 +278,6 @@ class BookieServer:
             *(metadata, replicas, bookie, lambda ledger_id: self.post(partial(self._drop, ledger_id)), self._rest),
             remember=lambda proofs: self.post(partial(self._remember_deleted, proofs)),
         )
-        self.turned_ns = 0
-        """When the serving thread last ended a turn, by the monotonic clock; at least each second while it works."""
-        self.last_add_ns = 0
-        """When an add of a writer last arrived, by the monotonic clock."""
         self._served = 0
         """Requests since the last registration, approximately: two threads change it without a lock."""
         self._aside_bytes = 0
@@ -289,7 +286,6 @@ class BookieServer:
         self.copy_reads: Final = CopyReads(self._read_for_copy)
         self.append_latency: Final = AppendLatency()
         self._error: BaseException | None = None
-        """The error that ended the serving; None while it serves, and after an ordinary close."""
         self._thread = threading.Thread(target=self._serve, name="pybk-bookie", daemon=True)
         with ExitStack() as undo:
             undo.callback(self.server.close)
@@ -301,20 +297,25 @@ class BookieServer:
             start_thread(self._thread)
             undo.pop_all()
         try:
-            if advertise_check:
-                check_reachable(bookie, self.addresses[0], keys, self.server.public_key)
-            else:
-                logger.warning(
-                    "bookie %s registers %s, and did not check that it can be reached there",
-                    *(bookie, self.addresses[0]),
-                    extra=log_event("bookie.unchecked_address", bookie=str(bookie), address=self.addresses[0]),
-                )
+            self._check_reachable(keys, advertise_check)
             self._begin()
         except BaseException:
             self._cookie.close()
             self._unregister()
             self._stop_serving()
             raise
+
+    def _check_reachable(self, keys: HeldKeys | None, advertise_check: bool) -> None:
+        """Check that clients can reach the bookie at the address that it will register, or log that nobody did."""
+        address = self.addresses[0]
+        if advertise_check:
+            check_reachable(self.bookie, address, keys, self.server.public_key)
+            return
+        logger.warning(
+            "bookie %s registers %s, and did not check that it can be reached there",
+            *(self.bookie, address),
+            extra=log_event("bookie.unchecked_address", bookie=str(self.bookie), address=address),
+        )
 
     @cached_property
     def _meters(self) -> Mapping[type, MetricsScope]:

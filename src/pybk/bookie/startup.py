@@ -242,6 +242,16 @@ def put_all_in_limbo(replicas: Replicas, metadata: ClusterMetadata, bookie: Book
     )
 
 
+def report_limbo(replicas: Replicas, bookie: Bookie) -> None:
+    """Log how many ledgers are in limbo since an earlier start, if there are any."""
+    if ledgers := len(replicas.in_limbo()):
+        logger.warning(
+            "bookie %s: %d ledgers are in limbo still",
+            *(bookie, ledgers),
+            extra=log_event("bookie.limbo.begun", bookie=str(bookie), ledgers=ledgers),
+        )
+
+
 def _pages(metadata: ClusterMetadata) -> Iterator[tuple[list[LedgerMetadata], list[int]]]:
     """Yield the metadata of the cluster's ledgers in pages, each with the ids of those whose metadata is damaged."""
     after = -1

@@ -134,6 +134,7 @@ def scenario_28_rotated(directory: Path) -> Figures:
     following, place = file.with_name("secret.next"), directory / "cluster"
     file.parent.mkdir()
     file.write_bytes(SECRET)
+    file.chmod(0o600)
     repair = {"grace_s": 60.0}
     with stage(place, ledgers=20, repair=repair, options=("--debug",), given=Secret(file=str(file))) as it:
         it.bookie(BY_FILE).terminate()
@@ -144,6 +145,7 @@ def scenario_28_rotated(directory: Path) -> Figures:
             go = Rotation(it, file, reads)
             go.step("secret", "add", status=FAILED, says="give the cluster's secret and the new one")
             following.write_bytes(NEXT)
+            following.chmod(0o600)
             go.step("secret", "switch", status=FAILED, says="add another one first")
             go.restart(others[1:], PYBK_CLUSTER_SECRET_NEXT=NEXT.decode())
             go.step("secret", "add")

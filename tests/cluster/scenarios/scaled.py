@@ -17,13 +17,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pybk import cluster_admin, connect
-from pybk.admin import standalone_bookie
 from pybk.admin.cli import main
 from pybk.bookie import server
 from pybk.bookie.replicas import Replicas
@@ -200,6 +197,7 @@ def _run(arguments: list[str]) -> int:
     if "--debug" in arguments:
         arguments.remove("--debug")
         logging.basicConfig(level=logging.DEBUG)
+        os.environ["PYBK_LOG_LEVEL"] = "debug"
     if "--used" in arguments:
         at = arguments.index("--used")
         bookie.obey(f"used {arguments[at + 1]}")
@@ -210,7 +208,7 @@ def _run(arguments: list[str]) -> int:
         del arguments[at : at + 2]
     if "--tiers" in arguments:
         arguments.remove("--tiers")
-        setattr(standalone_bookie, "join", partial(_join_with_tiers, connect.join))  # noqa: B010
+        arguments += [f"--tier-{tier}={arguments[1]}/{tier}" for tier in (StorageHint.SSD, StorageHint.HDD)]
     threading.Thread(target=_obey, args=(bookie,), daemon=True).start()
     return main(arguments)
 
@@ -224,11 +222,6 @@ def _register_capacity(size_bytes: int) -> None:
         return replace(found, capacity=dict.fromkeys(found.tiers, size_bytes), tiers=free)
 
     setattr(BookieServer, "registration", small)  # noqa: B010
-
-
-def _join_with_tiers(join: Callable[..., ClusterBackend], root: str, *arguments: Any, **options: Any) -> ClusterBackend:
-    tiers = {StorageHint.SSD: f"{root}/ssd", StorageHint.HDD: f"{root}/hdd"}
-    return join(root, *arguments, tiers=tiers, **options)
 
 
 if __name__ == "__main__":

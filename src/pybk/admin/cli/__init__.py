@@ -20,6 +20,7 @@ from typing import Any, Final
 from pybk.admin.cli import (
     bookie,
     cluster,
+    config,
     feature_level,
     ledger,
     log,
@@ -50,6 +51,7 @@ _COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
     log.add_log,
     bookie.add_bookie,
     bookie.add_verbs,
+    config.add_config,
     cluster.add_cluster,
     repair.add_repair,
     scrub.add_scrub,

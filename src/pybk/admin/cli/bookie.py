@@ -12,16 +12,21 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from pybk.admin.cli.arguments import add_command, directory_of, secret_needed
+from pybk.admin import service_log
+from pybk.admin.bookie_options import RELOADED, BookieSettings, settings_of
+from pybk.admin.cli.arguments import check_path, directory_of, secret_needed
 from pybk.admin.cli.cluster import add_verb, admin_of, mark_as_json, seconds_of, shown_bytes, shown_time
-from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.admin.cli.output import DAMAGED, REFUSED, SOUND, counted, print_json, print_table, progress_bar
+from pybk.admin.cli.service import add_service, settings_given
+from pybk.admin.options import missing
 from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
 from pybk.cluster_admin import ClusterAdmin
 from pybk.cluster_checks import BookieStatus, DrainProgress
 from pybk.ledger import Bookie
 from pybk.metadata.registration import BookieState
+
+logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 """The shortest time between two looks at a drain."""
@@ -33,48 +38,24 @@ _POLL_SHARE: Final = 10
 def add_bookie(commands: Any) -> None:
     """Add ``pybk bookie``."""
     text = "serve as a bookie until SIGTERM or SIGINT; or, with a verb, administer one: see `pybk --help`"
-    bookie = add_command(
-        commands, "bookie", _bookie, text, "the bookie's directory; ./list for one that is called like a verb"
-    )
-    bookie.add_argument(
-        "--listen",
-        action="append",
-        required=True,
-        metavar="ADDRESS",
-        help="tcp://host:port (port * for any) or ipc://path; give it again for more addresses; the first one is "
-        "registered for clients",
-    )
-    bookie.add_argument(
-        "--advertise",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="address to register for clients instead, such as tcp://bookie1.example.org:3181; needed with "
-        "tcp://0.0.0.0:...",
-    )
-    bookie.add_argument(
-        "--metadata",
-        required=True,
-        metavar="URL",
-        help="where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path for one host",
-    )
-    bookie.add_argument(
-        "--id",
-        metavar="NAME",
-        help="its name; default: that from the first start in the directory, or a new one like bookie-1f2e3d4c",
-    )
-    bookie.add_argument(
-        "--moved", action="store_true", help="the directory was moved since the last start, and no copy of it is left"
-    )
-    bookie.add_argument(
-        "--replace", action="store_true", help="take the name of a bookie whose directory is lost for good"
-    )
-    bookie.add_argument("--rack", default="", metavar="RACK", help="where it stands, such as /room/rack")
-    takes_secret(bookie)
+    add_service(commands, "bookie", _bookie, text)
 
 
 def _bookie(parsed: argparse.Namespace) -> int:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    settings = settings_given(parsed)
+    absent = [option.shown_flag for option in missing(settings)]
+    if absent:
+        parsed.parser.error(
+            f"the following arguments are required: {', '.join(absent)}; or the same in --config FILE or in the "
+            "environment, as `pybk config show` lists it"
+        )
+    given = argparse.Namespace(**vars(parsed))
+    parsed.path = settings["bookie.directory"].value
+    check_path(parsed)
+    directory_of(parsed)
+    with secret_needed():
+        what = settings_of(settings)
+    service_log.begin(what.log_format, what.log_level)
 
     def ready(bookie: BookieServer) -> None:
         name, addresses = bookie.bookie.bookie_id, list(bookie.addresses)
@@ -84,20 +65,18 @@ def _bookie(parsed: argparse.Namespace) -> int:
             print(f"bookie {name} serves at {', '.join(addresses)}")
         sys.stdout.flush()
 
+    def reload() -> BookieSettings:
+        new = settings_given(given)
+        later = [name for name, each in new.items() if each.value != settings[name].value and name not in RELOADED]
+        if later:
+            logger.warning("%s changed, and will take effect at the next start", ", ".join(later))
+        return settings_of(new)
+
     with secret_needed():
-        serve(
-            directory_of(parsed),
-            parsed.listen,
-            parsed.metadata,
-            secret_of(parsed),
-            bookie_id=parsed.id,
-            advertise=parsed.advertise,
-            rack=parsed.rack,
-            moved=parsed.moved,
-            replace=parsed.replace,
-            ready=ready,
-        )
-    return SOUND
+        if serve(what, ready=ready, reload=reload):
+            return SOUND
+    print("pybk: the bookie serves no more; the error is logged above", file=sys.stderr)
+    return DAMAGED
 
 
 # ---- verbs ---------------------------------------------------------------------------------------------------------

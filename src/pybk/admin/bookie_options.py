@@ -1,0 +1,411 @@
+"""The options of a bookie as a service, and what they amount to; ``docs/production.md`` has their table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from pybk.admin.options import (
+    DEFAULT,
+    PATH,
+    SECRET,
+    SWITCH,
+    TEXT,
+    ConfigFile,
+    Option,
+    Setting,
+    number,
+    one_of,
+    resolve,
+    size,
+    texts,
+)
+from pybk.config import BYTE_LIMITS, StoreConfig
+from pybk.credentials import CLUSTER_SECRET, Secret
+from pybk.errors import UsageError
+from pybk.flags import StorageHint
+from pybk.metadata.store import without_secrets
+from pybk.metadata.url import SCHEMES, parse_url
+from pybk.replication.locations import Location
+from pybk.transport.curve import check_address
+
+CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
+"""The variable by which systemd says where the credentials of a service are."""
+
+CREDENTIAL: Final = "cluster-secret"
+"""The name of the credential that has the cluster's secret."""
+
+VARIABLES: Final = (f"{CLUSTER_SECRET}_NEXT",)
+"""Variables that ``pybk.credentials`` knows, and that are no options."""
+
+_STORE_DEFAULTS: Final = {each.name: each.default for each in fields(StoreConfig)}
+
+_STORE_HELP: Final = {
+    "max_entry_bytes": "longest payload of an entry",
+    "free_bytes_low": "the bookie turns read-only when a device has less free space",
+    "free_bytes_ok": "it takes entries again when every device has this much",
+    "max_outstanding_bytes": "limit of what is appended and not yet durable",
+    "log_file_bytes": "size up to which log files grow",
+    "unchecked_tail_bytes": "limit of log bytes that the next start reads again",
+    "cold_block_bytes": "bytes of entries per record of a cold segment",
+    "ssd_block_bytes": "bytes of entries per record of the SSD tier",
+    "index_cache_bytes": "index pages kept in memory",
+}
+
+STORE_LEFT_OUT: Final = {
+    "tier_policy": "closed ledgers move by calls of clients",
+    "scrub_seconds": "a bookie follows the settings of its cluster",
+    "scrub_bytes_per_second": "a bookie follows the settings of its cluster",
+    "background": "a bookie's store works in the background",
+}
+"""Settings of a store that are no options of a bookie, and why."""
+
+
+def _stored(key: str, **description: Any) -> Option:
+    """Return the option of a setting of the store."""
+    if key in BYTE_LIMITS:
+        description = {"type": size(*BYTE_LIMITS[key]), "help": _STORE_HELP[key], "metavar": "BYTES", **description}
+    return Option(section="store", key=key, default=_STORE_DEFAULTS[key], **description)
+
+
+_BOOKIE: Final = (
+    Option(section="bookie", key="directory", type=PATH, flag="PATH", required=True, help="the bookie's own directory"),
+    Option(
+        section="bookie",
+        key="listen",
+        type=texts("addresses"),
+        flag="--listen",
+        metavar="ADDRESS",
+        required=True,
+        default=(),
+        help="tcp://host:port (port * for any) or ipc://path; give it again for more addresses; the first one is "
+        "registered for clients",
+    ),
+    Option(
+        section="bookie",
+        key="advertise",
+        type=texts("addresses"),
+        flag="--advertise",
+        metavar="ADDRESS",
+        default=(),
+        help="address to register for clients instead, such as tcp://bookie1.example.org:3181; needed with "
+        "tcp://0.0.0.0:...",
+    ),
+    Option(
+        section="bookie",
+        key="advertise_check",
+        type=SWITCH,
+        flag="--advertise-check",
+        default=True,
+        help="before it registers, the bookie connects to itself at the registered address, and ends if it cannot",
+    ),
+    Option(
+        section="bookie",
+        key="id",
+        type=TEXT,
+        flag="--id",
+        metavar="NAME",
+        shown_default="that from the first start in the directory, or a new one like bookie-1f2e3d4c",
+        help="its name",
+    ),
+    Option(
+        section="bookie",
+        key="rack",
+        type=TEXT,
+        flag="--rack",
+        default="",
+        help="where it stands, for placement: zone, zone/rack or zone/rack/host",
+    ),
+    Option(
+        section="bookie",
+        key="rack_file",
+        type=PATH,
+        flag="--rack-file",
+        metavar="FILE",
+        default="",
+        help="a file that says where it stands, if `rack` does not",
+    ),
+    Option(
+        section="bookie",
+        key="start_wait_s",
+        type=number("seconds", 0, 86_400),
+        flag="--start-wait-s",
+        metavar="SECONDS",
+        default=0.0,
+        help="how long the start is tried again while the metadata store cannot be reached",
+    ),
+    Option(
+        section="bookie",
+        key="drain_s",
+        type=number("seconds", 0, 3600),
+        flag="--drain-s",
+        metavar="SECONDS",
+        default=30.0,
+        help="how long, at most, the bookie lets writers leave when it is stopped; 0 closes at once",
+    ),
+    Option(
+        section="bookie",
+        key="drain_idle_s",
+        type=number("seconds", 0, 3600),
+        flag="--drain-idle-s",
+        metavar="SECONDS",
+        default=2.0,
+        help="without an add for so long, writers have left",
+    ),
+    Option(
+        section="bookie",
+        key="moved",
+        type=SWITCH,
+        flag="--moved",
+        default=False,
+        flag_only=True,
+        help="the directory was moved since the last start, and no copy of it is left",
+    ),
+    Option(
+        section="bookie",
+        key="replace",
+        type=SWITCH,
+        flag="--replace",
+        default=False,
+        flag_only=True,
+        help="take the name of a bookie whose directory is lost for good",
+    ),
+)
+
+_CLUSTER: Final = (
+    Option(
+        section="cluster",
+        key="metadata",
+        type=TEXT,
+        flag="--metadata",
+        metavar="URL",
+        required=True,
+        redacted=without_secrets,
+        help="where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path for one host",
+    ),
+    Option(
+        section="cluster",
+        key="secret_file",
+        type=PATH,
+        metavar="FILE",
+        default="",
+        shown_default=f"`{CREDENTIAL}` in `${CREDENTIALS}`, if it is there",
+        help="holds the cluster's secret; one line end after it is ignored; FILE.next may hold the next one",
+    ),
+    Option(
+        section="cluster",
+        key="secret",
+        type=SECRET,
+        help="the cluster's secret itself, unless a file is named",
+    ),
+)
+
+_STORE: Final = (
+    *map(_stored, _STORE_HELP),
+    _stored("fill_ratio", type=number("ratio above 0", 0, 0.95), metavar="RATIO", help="emptier files are compacted"),
+    _stored(
+        "default_tier", type=one_of(*StorageHint), metavar="TIER", help="the tier of ledgers without storage hints"
+    ),
+    _stored("cold_compression", type=one_of("zstd"), shown_default="none", help="how cold segments are compressed"),
+    _stored(
+        "group", type=TEXT, shown_default="the owner alone", help="group whose members may use the directories as well"
+    ),
+)
+
+_TIER: Final = tuple(
+    Option(
+        section="tier",
+        key=tier.value,
+        type=texts("directories"),
+        metavar="DIRECTORY",
+        default=(),
+        shown_default=f"`{tier.value}` in the bookie's directory, or where it was",
+        help=f"{what}; give it again for more devices",
+    )
+    for tier, what in (
+        (StorageHint.NVME, "directory of the log, on its own device"),
+        (StorageHint.SSD, "directory of the SSD tier and the index, on its own device"),
+        (StorageHint.HDD, "directory of cold segments, on its own device"),
+    )
+)
+
+_LOG: Final = (
+    Option(
+        section="log",
+        key="format",
+        type=one_of("text", "json"),
+        default="text",
+        help="how lines are written to standard error",
+    ),
+    Option(
+        section="log",
+        key="level",
+        type=one_of("debug", "info", "warning", "error"),
+        default="info",
+        help="the least level that is written",
+    ),
+)
+
+OPTIONS: Final[Sequence[Option]] = (*_BOOKIE, *_CLUSTER, *_STORE, *_TIER, *_LOG)
+"""All options of ``pybk bookie``."""
+
+RELOADED: Final = frozenset({"log.level"})
+"""The options that a reload follows; the others are those of the next start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieSettings:
+    """What a bookie's process is to do.
+
+    Attributes:
+        directory: The bookie's own directory.
+        listen: Addresses to listen on.
+        metadata: Where the cluster's metadata is.
+        secret: The cluster's secret, or where it is found; None for none.
+        advertise: Addresses to register for clients instead of ``listen``; empty for the same.
+        advertise_check: Whether the bookie makes sure that it can be reached at the first one.
+        bookie_id: Its name; None for that of the directory, or a new one if the directory is new.
+        rack: Where it stands.
+        moved: Whether its directory was moved since its last start, not copied.
+        replace: Whether it takes the name of a bookie whose directory is lost for good.
+        config: The settings of its store.
+        tiers: The directories of tiers that have their own.
+        start_wait_s: How long the start is tried again while the metadata store cannot be reached.
+        drain_s: How long, at most, it lets writers leave when it is stopped.
+        drain_idle_s: Writers have left if no add came for so long.
+        log_format: ``text`` or ``json``.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+    """
+
+    directory: str
+    listen: Sequence[str]
+    metadata: str
+    secret: Secret | None = None
+    advertise: Sequence[str] = ()
+    advertise_check: bool = True
+    bookie_id: str | None = None
+    rack: str = ""
+    moved: bool = False
+    replace: bool = False
+    config: StoreConfig = field(default_factory=StoreConfig)
+    tiers: Mapping[StorageHint, Sequence[str]] | None = None
+    start_wait_s: float = 0.0
+    drain_s: float = 30.0
+    drain_idle_s: float = 2.0
+    log_format: str = "text"
+    log_level: str = "info"
+
+
+def resolved(flags: Mapping[str, Any], environment: Mapping[str, str], file: ConfigFile | None) -> dict[str, Setting]:
+    """Return the value of each option of a bookie, by name; a secret that systemd passes counts as its file.
+
+    Raises:
+        UsageError: The file or the environment has a wrong name or value.
+    """
+    settings = resolve(OPTIONS, flags, environment, file, variables=VARIABLES)
+    by_file, by_value = settings["cluster.secret_file"], settings["cluster.secret"]
+    directory = environment.get(CREDENTIALS, "")
+    credential = os.path.join(directory, CREDENTIAL)
+    if by_file.origin == DEFAULT and by_value.origin == DEFAULT and directory and os.path.exists(credential):
+        settings[by_file.option.name] = by_file._replace(value=credential, origin=CREDENTIALS)
+    elif by_value.origin != DEFAULT and file is not None and by_file.origin == file.path:
+        settings[by_file.option.name] = by_file._replace(value="", origin=DEFAULT)  # a variable comes before the file
+    elif by_file.origin != DEFAULT:
+        settings[by_value.option.name] = by_value._replace(value=None, origin=DEFAULT)
+    return settings
+
+
+def settings_of(settings: Mapping[str, Setting]) -> BookieSettings:
+    """Return what the options of a bookie amount to.
+
+    Raises:
+        UsageError: Values contradict each other, or a file that one of them names cannot be read.
+    """
+    check(settings)
+    value = {name: each.value for name, each in settings.items()}
+    rack = value["bookie.rack"]
+    if not rack and value["bookie.rack_file"]:
+        rack = _read_rack(value["bookie.rack_file"])
+    return BookieSettings(
+        directory=value["bookie.directory"],
+        listen=value["bookie.listen"],
+        metadata=value["cluster.metadata"],
+        secret=_secret_of(value),
+        advertise=value["bookie.advertise"],
+        advertise_check=value["bookie.advertise_check"],
+        bookie_id=value["bookie.id"],
+        rack=rack,
+        moved=value["bookie.moved"],
+        replace=value["bookie.replace"],
+        config=_config_of(settings),
+        tiers=_tiers_of(value),
+        start_wait_s=value["bookie.start_wait_s"],
+        drain_s=value["bookie.drain_s"],
+        drain_idle_s=value["bookie.drain_idle_s"],
+        log_format=value["log.format"],
+        log_level=value["log.level"],
+    )
+
+
+def check(settings: Mapping[str, Setting]) -> None:
+    """Check what can be checked on any host: addresses, the URL, where the bookie stands, and the store's settings.
+
+    Raises:
+        UsageError: A value is wrong.
+    """
+    for name in ("bookie.listen", "bookie.advertise"):
+        for address in settings[name].value:
+            with _named(settings[name]):
+                check_address(address, secret=True)
+    metadata = settings["cluster.metadata"]
+    if metadata.value is not None:
+        with _named(metadata):
+            url = parse_url(metadata.value)
+            if url.parts.scheme not in SCHEMES:
+                raise url.invalid(" has an unknown scheme")
+    with _named(settings["bookie.rack"]):
+        Location.parse(settings["bookie.rack"].value)
+    _config_of(settings)
+
+
+@contextmanager
+def _named(setting: Setting) -> Iterator[None]:
+    """Begin the text of an error with the origin of a setting."""
+    try:
+        yield
+    except UsageError as error:
+        option, origin = setting.option, setting.origin
+        raise UsageError(f"{origin}: [{option.section}] {option.key}: {error}") from None
+
+
+def _config_of(settings: Mapping[str, Setting]) -> StoreConfig:
+    values = {each.option.key: each.value for each in settings.values() if each.option.section == "store"}
+    values["default_tier"] = StorageHint(values["default_tier"])
+    if values["group"] is not None and values["group"].isdecimal():
+        values["group"] = int(values["group"])
+    try:
+        return StoreConfig(**values)
+    except UsageError as error:
+        origins = {each.origin for each in settings.values() if each.option.section == "store"} - {DEFAULT}
+        raise UsageError(f"{', '.join(sorted(origins))}: [store]: {error}") from None
+
+
+def _tiers_of(value: Mapping[str, Any]) -> dict[StorageHint, list[str]] | None:
+    tiers = {tier: list(value[f"tier.{tier.value}"]) for tier in StorageHint if value[f"tier.{tier.value}"]}
+    return tiers or None
+
+
+def _secret_of(value: Mapping[str, Any]) -> Secret | None:
+    secret = Secret(file=value["cluster.secret_file"] or None, variable=CLUSTER_SECRET, private=True)
+    return secret if secret.read_all() else None
+
+
+def _read_rack(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is to say where the bookie stands, and cannot be read: {error}") from error

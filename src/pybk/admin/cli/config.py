@@ -1,0 +1,62 @@
+"""The command ``pybk config``: check a file of options, and show what a bookie would take and from where."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from pybk.admin.bookie_options import OPTIONS, check, resolved
+from pybk.admin.cli.output import FAILED, SOUND, counted, print_json, print_table
+from pybk.admin.cli.service import add_service, settings_given
+from pybk.admin.options import ConfigFile, Setting, read_file
+from pybk.errors import UsageError
+
+
+def add_config(commands: Any) -> None:
+    """Add ``pybk config check`` and ``pybk config show``."""
+    text = "check a file of options of a bookie, and nothing else; exit 2 if it has a wrong name or value"
+    command = commands.add_parser("config check", help=text, description=text, allow_abbrev=False)
+    command.add_argument("path", metavar="FILE", help="a TOML file, as `pybk bookie --config` takes it")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run=_check, path_may_be_file=True)
+    text = "show the options that `pybk bookie` would take with these arguments and this environment"
+    show = add_service(commands, "config show", _show, text)
+    show.add_argument("--origin", action="store_true", help="also show where each value comes from")
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    file = read_file(parsed.path, OPTIONS)
+    problems = list(file.problems)
+    try:
+        check(resolved({}, {}, ConfigFile(file.path, file.values, ())))
+    except UsageError as error:
+        problems.append(str(error))
+    if parsed.json:
+        print_json({"schema": 1, "file": parsed.path, "options": len(file.values), "problems": problems})
+    else:
+        for problem in problems:
+            print(f"pybk: {problem}", file=sys.stderr)
+        if not problems:
+            print(f"{parsed.path}: {counted(len(file.values), 'option')}, all of them known and of the right type")
+    return FAILED if problems else SOUND
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    settings = settings_given(parsed)
+    check(settings)
+    if parsed.json:
+        print_json({"schema": 1, "options": [_as_json(each) for each in settings.values()]})
+        return SOUND
+    rows = [(each.option.name, each.option.shown(each.value), each.origin) for each in settings.values()]
+    headers = ("option", "value", "origin")
+    columns = len(headers) if parsed.origin else len(headers) - 1
+    print_table((row[:columns] for row in rows), headers[:columns])
+    return SOUND
+
+
+def _as_json(setting: Setting) -> dict[str, Any]:
+    option, value, origin = setting
+    plain = value is None or isinstance(value, bool | int | float)
+    shown = list(value) if isinstance(value, tuple) else value if plain else option.shown(value)
+    return {"option": option.name, "value": shown, "origin": origin, "takes": option.type.name}

@@ -1,0 +1,138 @@
+"""Options of a service: flag before variable before file before default, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.admin.options import (
+    DEFAULT,
+    PATH,
+    SECRET,
+    SWITCH,
+    TEXT,
+    Option,
+    add_flags,
+    missing,
+    number,
+    one_of,
+    read_file,
+    resolve,
+    size,
+    texts,
+)
+from pybk.errors import UsageError
+
+OPTIONS = (
+    Option(section="bookie", key="id", type=TEXT, flag="--id", help="its name", required=True),
+    Option(section="bookie", key="listen", type=texts("addresses"), flag="--listen", default=(), help="where"),
+    Option(section="bookie", key="check", type=SWITCH, default=True, help="whether"),
+    Option(section="bookie", key="once", type=SWITCH, default=False, flag_only=True, help="once"),
+    Option(section="store", key="free_bytes", type=size(1024, 1 << 40), default=4096, help="space"),
+    Option(section="store", key="wait_s", type=number("seconds", 0, 60), default=1.5, help="time"),
+    Option(section="log", key="level", type=one_of("info", "debug"), default="info", help="level"),
+    Option(section="log", key="file", type=PATH, default="", help="file"),
+    Option(section="cluster", key="secret", type=SECRET, help="secret"),
+)
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "bookie.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def flags(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, OPTIONS)
+    return vars(parser.parse_args(arguments))
+
+
+def test_the_first_that_is_given_counts(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        '[bookie]\nid = "file"\nlisten = ["a,b", "c"]\ncheck = false\n[store]\nfree_bytes = "64KiB"\nwait_s = 2\n',
+    )
+    file = read_file(path, OPTIONS)
+    environment = {"PYBK_BOOKIE_ID": "variable", "PYBK_BOOKIE_LISTEN": "d, e", "PYBK_STORE_FREE_BYTES": "2MiB"}
+    given = flags("--id", "flag", "--listen", "f,g", "--listen", "h", "--bookie-once", "--no-bookie-check")
+    names = ("bookie.id", "bookie.listen", "store.free_bytes", "store.wait_s", "bookie.check", "log.level")
+    for settings, expected in (
+        (
+            resolve(OPTIONS, given, environment, file),
+            [("flag", "--id"), (("f,g", "h"), "--listen"), (2 << 20, "PYBK_STORE_FREE_BYTES"), (2.0, path)],
+        ),
+        (
+            resolve(OPTIONS, {}, environment, file),
+            [("variable", "PYBK_BOOKIE_ID"), (("d", "e"), "PYBK_BOOKIE_LISTEN"), (2 << 20, "PYBK_STORE_FREE_BYTES")],
+        ),
+        (
+            resolve(OPTIONS, {}, {"PYBK_BOOKIE_ID": ""}, file),
+            [("file", path), (("a,b", "c"), path), (65536, path), (2.0, path), (False, path), ("info", DEFAULT)],
+        ),
+        (
+            resolve(OPTIONS, {}, {}, None),
+            [(None, DEFAULT), ((), DEFAULT), (4096, DEFAULT), (1.5, DEFAULT), (True, DEFAULT), ("info", DEFAULT)],
+        ),
+    ):
+        found = [(settings[name].value, settings[name].origin) for name in names]
+        assert found[: len(expected)] == expected
+    assert [option.name for option in missing(resolve(OPTIONS, {}, {}, None))] == ["bookie.id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('[bookie]\nidd = "x"', ["[bookie] idd = 'x'", "did you mean id?", "It takes id, listen, check"]),
+        ('[boookie]\nid = "x"', ["[boookie] id", "[bookie], [store], [log]"]),
+        ('id = "x"', ["id = 'x'", "keys stand in a table, such as [bookie]"]),
+        ("[bookie]\nid = 5", ["[bookie] id = '5'", "a text that is not empty"]),
+        ('[bookie]\nlisten = "a"', ["[bookie] listen = 'a'", 'a list of texts, such as ["one", "two"]']),
+        ('[bookie]\ncheck = "yes"', ["[bookie] check = 'yes'", "true or false"]),
+        ("[bookie]\nonce = true", ["[bookie] once", "it is of one start", "--bookie-once"]),
+        ("[store]\nfree_bytes = 5", ["free_bytes = '5'", "from 1024 to 1099511627776", "64MiB"]),
+        ("[store]\nfree_bytes = true", ["free_bytes = 'True'", "a number of bytes"]),
+        ('[store]\nfree_bytes = "5 apples"', ["free_bytes = '5 apples'"]),
+        ("[store]\nwait_s = 61", ["wait_s = '61'", "a number of seconds from 0 to 60"]),
+        ('[log]\nlevel = "loud"', ["level = 'loud'", "info or debug"]),
+        ('[cluster]\nsecret = "hush"', ["[cluster] secret:", "PYBK_CLUSTER_SECRET"]),
+        ('[cluster]\nsecret_x = "hush"', ["[cluster] secret_x:", "there is no table [cluster]"]),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, parts: list[str]) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        resolve(OPTIONS, {}, {}, read_file(path, OPTIONS))
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert [part for part in parts if part not in message] == []
+    assert "hush" not in message
+
+
+def test_all_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
+    file = read_file(written(tmp_path, "[bookie]\nid = 5\nlisten = 6\n"), OPTIONS)
+    with pytest.raises(UsageError, match=r"id = '5'.*listen = '6'.*PYBK_LOG_LEVEL: 'loud'"):
+        resolve(OPTIONS, {}, {"PYBK_LOG_LEVEL": "loud"}, file)
+    with pytest.raises(UsageError, match="is to hold options in TOML"):
+        read_file(written(tmp_path, "[bookie"), OPTIONS)
+    with pytest.raises(UsageError, match="No such file"):
+        read_file(str(tmp_path / "none"), OPTIONS)
+
+
+def test_variables_that_no_option_has_are_named() -> None:
+    with pytest.raises(UsageError, match="PYBK_BOOKIE_IDD, which no option has; did you mean PYBK_BOOKIE_ID"):
+        resolve(OPTIONS, {}, {"PYBK_BOOKIE_IDD": "x"}, None)
+    with pytest.raises(UsageError, match="PYBK_BOOKIE_ONCE, which no option has"):
+        resolve(OPTIONS, {}, {"PYBK_BOOKIE_ONCE": "true"}, None)
+    resolve(OPTIONS, {}, {"PYBK_CLUSTER_OTHER": "x", "PYBK_PASSWORD": "y"}, None, variables=("PYBK_CLUSTER_OTHER",))
+
+
+def test_wrong_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        flags("--store-free-bytes", "lots")
+    assert "argument --store-free-bytes: 'lots' is not accepted, it takes a number of bytes" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        flags("--cluster-secret", "hush")

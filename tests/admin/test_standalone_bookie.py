@@ -1,0 +1,212 @@
+"""A bookie's process as a service: its log, its signals, its drain, and what it reports to systemd."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.admin import standalone_bookie
+from pybk.admin.bookie_options import BookieSettings
+from pybk.admin.standalone_bookie import serve
+from pybk.errors import MetadataUnreachableError, UsageError
+from pybk.manager import LedgerManager
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.cluster.processes import Child
+from tests.waiting import wait_until
+
+DRAIN = {"PYBK_BOOKIE_DRAIN_S": "60", "PYBK_BOOKIE_DRAIN_IDLE_S": "3"}
+PASSWORD = b"a password that no log shows"
+PAYLOAD = b"a payload that no log shows"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path / "cluster", count=2) as found:
+        yield found
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    """The socket to which services report."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.setblocking(False)
+        yield listening
+
+
+class Service:
+    """A bookie's process that is configured by a file, and logs JSON."""
+
+    def __init__(self, directory: Path, cluster: Inside, **variables: str) -> None:
+        self.file = directory / "bookie.toml"
+        self._log = directory / "service.log"
+        self._url = cluster.url
+        self._place = directory / "service"
+        self.write(rack="zone-1")
+        self.child = Child(
+            ["bookie", "--config", str(self.file)], SECRET, self._log, module="pybk", variables=variables
+        )
+
+    def write(self, rack: str, level: str = "info") -> None:
+        """Write the file of options."""
+        self.file.write_text(
+            f'[bookie]\ndirectory = "{self._place}"\nid = "service"\nlisten = ["tcp://127.0.0.1:*"]\nrack = "{rack}"\n'
+            f'[cluster]\nmetadata = "{self._url}"\n[log]\nformat = "json"\nlevel = "{level}"\n',
+            encoding="utf-8",
+        )
+
+    @property
+    def output(self) -> str:
+        """Its standard error."""
+        return self._log.read_text(encoding="utf-8")
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        """Return the lines of an event in its log."""
+        found = []
+        for line in self.output.splitlines(keepends=True):
+            if line.endswith("\n"):
+                with suppress(ValueError):  # stacks are no JSON
+                    found.append(json.loads(line))
+        return [line for line in found if line["event"] == event]
+
+    def wait_for(self, event: str, number: int = 1) -> dict[str, Any]:
+        """Wait until it has logged an event so many times, and return the last one."""
+        self.child.wait_for(lambda: len(self.lines(event)) >= number)
+        return self.lines(event)[number - 1]
+
+
+def reports(systemd: socket.socket, said: list[str]) -> list[str]:
+    """Add what has arrived at the socket to what was said before, and return all of it."""
+    with suppress(BlockingIOError):
+        while True:
+            said += systemd.recv(4096).decode().splitlines()
+    return said
+
+
+def ensemble(client: LedgerManager, ledger_id: int) -> set[str]:
+    """Return the names of the bookies that have the newest entries of a ledger."""
+    return {each.bookie_id for each in client.ledger_metadata(ledger_id).fragments[-1].ensemble}
+
+
+def test_a_bookie_drains_when_it_is_stopped(tmp_path: Path, cluster: Inside, systemd: socket.socket) -> None:
+    service = Service(tmp_path, cluster, NOTIFY_SOCKET=str(tmp_path / "notify"), PYBK_LOG_LEVEL="debug", **DRAIN)
+    began = service.wait_for("bookie.started")
+    assert (began["addresses"][0][:16], began["took_ms"] > 0) == ("tcp://127.0.0.1:", True)
+    said: list[str] = []
+    wait_until(lambda: "WATCHDOG=1" in reports(systemd, said))
+    assert said[0] == "READY=1"
+    client = cluster.connect()
+    for _ in range(20):
+        writer = client.create_ledger(ensemble_size=2, password=PASSWORD)
+        writer.append(PAYLOAD)
+        if "service" in ensemble(client, writer.ledger_id):
+            break
+    else:
+        raise AssertionError("20 ledgers, and none at a third of the bookies")
+    service.child.signal(signal.SIGTERM)
+
+    def has_left() -> bool:
+        writer.append(PAYLOAD)
+        return "service" not in ensemble(client, writer.ledger_id)
+
+    wait_until(has_left)
+    assert service.child.alive, "the writer has left before the bookie has ended"
+    writer.close()
+    assert service.child.join() == 0
+    order = ["starting", "registered", "started", "draining", "read_only", "drained", "stopping", "stopped"]
+    times = [service.wait_for(f"bookie.{name}")["ts"] for name in order]
+    assert times == sorted(times)
+    assert service.lines("bookie.drained")[0]["took_ms"] < 30_000
+    assert service.lines("bookie.read_only")[0]["reason"] == "retired"
+    assert "STOPPING=1" in reports(systemd, said)
+    for hidden in (SECRET, PASSWORD, PAYLOAD):
+        assert hidden.decode() not in service.output
+
+
+def test_a_bookie_reloads_and_shows_its_stacks_and_closes_at_once(
+    tmp_path: Path, cluster: Inside, systemd: socket.socket
+) -> None:
+    service = Service(
+        tmp_path,
+        cluster,
+        NOTIFY_SOCKET=str(tmp_path / "notify"),
+        PYBK_BOOKIE_DRAIN_S="3600",
+        PYBK_BOOKIE_DRAIN_IDLE_S="3600",
+    )
+    service.wait_for("bookie.started")
+    service.write(rack="zone-2", level="warning")
+    service.child.signal(signal.SIGHUP)
+    changed = service.wait_for("pybk.admin.cli.bookie")
+    assert changed["message"] == "bookie.rack changed, and will take effect at the next start"
+    said: list[str] = []
+    wait_until(lambda: reports(systemd, said).count("READY=1") == 2)
+    assert "RELOADING=1" in said
+    assert not service.lines("bookie.reloaded"), "the level is warning by now"
+    service.write(rack="zone-2", level="loud")
+    service.child.signal(signal.SIGHUP)
+    failed = service.wait_for("bookie.reload_failed")
+    assert (failed["code"], "level = 'loud'" in failed["message"]) == ("usage", True)
+    service.child.signal(signal.SIGUSR1)
+    service.child.wait_for(lambda: "most recent call first" in service.output)
+    service.write(rack="zone-1")
+    service.child.signal(signal.SIGHUP)
+    service.wait_for("bookie.reloaded")
+    service.child.signal(signal.SIGTERM)
+    service.wait_for("bookie.draining")
+    service.child.signal(signal.SIGINT)
+    assert service.child.join() == 0
+    assert not service.lines("bookie.drained")
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Gives this process back what a service takes over."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    handlers, interval = [signal.getsignal(number) for number in numbers], sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+        faulthandler.unregister(signal.SIGUSR1)
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_the_start_waits_for_a_metadata_store_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [UsageError("the third try"), MetadataUnreachableError("second"), MetadataUnreachableError("first")]
+
+    def join(*_: object, **__: object) -> None:
+        raise errors.pop()
+
+    monkeypatch.setattr(standalone_bookie, "join", join)
+    monkeypatch.setattr(standalone_bookie, "RETRY_SECONDS", 0.01)
+    settings = BookieSettings(directory="d", listen=("tcp://127.0.0.1:*",), metadata="zk://h/x", start_wait_s=60)
+    with pytest.raises(UsageError, match="the third try"):
+        serve(settings, ready=lambda bookie: None)
+    errors = [MetadataUnreachableError("first")]
+    with pytest.raises(MetadataUnreachableError, match="first"):
+        serve(replace(settings, start_wait_s=0), ready=lambda bookie: None)
+    errors = [MetadataUnreachableError("first")]
+    monkeypatch.setattr(standalone_bookie, "RETRY_SECONDS", 30)
+
+    def stop() -> None:
+        wait_until(lambda: not errors)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    assert serve(settings, ready=lambda bookie: None)
+    stopping.join()
