@@ -247,4 +247,4 @@ def test_output_whose_reader_has_gone_ends_the_command_quietly(tmp_path: Path) -
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(WAIT_S) == 0
+    assert process.wait(WAIT_S) == 141

@@ -3,7 +3,7 @@
 Passwords and cluster secrets come from a file or from the environment: PYBK_PASSWORD, PYBK_CLUSTER_SECRET.
 
 Exit status: 0 if all is sound, 1 if damage was found, 2 for wrong usage, or a store or cluster that cannot be opened,
-3 if a safety check refused it, 130 if Ctrl-C ended it.
+3 if a safety check refused it, 130 if Ctrl-C ended it, 141 if the reader of its output did.
 """
 
 # Each module of this package holds the commands of one noun, such as ``store`` or ``ledger``. To add a command, write
@@ -34,7 +34,7 @@ from pybk.admin.cli import (
     wal,
 )
 from pybk.admin.cli.arguments import check_path
-from pybk.admin.cli.output import DAMAGED, FAILED, INTERRUPTED, REFUSED, SOUND
+from pybk.admin.cli.output import CUT_OFF, DAMAGED, FAILED, INTERRUPTED, REFUSED
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 from pybk.version import __version__
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it, as `head` does. Without this the interpreter would fail to flush
         # standard output at its end, and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SOUND
+        return CUT_OFF  # what was found is not known: a cluster that is bad must not look sound behind `| head`
     except KeyboardInterrupt:
         return INTERRUPTED  # the usual end of `tail -f`
     except (CorruptError, DigestMismatchError) as error:

@@ -25,6 +25,9 @@ REFUSED: Final = 3
 INTERRUPTED: Final = 130
 """Ended by Ctrl-C, as shells report it."""
 
+CUT_OFF: Final = 141
+"""Nobody reads its output any more, as shells report SIGPIPE."""
+
 _PROGRESS_AFTER_SECONDS: Final = 1.0
 
 
