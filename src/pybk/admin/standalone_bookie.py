@@ -57,6 +57,8 @@ class _Signals:
         for number in (*_STOPS, signal.SIGHUP):
             signal.signal(number, lambda number, _: self._arrived.put(number))
         faulthandler.register(signal.SIGUSR1, all_threads=True)
+        if not faulthandler.is_enabled():
+            faulthandler.enable()  # for SIGABRT, by which systemd's watchdog ends a process
 
     def wait(self, seconds: float) -> int | None:
         """Return the next signal; None if none arrives in time."""
