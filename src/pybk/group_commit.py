@@ -53,6 +53,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
 from pybk.errors import PybkError
@@ -312,8 +313,8 @@ class GroupCommit:
     # ---- the background thread -----------------------------------------------------------------------------------
 
     def kick_background(self) -> None:
-        """Wake the background thread; the caller holds the mutex."""
-        if self.kick_lock.locked():
+        """Wake the background thread. Takes no lock, so a finaliser may call it."""
+        with suppress(RuntimeError):  # it is released already
             self.kick_lock.release()
 
     def _run(self) -> None:

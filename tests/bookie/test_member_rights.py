@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 from collections.abc import Iterator
@@ -287,3 +288,37 @@ def test_an_idle_writer_shows_that_it_lives_while_a_later_bookie_of_its_ensemble
             return found[-1]
 
         wait_until(is_known)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_writer_that_was_dropped_is_gone_although_its_client_lives(tmp_path: Path, *, short: bool) -> None:
+    """Also one that would fill the place of a bookie some time later."""
+    with inside(tmp_path, count=3) as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD)
+        ledger_id = writer.ledger_id
+        writer.append(b"entry")
+        service = service_of(cluster.bookies[0])
+        if short:
+            cluster.bookies[2].close()
+            writer.append(b"another")
+            marks = cluster_backend_of(client).membership.metadata
+            wait_until(lambda: marks.marks_of(ledger_id), "the place to be given up")
+        found: list[bool] = []
+
+        def ask() -> list[BookieEffect]:
+            found.append(service.server.has_writer(ledger_id))
+            return []
+
+        service.post(ask)
+        wait_until(lambda: found == [True])
+        del writer
+
+        def is_gone() -> bool:
+            gc.collect()  # more than once, as a request that is under way keeps the writer
+            service.post(ask)
+            return not found[-1]
+
+        wait_until(is_gone)
+        with client.open_ledger(ledger_id, password=PASSWORD) as reader:  # and its owner recovers it
+            assert [entry.payload for entry in reader] == [b"entry", b"another"][: 1 + short]

@@ -8,6 +8,7 @@ from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -81,14 +82,26 @@ def test_entries_count_up_to_the_first_whose_digest_is_wrong() -> None:
 # ---- what is due when ------------------------------------------------------------------------------------------------
 
 
+class WithoutEnd:
+    """A conversation that is to be woken."""
+
+    def __init__(self, wake_at_ns: int) -> None:
+        self.wake_at_ns: int | None = wake_at_ns
+
+
 def test_a_conversation_is_woken_at_its_time_and_not_before() -> None:
-    conversation, told = object(), list[object]()
-    driver: Any = SimpleNamespace(wakes=[], wake_at={conversation: 50}, pass_event=lambda *what: told.append(what))
-    heapq.heappush(driver.wakes, (50, 0, conversation))
+    conversation, dropped, told = WithoutEnd(50), WithoutEnd(50), list[object]()
+    driver: Any = SimpleNamespace(wakes=[], pass_event=lambda *what: told.append(what))
+    heapq.heappush(driver.wakes, (50, 0, ref(conversation)))
+    heapq.heappush(driver.wakes, (50, 1, ref(dropped)))
+    del dropped
     Driver.wake_up(driver, 49)
     assert told == []
     Driver.wake_up(driver, 50)
     assert told == [(conversation, Woken())]
+    heapq.heappush(driver.wakes, (60, 2, ref(conversation)))
+    Driver.wake_up(driver, 60)
+    assert len(told) == 1, "it is to be woken at another time, or not at all"
 
 
 CLOSED = ClosedError("this client is closed")

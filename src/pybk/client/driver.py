@@ -33,7 +33,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
@@ -155,6 +155,7 @@ class Conversation(ABC, Generic[M_co]):
         ledger: The ledger.
         machine: The machine.
         completion: Done when the conversation has ended.
+        wake_at_ns: Its next wake-up; None for none.
         unrecorded: Entries that bookies miss and that the metadata store has not recorded yet.
     """
 
@@ -164,6 +165,7 @@ class Conversation(ABC, Generic[M_co]):
         self.machine: Final = machine
         self.completion = Completion()
         self.completion.unseen = True
+        self.wake_at_ns: int | None = None
         self.unrecorded: Final = Unrecorded(ledger)
 
     @abstractmethod
@@ -201,11 +203,12 @@ class Driver:
         self._request_ids = itertools.count(1)
         self.posted: deque[Callable[[], None]] = deque()
         """Calls for the leader, in order. Added by any thread, taken by the leader."""
-        self.wakes: list[tuple[int, int, AnyConversation]] = []
-        """Heap of wake-up times, numbered; one counts only while ``wake_at`` has the same time. Leader only."""
+        self.wakes: list[tuple[int, int, ReferenceType[AnyConversation]]] = []
+        """Heap of wake-up times, numbered; one counts only while ``wake_at_ns`` of its conversation is the same.
+
+        A wake-up alone keeps no conversation, because a writer ends with its last handle. Leader only.
+        """
         self._wake_numbers = itertools.count()
-        self.wake_at: dict[AnyConversation, int] = {}
-        """The next wake-up of a conversation. Leader only."""
         self._waited: set[AnyConversation] = set()
         """Conversations that have begun and not ended. Changed by the leader alone."""
         self._fresh: dict[AnyConversation, Callable[[], None]] = {}
@@ -392,7 +395,6 @@ class Driver:
         self._active.clear()
         self._lac_unsent.clear()
         self.wakes.clear()
-        self.wake_at.clear()
 
     def _send_lacs(self) -> None:
         while self._lac_unsent:
@@ -432,9 +434,10 @@ class Driver:
     def wake_up(self, now_ns: int) -> None:
         """Wake the conversations whose time has come."""
         while self.wakes and self.wakes[0][0] <= now_ns:
-            at, _, conversation = heapq.heappop(self.wakes)
-            if self.wake_at.get(conversation) == at:
-                del self.wake_at[conversation]
+            at, _, reference = heapq.heappop(self.wakes)
+            conversation = reference()
+            if conversation is not None and conversation.wake_at_ns == at:
+                conversation.wake_at_ns = None
                 self.pass_event(conversation, Woken())
 
     def pass_event(self, conversation: AnyConversation, event: Event) -> None:
@@ -459,8 +462,8 @@ class Driver:
             elif type(effect) is ChooseBookies:
                 self._ask_metadata(conversation, partial(self._metadata.choose, conversation.ledger, effect))
             elif type(effect) is WakeAt:
-                self.wake_at[conversation] = effect.time_ns
-                heapq.heappush(self.wakes, (effect.time_ns, next(self._wake_numbers), conversation))
+                conversation.wake_at_ns = effect.time_ns
+                heapq.heappush(self.wakes, (effect.time_ns, next(self._wake_numbers), ref(conversation)))
             else:
                 conversation.take(effect)
 
@@ -497,7 +500,7 @@ class Driver:
         if not conversation.completion.done:
             conversation.completion.error = error
         self.group.finish(conversation.completion)
-        self.wake_at.pop(conversation, None)
+        conversation.wake_at_ns = None
         self._waited.discard(conversation)  # last, so that after an interrupt it is ended again
 
     # ---- writers -------------------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ The writer ends once, in one of three ways, and each fails what is still queued:
 | ``Failed`` | the machine: fenced, deleted, too few bookies | that of the reason, outcome unknown |
 | ``give_up`` | the driver: it was interrupted or closed, so the machine's state is not known | given by the driver |
 
+A writer without a handle ends as well: it is collected, and the bookies are notified that it has left. Else they would
+count it as alive as long as this client has sessions with them (H12).
+
 After ``Done`` the machine still takes late replies, because a bookie that does not answer must be recorded as
 under-replicated (C13 in ``docs/replication.md``).
 
@@ -35,6 +38,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 from pybk.client.append_queue import AppendQueue
 from pybk.client.broadcast import leave
@@ -97,6 +101,10 @@ class Writing(Conversation[WriterMachine]):
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.forcing: list[tuple[int, Completion]] = []
         """Calls of ``force`` that wait, in order: the entry to be confirmed, and what is finished then."""
+        self._bookies = list(self.ensemble)
+        """Those of ``ensemble``, for the time after this object."""
+        self._unless_ended = finalize(self, _leave_soon, driver, ledger, self._bookies)
+        self._unless_ended.atexit = False
         driver.attach(self)
 
     # ---- calls of the driver -------------------------------------------------------------------------------------
@@ -134,6 +142,11 @@ class Writing(Conversation[WriterMachine]):
         """Fail appends, because this client deleted the ledger."""
         self._count_errors(self.appender.fail(error), error)
 
+    def end(self, error: PybkError | None = None) -> None:
+        """End as every conversation does; the bookies need not be notified any more when this object is collected."""
+        self._unless_ended.detach()
+        super().end(error)
+
     # ---- effects of the machine ----------------------------------------------------------------------------------
 
     def take(self, effect: Effect) -> None:
@@ -141,6 +154,7 @@ class Writing(Conversation[WriterMachine]):
         if type(effect) is Confirmed:
             self._confirmed(effect.last_add_confirmed)
         elif type(effect) is EnsembleChanged:
+            self._bookies[:] = self.ensemble
             for reason in effect.reasons:
                 self._metrics.add(ENSEMBLE_CHANGES, labels=(("reason", reason.value),))
         elif type(effect) is UnderReplicated:
@@ -224,3 +238,9 @@ class Writing(Conversation[WriterMachine]):
         self.submit(time.monotonic_ns())
         self.forcing.append((last, completion))
         self.driver.perform(self, self.machine.force(time.monotonic_ns()))
+
+
+def _leave_soon(driver: Driver, ledger: RemoteLedger, bookies: list[Bookie]) -> None:
+    """Have the leader notify bookies that a writer was dropped. A finaliser, so it takes no lock."""
+    driver.posted.append(partial(leave, driver, ledger, tuple(bookies)))
+    driver.group.kick_background()
