@@ -20,8 +20,11 @@ import pytest
 from pybk.admin import standalone_bookie
 from pybk.admin.bookie_options import BookieSettings
 from pybk.admin.standalone_bookie import serve
-from pybk.errors import MetadataUnreachableError, UsageError
+from pybk.credentials import Secret
+from pybk.errors import CookieError, MetadataUnreachableError, UsageError
 from pybk.manager import LedgerManager
+from pybk.metadata.registration import BookieState
+from tests.bookie.test_states import become
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.processes import Child
 from tests.waiting import wait_until
@@ -63,7 +66,8 @@ class Service:
         """Write the file of options."""
         self.file.write_text(
             f'[bookie]\ndirectory = "{self._place}"\nid = "service"\nlisten = ["tcp://127.0.0.1:*"]\nrack = "{rack}"\n'
-            f'[cluster]\nmetadata = "{self._url}"\n[log]\nformat = "json"\nlevel = "{level}"\n',
+            f'[tier]\nhdd = ["{self._place}-hdd"]\n[cluster]\nmetadata = "{self._url}"\n'
+            f'[log]\nformat = "json"\nlevel = "{level}"\n',
             encoding="utf-8",
         )
 
@@ -107,6 +111,7 @@ def test_a_bookie_drains_when_it_is_stopped(tmp_path: Path, cluster: Inside, sys
     said: list[str] = []
     wait_until(lambda: "WATCHDOG=1" in reports(systemd, said))
     assert said[0] == "READY=1"
+    assert (tmp_path / "service-hdd" / "cookie").exists()
     client = cluster.connect()
     for _ in range(20):
         writer = client.create_ledger(ensemble_size=2, password=PASSWORD)
@@ -142,10 +147,13 @@ def test_a_bookie_reloads_and_shows_its_stacks_and_closes_at_once(
         tmp_path,
         cluster,
         NOTIFY_SOCKET=str(tmp_path / "notify"),
+        PYBK_BOOKIE_ADVERTISE="tcp://127.0.0.1:1",
+        PYBK_BOOKIE_ADVERTISE_CHECK="false",
         PYBK_BOOKIE_DRAIN_S="3600",
         PYBK_BOOKIE_DRAIN_IDLE_S="3600",
     )
-    service.wait_for("bookie.started")
+    assert service.wait_for("bookie.started")["addresses"] == ["tcp://127.0.0.1:1"]
+    assert service.lines("bookie.unchecked_address")[0]["address"] == "tcp://127.0.0.1:1"
     service.write(rack="zone-2", level="warning")
     service.child.signal(signal.SIGHUP)
     changed = service.wait_for("pybk.admin.cli.bookie")
@@ -210,3 +218,25 @@ def test_the_start_waits_for_a_metadata_store_if_asked_to(monkeypatch: pytest.Mo
     stopping.start()
     assert serve(settings, ready=lambda bookie: None)
     stopping.join()
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_bookie_that_fails_is_to_be_started_again_and_one_that_was_removed_is_not(
+    tmp_path: Path, cluster: Inside
+) -> None:
+    settings = BookieSettings(
+        directory=str(tmp_path / "b"),
+        listen=("tcp://127.0.0.1:*",),
+        metadata=cluster.url,
+        secret=Secret(value=SECRET),
+        bookie_id="b",
+    )
+
+    def fails() -> None:
+        raise RuntimeError("the serving thread fails")
+
+    assert not serve(settings, ready=lambda bookie: setattr(bookie.machine, "commit", fails))
+    client = cluster.connect()
+    removed = BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED
+    with pytest.raises(CookieError, match="was removed from the cluster"):
+        serve(settings, ready=lambda bookie: become(client, "b", *removed))
