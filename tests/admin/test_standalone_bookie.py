@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import pytest
 from pybk.admin import standalone_bookie
 from pybk.admin.bookie_options import BookieSettings
 from pybk.admin.standalone_bookie import serve
+from pybk.bookie.server import BookieServer
 from pybk.credentials import Secret
 from pybk.errors import CookieError, MetadataUnreachableError, UsageError
 from pybk.manager import LedgerManager
@@ -183,6 +185,8 @@ def own_signals() -> Iterator[None]:
     """Gives this process back what a service takes over."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     handlers, interval = [signal.getsignal(number) for number in numbers], sys.getswitchinterval()
+    logger = logging.getLogger("pybk")
+    level = logger.level
     try:
         yield
     finally:
@@ -190,6 +194,7 @@ def own_signals() -> Iterator[None]:
             signal.signal(number, handler)
         faulthandler.unregister(signal.SIGUSR1)
         sys.setswitchinterval(interval)
+        logger.setLevel(level)
 
 
 @pytest.mark.usefixtures("own_signals")
@@ -220,17 +225,23 @@ def test_the_start_waits_for_a_metadata_store_if_asked_to(monkeypatch: pytest.Mo
     stopping.join()
 
 
-@pytest.mark.usefixtures("own_signals")
-def test_a_bookie_that_fails_is_to_be_started_again_and_one_that_was_removed_is_not(
-    tmp_path: Path, cluster: Inside
-) -> None:
-    settings = BookieSettings(
+def settings_of_b(tmp_path: Path, cluster: Inside) -> BookieSettings:
+    """Return the settings of a bookie that serves in the main thread of this process."""
+    return BookieSettings(
         directory=str(tmp_path / "b"),
         listen=("tcp://127.0.0.1:*",),
         metadata=cluster.url,
         secret=Secret(value=SECRET),
         bookie_id="b",
+        drain_s=0,
     )
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_a_bookie_that_fails_is_to_be_started_again_and_one_that_was_removed_is_not(
+    tmp_path: Path, cluster: Inside
+) -> None:
+    settings = settings_of_b(tmp_path, cluster)
 
     def fails() -> None:
         raise RuntimeError("the serving thread fails")
@@ -240,3 +251,48 @@ def test_a_bookie_that_fails_is_to_be_started_again_and_one_that_was_removed_is_
     removed = BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED
     with pytest.raises(CookieError, match="was removed from the cluster"):
         serve(settings, ready=lambda bookie: become(client, "b", *removed))
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_the_watchdog_hears_nothing_of_a_bookie_whose_serving_thread_is_stuck(
+    tmp_path: Path, cluster: Inside, systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    said: list[str] = []
+    stuck, resumes = threading.Event(), threading.Event()
+    outcome: list[BaseException] = []
+
+    def sticks() -> list[object]:
+        stuck.set()
+        resumes.wait()
+        return []
+
+    def reload() -> int:
+        """Have the main thread look at the watchdog, and return how often the bookie has been reported to work."""
+        before = reports(systemd, said).count("READY=1")
+        os.kill(os.getpid(), signal.SIGHUP)
+        wait_until(lambda: reports(systemd, said).count("READY=1") > before)
+        return said.count("WATCHDOG=1")
+
+    def observe(bookie: BookieServer) -> None:
+        try:
+            wait_until(lambda: "WATCHDOG=1" in reports(systemd, said))
+            setattr(bookie.machine, "commit", sticks)  # noqa: B010
+            wait_until(stuck.is_set)
+            reload()  # the look after it may be the first one since the last turn
+            assert reload() == reload() == reload()
+        except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            outcome.append(error)
+        finally:
+            resumes.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    observing: list[threading.Thread] = []
+
+    def ready(bookie: BookieServer) -> None:
+        observing.append(threading.Thread(target=observe, args=(bookie,)))
+        observing[0].start()
+
+    assert serve(settings_of_b(tmp_path, cluster), ready=ready)
+    observing[0].join()
+    assert not outcome, outcome
