@@ -13,7 +13,8 @@ says what this bookie can do for a ledger; a worker copies to its own bookie alo
    the reason, then the oldest. Urgency is computed here because it changes when other bookies fail.
 3. Take the lease of a *bucket*, which is a part of all ledgers by their ids, and repair those ledgers of the bucket
    that are as urgent as the first one. A lease for each ledger would cost two writes of the metadata store more. Then
-   take the next bucket, for ``PASS_S`` from the listing on, because more urgent ledgers may be marked meanwhile.
+   take the next bucket, for ``PASS_S`` from the listing on, because more urgent ledgers may be marked meanwhile; for
+   longer if the listing took long, or no marks were added.
 4. For each ledger: read marks and metadata again, copy, let the compare-and-set of the ledger name the new places, and
    only then remove the marks, which are the ones that were read before the copies.
 
@@ -87,6 +88,9 @@ PASS_S: Final = 2.0
 
 _LISTING_SHARE: Final = 20
 """A pass lasts so many times as long as its listing at least, so that listings take a twentieth of the time at most."""
+
+_LISTING_SHARE_WITHOUT_NEWS: Final = 100
+"""The same while no marks are added, and so none that could be more urgent: appends notice a listing of many marks."""
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
@@ -243,6 +247,7 @@ class Repairer:
         if self._repair_settings.paused_until_ns > time.time_ns():
             return False
         began = time.monotonic()
+        self._news.clear()
         marks = self._queued_marks()
         self.failures = {ledger_id: self.failures[ledger_id] for ledger_id in marks.keys() & self.failures.keys()}
         ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= began]
@@ -254,9 +259,10 @@ class Repairer:
             candidates = [each for each in candidates if each.rank != _REBALANCE]
         listed = batches(candidates)
         self._first = None
-        until = began + max(PASS_S, _LISTING_SHARE * (time.monotonic() - began))
+        took = time.monotonic() - began
         for batch in listed:
-            if self._stopping.is_set() or time.monotonic() > until:
+            share = _LISTING_SHARE if self._news.is_set() else _LISTING_SHARE_WITHOUT_NEWS
+            if self._stopping.is_set() or time.monotonic() > began + max(PASS_S, share * took):
                 break
             self._first = batch[0]
             self._sample()
