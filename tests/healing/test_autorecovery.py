@@ -173,13 +173,12 @@ def test_an_abandoned_ledger_is_closed_where_the_cluster_allows_it(five: Inside)
 def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limbo_repair, "WAIT_SECONDS", 0.2)
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.2)
-    metadata = metadata_of(five.bookies[0])
-
     def change(settings: ClusterSettings) -> ClusterSettings:
         return replace(settings, repair=replace(settings.repair, open_grace_s=1.0, recover_abandoned=True))
 
-    metadata.change_settings(change)
     client, other = five.connect(), five.connect()
+    metadata = metadata_of(other)
+    metadata.change_settings(change)
     writer = client.create_ledger(password=b"correct horse", write_flags=WriteFlag.DEFERRED_FORCE)
     for number in range(20):
         writer.append(b"entry %d" % number)
