@@ -173,6 +173,7 @@ def test_an_abandoned_ledger_is_closed_where_the_cluster_allows_it(five: Inside)
 def test_limbo_ends_although_the_writer_of_the_ledger_is_gone(five: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limbo_repair, "WAIT_SECONDS", 0.2)
     monkeypatch.setattr(limbo_repair, "RETRY_SECONDS", 0.2)
+
     def change(settings: ClusterSettings) -> ClusterSettings:
         return replace(settings, repair=replace(settings.repair, open_grace_s=1.0, recover_abandoned=True))
 
