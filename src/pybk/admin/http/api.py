@@ -1,0 +1,454 @@
+"""The routes of the interface, ``/api/v1``; docs/http.md lists them.
+
+Reads of what is asked often come from ``View.seen``; the others read the metadata store, a page at a time. Nothing here
+runs in a bookie's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from itertools import islice
+from typing import Any, Final
+
+from pybk.admin.http.problems import ProblemError
+from pybk.admin.http.routes import Route, Scope, route
+from pybk.admin.http.view import View
+from pybk.cluster_checks import BookieStatus, ClusterStatus, DrainProgress, RemovalProof, StopCheck
+from pybk.errors import UsageError
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_status import ScrubStatus
+from pybk.health import HealthReason
+from pybk.ledger import LedgerState, LedgerSummary
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+
+PAGE_MAX: Final = 1000
+"""The most entries of a page."""
+
+_ROOT: Final = "/api/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """How the cluster, or the store, is.
+
+    Attributes:
+        seen_ns: When that was seen, nanoseconds since 1970.
+        location: Where it is.
+        is_cluster: Whether it is a cluster.
+        state: The state of this process's manager.
+        reasons: Why it has that state; of a cluster, the reasons for its verdict are in ``cluster``.
+        cluster: How the cluster is; null for a store, or as long as nothing is known of it.
+        trouble: Why ``cluster`` is older than the rest; empty if it is not.
+    """
+
+    seen_ns: int
+    location: str
+    is_cluster: bool
+    state: str
+    reasons: tuple[HealthReason, ...]
+    cluster: ClusterStatus | None
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookiePage:
+    """The bookies of a cluster.
+
+    Attributes:
+        seen_ns: When they were seen, nanoseconds since 1970.
+        bookies: The bookies.
+    """
+
+    seen_ns: int
+    bookies: tuple[BookieStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentInfo:
+    """A fragment of a ledger.
+
+    Attributes:
+        first_entry_id: Its first entry.
+        bookies: The names of its bookies.
+    """
+
+    first_entry_id: int
+    bookies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerInfo:
+    """A ledger.
+
+    Attributes:
+        ledger_id: The ledger.
+        state: Its state.
+        ledger_type: Its type.
+        tier: The tier of its entries.
+        ensemble_size: Number of bookies in an ensemble.
+        write_quorum: Number of bookies that an entry is written to.
+        ack_quorum: Number of bookies that must acknowledge an entry.
+        created_ns: When it was created, nanoseconds since 1970.
+        last_add_confirmed: Its last entry that readers may read; null if only its bookies know.
+        length: Its payload bytes up to there; null if they are not known.
+        sealed: Whether its end has a seal.
+        custom_metadata: The application's metadata, hexadecimal.
+        fragments: Its fragments; empty for a ledger of a store.
+    """
+
+    ledger_id: int
+    state: LedgerState
+    ledger_type: str
+    tier: str
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    created_ns: int
+    last_add_confirmed: int | None
+    length: int | None
+    sealed: bool
+    custom_metadata: Mapping[str, bytes]
+    fragments: tuple[FragmentInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerPage:
+    """Ledgers by ascending id.
+
+    Attributes:
+        ledgers: The ledgers.
+        next: What ``after`` is for the next page; null at the end.
+    """
+
+    ledgers: tuple[LedgerInfo, ...]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairInfo:
+    """A ledger that waits for its repair.
+
+    Attributes:
+        ledger_id: The ledger.
+        bookie: The name of the bookie that misses entries, or is to be replaced.
+        first_entry_id: The first entry that it may miss.
+        reason: Why.
+        state: How far the repair is.
+        since_ns: Since when, nanoseconds since 1970; 0 if unknown.
+        size_bytes: About how many bytes have to be copied; 0 if unknown.
+        tries: How often the repair has failed.
+        error: Why it failed last.
+        target: The name of the bookie that takes the copies; empty if any does.
+    """
+
+    ledger_id: int
+    bookie: str
+    first_entry_id: int
+    reason: RepairReason
+    state: RepairState
+    since_ns: int
+    size_bytes: int
+    tries: int
+    error: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairPage:
+    """The repairs of a cluster, the most urgent first.
+
+    Attributes:
+        total: How many there are.
+        repairs: The first of them.
+    """
+
+    total: int
+    repairs: tuple[RepairInfo, ...]
+
+
+# ---- the cluster and its bookies ------------------------------------------------------------------------------------
+
+
+@route("GET", f"{_ROOT}/cluster", cluster=False)
+def cluster(view: View) -> Overview:
+    """Return how the cluster, or the store, is."""
+    seen = view.seen
+    return Overview(
+        seen_ns=seen.seen_ns,
+        location=view.manager.location,
+        is_cluster=view.manager.is_cluster,
+        state=seen.health.state,
+        reasons=seen.health.reasons,
+        cluster=seen.cluster,
+        trouble=seen.trouble,
+    )
+
+
+@route("GET", f"{_ROOT}/bookies")
+def bookies(view: View) -> BookiePage:
+    """Return the bookies of the cluster."""
+    return BookiePage(seen_ns=view.seen.seen_ns, bookies=view.seen.bookies)
+
+
+@route("GET", f"{_ROOT}/bookies/{{name}}")
+def bookie(view: View, name: str) -> BookieStatus:
+    """Return a bookie.
+
+    Args:
+        name: Its name.
+    """
+    found = next((each for each in view.admin.bookies() if each.name == name), None)
+    if found is None:
+        raise ProblemError(HTTPStatus.NOT_FOUND, "no_such_bookie", f"no bookie is called {name!r:.100}")
+    return found
+
+
+@route("GET", f"{_ROOT}/bookies/{{name}}:drain")
+def drain_progress(view: View, name: str) -> DrainProgress:
+    """Return how far the drain of a bookie is.
+
+    Args:
+        name: Its name.
+    """
+    return view.admin.drain_progress(name)
+
+
+@route("POST", f"{_ROOT}/bookies/{{name}}:drain", Scope.OPERATE)
+def drain(view: View, name: str) -> DrainProgress:
+    """Begin to copy all that a bookie has to others.
+
+    Args:
+        name: Its name.
+    """
+    return view.admin.drain(name)
+
+
+@route("POST", f"{_ROOT}/bookies/{{name}}:cancel-drain", Scope.OPERATE)
+def cancel_drain(view: View, name: str) -> BookieStatus:
+    """End the drain of a bookie.
+
+    Args:
+        name: Its name.
+    """
+    return view.admin.cancel_drain(name)
+
+
+@route("POST", f"{_ROOT}/bookies/{{name}}:maintenance", Scope.OPERATE)
+def maintenance(view: View, name: str, seconds: float) -> BookieStatus:
+    """Announce that a bookie may be absent for some time.
+
+    Args:
+        name: Its name.
+        seconds: How long.
+    """
+    return view.admin.maintenance(name, seconds)
+
+
+@route("POST", f"{_ROOT}/bookies/{{name}}:end-maintenance", Scope.OPERATE)
+def end_maintenance(view: View, name: str) -> BookieStatus:
+    """End the maintenance of a bookie.
+
+    Args:
+        name: Its name.
+    """
+    return view.admin.end_maintenance(name)
+
+
+@route("GET", f"{_ROOT}/bookies/{{name}}:ok-to-stop")
+def ok_to_stop(view: View, name: str) -> StopCheck:
+    """Return whether a bookie may be stopped.
+
+    Args:
+        name: Its name.
+    """
+    return view.admin.ok_to_stop(name)
+
+
+@route("GET", f"{_ROOT}/bookies/{{name}}:ok-to-remove")
+def ok_to_remove(view: View, name: str) -> RemovalProof:
+    """Return the proof that no ledger needs a bookie.
+
+    Args:
+        name: Its name.
+    """
+    return view.admin.ok_to_remove(name)
+
+
+@route("POST", f"{_ROOT}/bookies/{{name}}:remove", Scope.ADMIN)
+def remove(view: View, name: str) -> BookieStatus:
+    """Remove a bookie for good, if no ledger needs it.
+
+    Args:
+        name: Its name.
+    """
+    view.admin.remove(name, view.admin.ok_to_remove(name))
+    return next(each for each in view.admin.bookies(removed=True) if each.name == name)
+
+
+# ---- ledgers --------------------------------------------------------------------------------------------------------
+
+
+@route("GET", f"{_ROOT}/ledgers", cluster=False)
+def ledgers(
+    view: View, after: int = -1, limit: int = 100, ledger_type: str | None = None, state: LedgerState | None = None
+) -> LedgerPage:
+    """Return a page of ledgers.
+
+    Args:
+        after: The last ledger of the page before.
+        limit: How many ledgers, 1 to 1000.
+        ledger_type: Ledgers of this type alone.
+        state: Ledgers in this state alone.
+    """
+    if not 1 <= limit <= PAGE_MAX:
+        raise UsageError(f"limit is {limit}; it takes a whole number from 1 to {PAGE_MAX}")
+    if after < -1:
+        raise UsageError(f"after is {after}; it takes a whole number from -1 up")
+    found = list(islice(view.manager.ledgers(ledger_type=ledger_type, state=state, first=after + 1), limit))
+    following = found[-1].ledger_id if len(found) == limit else None
+    return LedgerPage(ledgers=tuple(map(_ledger_info, found)), next=following)
+
+
+@route("GET", f"{_ROOT}/ledgers/{{ledger_id}}", cluster=False)
+def ledger(view: View, ledger_id: int) -> LedgerInfo:
+    """Return a ledger.
+
+    Args:
+        ledger_id: The ledger.
+    """
+    return _ledger_info(view.manager.ledger_summary(ledger_id))
+
+
+def _ledger_info(found: LedgerSummary) -> LedgerInfo:
+    metadata = found.metadata
+    return LedgerInfo(
+        ledger_id=metadata.ledger_id,
+        state=metadata.state,
+        ledger_type=str(metadata.ledger_type),
+        tier=metadata.tier.value,
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
+        created_ns=metadata.creation_time_ns,
+        last_add_confirmed=found.last_add_confirmed,
+        length=found.length,
+        sealed=metadata.sealed,
+        custom_metadata=metadata.custom_metadata,
+        fragments=tuple(
+            FragmentInfo(
+                first_entry_id=each.first_entry_id, bookies=tuple(bookie.bookie_id for bookie in each.ensemble)
+            )
+            for each in metadata.fragments
+        ),
+    )
+
+
+# ---- repairs and scrubs ---------------------------------------------------------------------------------------------
+
+
+@route("GET", f"{_ROOT}/repairs")
+def repairs(view: View, limit: int = 100) -> RepairPage:
+    """Return the repairs, the most urgent first.
+
+    Args:
+        limit: How many, 1 to 1000.
+    """
+    if not 1 <= limit <= PAGE_MAX:
+        raise UsageError(f"limit is {limit}; it takes a whole number from 1 to {PAGE_MAX}")
+    found = view.admin.repairs()
+    return RepairPage(total=len(found), repairs=tuple(map(_repair_info, found[:limit])))
+
+
+def _repair_info(mark: UnderReplicatedLedger) -> RepairInfo:
+    return RepairInfo(
+        ledger_id=mark.ledger_id,
+        bookie=mark.bookie.bookie_id,
+        first_entry_id=mark.first_entry_id,
+        reason=mark.reason,
+        state=mark.state,
+        since_ns=mark.since_ns,
+        size_bytes=mark.size_bytes,
+        tries=mark.tries,
+        error=mark.error,
+        target=mark.target,
+    )
+
+
+@route("POST", f"{_ROOT}/repairs:pause", Scope.OPERATE)
+def pause_repairs(view: View, seconds: float, by: str) -> ClusterSettings:
+    """Pause the repairs; they resume by themselves.
+
+    Args:
+        seconds: How long, at most a day.
+        by: The name of the person who pauses them.
+    """
+    return view.admin.pause_repair(seconds, by)
+
+
+@route("POST", f"{_ROOT}/repairs:resume", Scope.OPERATE)
+def resume_repairs(view: View, by: str = "", accept_loss_of: tuple[str, ...] = ()) -> ClusterSettings:
+    """Resume the repairs.
+
+    Args:
+        by: The name of the person who resumes them.
+        accept_loss_of: The names of bookies that are gone for good, for whose return repairs do not wait.
+    """
+    return view.admin.resume_repair(accept_loss_of, by)
+
+
+@route("GET", f"{_ROOT}/scrubs")
+def scrubs(view: View) -> tuple[ScrubStatus, ...]:
+    """Return how the checks of stored entries proceed."""
+    return view.admin.scrub_status()
+
+
+@route("POST", f"{_ROOT}/scrubs:run", Scope.OPERATE)
+def run_scrub(view: View, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
+    """Ask all bookies to check all their entries now.
+
+    Args:
+        kind: How.
+        by: The name of the person who asks.
+    """
+    return view.admin.scrub(kind, by)
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+@route("GET", f"{_ROOT}/settings")
+def settings(view: View) -> ClusterSettings:
+    """Return the settings of the cluster."""
+    return view.admin.settings()
+
+
+@route("POST", f"{_ROOT}/settings:change", Scope.ADMIN)
+def change_settings(view: View, values: Mapping[str, Any], by: str = "") -> ClusterSettings:
+    """Change settings of the cluster; all members follow.
+
+    Args:
+        values: The new values by name, such as ``repair.grace_s``.
+        by: The name of the person who changes them.
+    """
+    return view.admin.change_settings(lambda old: _changed(old, values), by)
+
+
+def _changed(found: ClusterSettings, values: Mapping[str, Any]) -> ClusterSettings:
+    for name, value in values.items():
+        section, _, setting = name.partition(".")
+        part = getattr(found, section, None) if section in ("repair", "placement", "scrub") else None
+        if part is None or setting not in part.as_dict():
+            raise UsageError(f"there is no setting {name!r:.100}; GET {_ROOT}/settings shows those that there are")
+        found = replace(found, **{section: replace(part, **{setting: value})})
+    return found
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    *(cluster, bookies, bookie, drain_progress, drain, cancel_drain, maintenance, end_maintenance),
+    *(ok_to_stop, ok_to_remove, remove, ledgers, ledger, repairs, pause_repairs, resume_repairs, scrubs, run_scrub),
+    *(settings, change_settings),
+)
+"""All routes of the interface; the more special of two that match the same path comes first."""

@@ -1,0 +1,239 @@
+"""The interface without a server: takes requests, and returns responses.
+
+A request passes these, in this order: the ``Host`` it names, against other sites that had a browser resolve their name
+to this address; its ``Origin``, against pages of other sites; its token; the rate of changes; the route.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from pybk.admin.http import probes
+from pybk.admin.http.api import ROUTES
+from pybk.admin.http.json_values import as_json
+from pybk.admin.http.messages import BODY_BYTES_MAX, JSON, Request, Response
+from pybk.admin.http.openapi import openapi_of
+from pybk.admin.http.problems import ProblemError, problem_of
+from pybk.admin.http.routes import Route, Scope
+from pybk.admin.http.scrapes import Scrapes
+from pybk.admin.http.tokens import Token, find_token
+from pybk.admin.http.view import View
+from pybk.errors import PybkError
+from pybk.manager import LedgerManager
+
+logger = logging.getLogger(__name__)
+
+CHANGES_PER_SECOND: Final = 20
+LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+"""The hosts that a request may name if nothing else is given."""
+
+_NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+
+
+class AdminApplication:
+    """The administration interface of a manager.
+
+    Args:
+        manager: The manager; it is not closed.
+        tokens: The valid tokens. Without one nothing can be changed.
+        hosts: The names that requests may give in ``Host``, without ports; those of loopback are always among them.
+            ``"*"`` allows all, for a server that checks them itself.
+        open_reads: Whether everybody may look; else each request but the probes needs a token.
+
+    Threads: any.
+    """
+
+    def __init__(
+        self,
+        manager: LedgerManager,
+        *,
+        tokens: Iterable[Token] = (),
+        hosts: Collection[str] = (),
+        open_reads: bool = True,
+    ) -> None:
+        self.view: Final = View(manager)
+        self.tokens: tuple[Token, ...] = tuple(tokens)
+        self._hosts = LOOPBACK_NAMES.union(hosts)
+        self._open_reads = open_reads
+        self._routes = [each for each in ROUTES if manager.is_cluster or not each.cluster]
+        self._changes: deque[float] = deque(maxlen=CHANGES_PER_SECOND)
+        self._lock = threading.Lock()
+        """Guards ``_changes``."""
+        self._scrapes = Scrapes(manager)
+        self._openapi = json.dumps(openapi_of(self._routes)).encode()
+
+    def handle(self, request: Request) -> Response:
+        """Answer a request; an error is a response, too."""
+        try:
+            return self._answer(request)
+        except ProblemError as problem:
+            return self._with_headers(problem.response())
+        except PybkError as error:
+            return self._with_headers(problem_of(error).response())
+        except Exception:  # a server must survive its handlers
+            logger.exception("%s %s failed", request.method, request.path)
+            failed = ProblemError(
+                HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "a defect of pybk: its log has the traceback"
+            )
+            return self._with_headers(failed.response())
+
+    @staticmethod
+    def _with_headers(response: Response) -> Response:
+        return response._replace(headers=(*response.headers, *_NO_STORE))
+
+    def _answer(self, request: Request) -> Response:
+        self._check_host(request)
+        if (probe := probes.PROBES.get(request.path)) is not None and request.method in ("GET", "HEAD"):
+            return self._with_headers(probe(self.view, request))
+        token = self._token_of(request)
+        if not self._open_reads and token is None:
+            raise _unauthorized("a token is needed")
+        if request.path in ("/api/v1/openapi.json", "/metrics") and request.method == "GET":
+            return self._with_headers(self._document(request))
+        route, arguments = self._routed(request)
+        self._check_right(request, route, token)
+        began = time.monotonic()
+        result = route.function(self.view, **arguments)
+        if route.scope is not Scope.READ:
+            name = "" if token is None else token.name
+            took_ms = (time.monotonic() - began) * 1e3
+            logger.info("%s %s by %s from %s in %.0f ms", request.method, request.path, name, request.peer, took_ms)
+        return self._with_etag(request, Response(200, JSON, json.dumps(as_json(result)).encode()))
+
+    def _with_etag(self, request: Request, response: Response) -> Response:
+        """Return a response with the hash of its body, or one without a body if the client has the same."""
+        tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
+        response = self._with_headers(response._replace(headers=(("ETag", tag),)))
+        if request.method == "GET" and request.headers.get("if-none-match") == tag:
+            return response._replace(status=int(HTTPStatus.NOT_MODIFIED), body=b"")
+        return response
+
+    def _document(self, request: Request) -> Response:
+        if request.path == "/metrics":
+            return self._scrapes.answer()
+        return Response(200, JSON, self._openapi)
+
+    # ---- who may do what -------------------------------------------------------------------------------------------
+
+    def _check_host(self, request: Request) -> None:
+        host = _host_of(request.headers.get("host", ""))
+        if "*" not in self._hosts and host not in self._hosts:
+            raise ProblemError(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "other_host",
+                f"Host {host!r:.100} is not one of this interface, {', '.join(sorted(self._hosts))}: use one of these "
+                "names, or add this one to its hosts",
+            )
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN, "other_origin", f"a page of {origin!r:.100} may not use this interface"
+            )
+
+    def _token_of(self, request: Request) -> Token | None:
+        """Return the token of a request; None for one without."""
+        given = request.headers.get("authorization")
+        if given is None:
+            return None
+        kind, _, text = given.partition(" ")
+        found = find_token(self.tokens, text.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            raise _unauthorized("the token is not valid")
+        return found
+
+    def _check_right(self, request: Request, route: Route, token: Token | None) -> None:
+        if route.scope is Scope.READ:
+            return
+        wanted = route.scope.name.lower()
+        if token is None:
+            raise _unauthorized(f"{request.method} {route.template} needs a token with scope {wanted}")
+        if token.scope < route.scope:
+            raise ProblemError(
+                HTTPStatus.FORBIDDEN,
+                "scope_too_small",
+                f"{request.method} {route.template} needs a token with scope {wanted}; that of {token.name} has "
+                f"{token.scope.name.lower()}",
+            )
+        with self._lock:
+            now = time.monotonic()
+            if len(self._changes) == CHANGES_PER_SECOND and now - self._changes[0] < 1:
+                raise ProblemError(
+                    HTTPStatus.TOO_MANY_REQUESTS,
+                    "too_many_changes",
+                    f"more than {CHANGES_PER_SECOND} changes a second; try again in a second",
+                    retryable=True,
+                    headers=(("Retry-After", "1"),),
+                )
+            self._changes.append(now)
+
+    # ---- routes ----------------------------------------------------------------------------------------------------
+
+    def _routed(self, request: Request) -> tuple[Route, dict[str, Any]]:
+        """Return the route of a request, and its arguments."""
+        matches = [(each, found) for each in self._routes if (found := each.pattern.fullmatch(request.path))]
+        if not matches:
+            raise ProblemError(
+                HTTPStatus.NOT_FOUND, "no_such_route", f"there is no {request.path!r:.200}; see /api/v1/openapi.json"
+            )
+        for route, found in matches:
+            if route.method == request.method:
+                path = {name: unquote(value) for name, value in found.groupdict().items()}
+                given = request.query if request.method == "GET" else _members(request)
+                return route, route.arguments(path, given)
+        methods = ", ".join(sorted({route.method for route, _ in matches}))
+        raise ProblemError(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            "other_method",
+            f"{request.path} takes {methods}",
+            headers=(("Allow", methods),),
+        )
+
+    def close(self) -> None:
+        """Look at the manager no more; it stays open. Idempotent."""
+        self.view.close()
+
+
+def _unauthorized(detail: str) -> ProblemError:
+    return ProblemError(
+        HTTPStatus.UNAUTHORIZED,
+        "no_token",
+        f"{detail}: send Authorization: Bearer TOKEN",
+        headers=(("WWW-Authenticate", "Bearer"),),
+    )
+
+
+def _host_of(header: str) -> str:
+    """Return the name in a ``Host`` header, without its port, in small letters."""
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _members(request: Request) -> dict[str, Any]:
+    """Return the members of the JSON object in the body; an empty body has none."""
+    if not request.body:
+        return {}
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:  # what a form of another site could send is refused
+        raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", f"a body of type {JSON} is needed")
+    if len(request.body) > BODY_BYTES_MAX:
+        raise ProblemError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_long", f"a body has at most {BODY_BYTES_MAX} bytes"
+        )
+    try:
+        found = json.loads(request.body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "not_json", "the body is not a JSON object")
+    return found

@@ -1,0 +1,71 @@
+"""Probes for those who run processes: answered from what was seen last.
+
+*Live*: a restart would not help. *Ready*: it can serve. *Health*: how the cluster is. A probe never depends on others:
+a process is live although the metadata store is gone, and ready although other bookies are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from pybk.admin.http.json_values import as_json
+from pybk.admin.http.messages import JSON, TEXT, Request, Response
+from pybk.admin.http.view import View
+from pybk.cluster_checks import ClusterVerdict
+
+_UNREADY: Final = frozenset({"not_registered", "draining", "drained"})
+"""Codes of reasons with which a process is not ready, besides its states."""
+
+
+def live(view: View, request: Request) -> Response:
+    """Return 200 unless the process has to be started again."""
+    health = view.seen.health
+    return _answer(health.state != "failed", [health.reason] if health.state == "failed" else [])
+
+
+def ready(view: View, request: Request) -> Response:
+    """Return 200 if the process serves: registered, not drained, and out of limbo unless ``?allow=limbo``."""
+    health = view.seen.health
+    refused = {"failed"} if request.query.get("allow") == "limbo" else {"failed", "in_limbo"}
+    reasons = [each.text for each in health.reasons if each.code in _UNREADY]
+    if health.state in refused:
+        reasons.insert(0, health.reason)
+    return _answer(not reasons, reasons)
+
+
+def health(view: View, request: Request) -> Response:
+    """Return 200 unless the cluster is bad, or a store degraded; with ``?verbose`` the verdict and its reasons."""
+    seen = view.seen
+    if seen.cluster is None:
+        verdict, reasons = str(seen.health.state), seen.health.reasons
+        well = seen.health.state in ("ok", "read_only") and not seen.trouble
+    else:
+        verdict, reasons = seen.cluster.verdict.value, seen.cluster.reasons
+        well = seen.cluster.verdict is not ClusterVerdict.BAD and not seen.trouble
+    if "verbose" not in request.query:
+        return _answer(well, [each.text for each in reasons] if not well else [])
+    document: Mapping[str, Any] = {
+        "verdict": verdict,
+        "reasons": reasons,
+        "trouble": seen.trouble,
+        "seen_ns": seen.seen_ns,
+    }
+    return Response(_status(well), JSON, json.dumps(as_json(document)).encode())
+
+
+def _status(well: bool) -> int:
+    return int(HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _answer(well: bool, reasons: list[str]) -> Response:
+    return Response(_status(well), TEXT, ("\n".join(reasons or ["ok"]) + "\n").encode())
+
+
+PROBES: Final[Mapping[str, Callable[[View, Request], Response]]] = {
+    "/livez": live,
+    "/readyz": ready,
+    "/healthz": health,
+}

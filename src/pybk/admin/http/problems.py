@@ -1,0 +1,82 @@
+"""What a client gets for an error: a problem document, as in RFC 9457, with a stable code."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any, Final
+
+from pybk.admin.http.messages import PROBLEM, Response
+from pybk.errors import (
+    ClosedError,
+    IllegalOperationError,
+    MetadataUnreachableError,
+    NoSuchLedgerError,
+    PybkError,
+    SafetyCheckError,
+    UnauthorizedError,
+    UsageError,
+)
+
+_STATUSES: Final[tuple[tuple[type[PybkError], HTTPStatus], ...]] = (
+    (SafetyCheckError, HTTPStatus.CONFLICT),
+    (NoSuchLedgerError, HTTPStatus.NOT_FOUND),
+    (MetadataUnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (UnauthorizedError, HTTPStatus.FORBIDDEN),
+    (IllegalOperationError, HTTPStatus.CONFLICT),
+    (UsageError, HTTPStatus.BAD_REQUEST),
+)
+"""The status of each class of error, the first that fits; 500 for others."""
+
+
+class ProblemError(Exception):
+    """An error of a request.
+
+    Args:
+        status: The status of the response.
+        code: A stable name, for programs.
+        detail: What is wrong, and what to do, for people.
+        retryable: Whether the same request may succeed later.
+        extra: Further members of the document.
+        headers: Headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        code: str,
+        detail: str,
+        *,
+        retryable: bool = False,
+        extra: dict[str, Any] | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.retryable = retryable
+        self.extra = extra or {}
+        self.headers = headers
+
+    def response(self) -> Response:
+        """Return the response."""
+        document = {
+            "type": "about:blank",
+            "title": self.status.phrase,
+            "status": int(self.status),
+            "code": self.code,
+            "detail": self.detail,
+            "retryable": self.retryable,
+            **self.extra,
+        }
+        return Response(int(self.status), PROBLEM, json.dumps(document).encode(), self.headers)
+
+
+def problem_of(error: PybkError) -> ProblemError:
+    """Return the problem that an error of pybk is to a client; its code is the name of the class."""
+    status = next((found for kind, found in _STATUSES if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
+    extra = {"failures": list(error.failures)} if isinstance(error, SafetyCheckError) else {}
+    retryable = bool(error.retryable) or status is HTTPStatus.SERVICE_UNAVAILABLE
+    return ProblemError(status, type(error).__name__, str(error), retryable=retryable, extra=extra)

@@ -1,0 +1,49 @@
+"""The metrics for Prometheus, as ``/metrics`` returns them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from http import HTTPStatus
+from typing import Final
+
+from pybk.admin.http.messages import Response
+from pybk.admin.http.problems import ProblemError
+from pybk.manager import LedgerManager
+
+AGE_SECONDS: Final = 1.0
+"""A scrape that comes so soon after another one gets the same text."""
+
+
+class Scrapes:
+    """Answers scrapes of a manager's metrics; needs the extra ``pybk[metrics]``.
+
+    Args:
+        manager: The manager.
+
+    Threads: any.
+    """
+
+    def __init__(self, manager: LedgerManager) -> None:
+        self._manager = manager
+        self._lock = threading.Lock()
+        self._text = b""
+        self._type = ""
+        self._made = float("-inf")
+
+    def answer(self) -> Response:
+        """Return the metrics of now, or of ``AGE_SECONDS`` ago."""
+        try:
+            from prometheus_client import CollectorRegistry
+            from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+            from pybk.admin.metrics import ManagerCollector
+        except ImportError as error:
+            raise ProblemError(HTTPStatus.NOT_IMPLEMENTED, "no_metrics", str(error)) from error
+        with self._lock:
+            if time.monotonic() - self._made >= AGE_SECONDS:
+                registry = CollectorRegistry(auto_describe=False)
+                registry.register(ManagerCollector(self._manager))
+                self._text, self._type = generate_latest(registry), CONTENT_TYPE_LATEST
+                self._made = time.monotonic()
+            return Response(200, self._type, self._text)

@@ -1,0 +1,104 @@
+"""The document of the interface: valid, and about what is really sent."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from pybk import ClusterAdmin
+from pybk.admin.http.api import ROUTES
+from pybk.admin.http.json_values import as_json, schema_of
+from pybk.admin.http.openapi import openapi_of
+from pybk.admin.http.routes import Scope
+from pybk.admin.http.view import View
+from tests.cluster.inside import inside
+from tests.paths import ROOT
+
+
+def test_the_document_is_valid_and_says_what_each_part_is() -> None:
+    document = openapi_of(ROUTES)
+    OpenAPIV31SpecValidator(document).validate()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert operation["summary"], path
+            for parameter in operation.get("parameters", ()):
+                assert parameter["description"], (path, parameter["name"])
+            assert (method == "get") == (operation["x-scope"] == "read"), "what changes something needs a right"
+    names = [each.operation for each in ROUTES]
+    assert len(names) == len(set(names))
+
+
+def test_results_are_what_the_document_says(tmp_path: Path) -> None:
+    document = openapi_of(ROUTES)
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        with client.create_ledger(password=b"p", custom_metadata={"k": b"v"}) as writer:
+            writer.append(b"entry")
+        view = View(client)
+        ClusterAdmin(client).maintenance("bookie-1", 60.0)
+        arguments: dict[str, dict[str, Any]] = {
+            "bookie": {"name": "bookie-1"},
+            "drain_progress": {"name": "bookie-1"},
+            "ok_to_stop": {"name": "bookie-1"},
+            "ledger": {"ledger_id": writer.ledger_id},
+        }
+        checked = 0
+        for each in ROUTES:
+            if each.scope is not Scope.READ or each.operation == "ok_to_remove":
+                continue
+            schema = document["paths"][each.template]["get"]["responses"]["200"]["content"]["application/json"][
+                "schema"
+            ]
+            found = as_json(each.function(view, **arguments.get(each.operation, {})))
+            Draft202012Validator({**schema, "components": document["components"]}).validate(found)
+            checked += 1
+        assert checked >= 9
+        view.close()
+
+
+@dataclass
+class Sample:
+    """A sample.
+
+    Attributes:
+        number: A number, which
+            has two lines.
+        names: Names.
+    """
+
+    number: int | None
+    names: Mapping[str, tuple[bytes, ...]]
+
+
+def test_types_have_schemas_or_are_refused() -> None:
+    components: dict[str, Any] = {}
+    assert schema_of(Sample, components) == {"$ref": "#/components/schemas/Sample"}
+    properties = components["Sample"]["properties"]
+    assert properties["number"] == {
+        "anyOf": [{"type": "integer"}, {"type": "null"}],
+        "description": "A number, which has two lines.",
+    }
+    assert properties["names"]["additionalProperties"]["items"]["type"] == "string"
+    assert as_json(Sample(None, {"a": (b"\x01",)})) == {"number": None, "names": {"a": ["01"]}}
+    with pytest.raises(TypeError, match="cannot be sent"):
+        schema_of(inspect.Parameter, components)
+    with pytest.raises(TypeError, match="cannot be sent"):
+        as_json(object())
+
+
+def test_the_document_for_people_lists_each_route() -> None:
+    text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    found = set(re.findall(r"^\| `(\w+ \S+)`( \*)? \| (\w+) \|", text, re.MULTILINE))
+    wanted = set()
+    for each in ROUTES:
+        path = each.template.removeprefix("/api/v1").replace("{name}", "NAME").replace("{ledger_id}", "ID")
+        wanted.add((f"{each.method} {path}", "" if each.cluster else " *", each.scope.name.lower()))
+    assert found == wanted
