@@ -275,6 +275,37 @@ def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> Non
     assert all(len(batch) <= BATCH and len({bucket_of(each.ledger_id) for each in batch}) == 1 for batch in order)
 
 
+def test_less_urgent_ledgers_wait_while_another_worker_has_the_lease_of_more_urgent_ones(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repairing, "BUCKETS", 2)
+    listed: list[int] = []
+
+    def watched(candidates: list[Candidate]) -> list[list[Candidate]]:
+        listed.append(len(candidates))
+        return batches(candidates)
+
+    monkeypatch.setattr(repairing, "batches", watched)
+    client = four.connect()
+    metadata = metadata_of(client)
+    ledgers = [fill(client, 5, ensemble_size=4, write_quorum=4) for _ in range(6)]
+    urgent, others = ledgers[0], ledgers[1::2]
+    assert {bucket_of(urgent)}.isdisjoint(map(bucket_of, others))
+    assert len(set(map(bucket_of, others))) == 1
+    bookies = metadata.read_ledger(urgent).metadata.fragments[0].ensemble
+    for bookie in bookies[:3]:
+        metadata.mark_under_replicated(urgent, bookie, 0, reason=RepairReason.DAMAGED)
+    for ledger_id in others:
+        metadata.mark_under_replicated(ledger_id, bookies[0], 0, reason=RepairReason.DAMAGED)
+    lease = metadata.try_lock(f"repair-{bucket_of(urgent)}", "another worker")
+    assert lease is not None
+    start(next(manager for manager in four.bookies if service_of(manager).bookie == bookies[0]))
+    wait_until(lambda: {mark.ledger_id for mark in metadata.list_under_replicated()} == {urgent})
+    assert [count for count in dict.fromkeys(listed) if count > 1] == [4, 3, 2], "one at a time"
+    lease.release()
+    wait_until(lambda: len(metadata.list_under_replicated()) == 2, "its turn")
+
+
 def test_neighbours_are_in_different_buckets() -> None:
     assert {bucket_of(ledger_id) for ledger_id in range(BUCKETS)} == set(range(BUCKETS))
 

@@ -260,13 +260,21 @@ class Repairer:
         listed = batches(candidates)
         self._first = None
         took = time.monotonic() - began
+        waited_for: Candidate | None = None
         for batch in listed:
             share = _LISTING_SHARE if self._news.is_set() else _LISTING_SHARE_WITHOUT_NEWS
             if self._stopping.is_set() or time.monotonic() > began + max(PASS_S, share * took):
                 break
+            # While another worker has the lease of more urgent ledgers, one ledger is repaired before the next look.
+            less_urgent = waited_for is not None and batch[0][:2] > waited_for[:2]
             self._first = batch[0]
             self._sample()
-            worked |= self._repair_batch(batch, marks)
+            done = self._repair_batch(batch[:1] if less_urgent else batch, marks)
+            worked |= done
+            if not done:
+                waited_for = waited_for or batch[0]
+            elif less_urgent:
+                break
         return worked
 
     def _queued_marks(self) -> dict[int, list[UnderReplicatedLedger]]:
