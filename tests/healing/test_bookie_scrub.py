@@ -121,16 +121,17 @@ def test_only_entries_count_whose_write_sets_have_the_bookie() -> None:
         last_entry_id=99,
     )
     # Of the first fragment a has the entries 0, 2, 3, 5, ...; of the second one 79, 81, 82, 84, ...
-    assert placed_entries(ledger, a, 80, 80) is None, "it was sent to it with the ensemble before"
-    assert placed_entries(ledger, a, 80, 83) == (81, 82)
-    assert placed_entries(ledger, a, 0, 99) == (0, 99)
-    assert placed_entries(ledger, a, 1, 80) == (2, 79)
-    assert placed_entries(ledger, a, 100, 120) is None, "the ledger ends before"
-    assert placed_entries(ledger, d, 0, 78) is None
-    assert placed_entries(ledger, b, 78, 90) == (78, 78)
-    assert placed_entries(ledger, b, 0, 0) == (0, 0)
+    assert placed_entries(ledger, a, [80]) == [], "it was sent to it with the ensemble before"
+    assert placed_entries(ledger, a, range(80, 101, 3)) == [], "an extent has one entry of each stripe"
+    assert placed_entries(ledger, a, range(77, 84)) == [77, 78, 79, 81, 82]
+    assert placed_entries(ledger, a, [1, 4, 6, 80, 83]) == [6], "those between have new copies"
+    assert placed_entries(ledger, a, range(100, 120)) == [], "the ledger ends before"
+    assert placed_entries(ledger, d, range(79)) == []
+    assert placed_entries(ledger, b, range(78, 90)) == [78]
     for bookie, others in ((a, range(100)), (b, range(79)), (d, range(79, 100))):
+        wanted = []
         for entry_id in others:
             fragment = fragments[entry_id >= 79]
-            has = bookie in (fragment.ensemble[entry_id % 3], fragment.ensemble[(entry_id + 1) % 3])
-            assert placed_entries(ledger, bookie, entry_id, entry_id) == ((entry_id, entry_id) if has else None)
+            if bookie in (fragment.ensemble[entry_id % 3], fragment.ensemble[(entry_id + 1) % 3]):
+                wanted.append(entry_id)
+        assert placed_entries(ledger, bookie, range(120)) == wanted

@@ -440,7 +440,7 @@ class Replicas:
             return sum(self.store.descriptor(number).last_durable + 1 for number in stored)
         return sum(part.last_durable + 1 for part in replica.parts())
 
-    def valid_entries(self, part: LedgerMetadata, first: int, last: int) -> tuple[int, int, int] | None:
+    def valid_entries(self, part: LedgerMetadata, first: int, last: int) -> tuple[int, list[int]] | None:
         """Return which entries of a part of a replicated ledger are valid, because nothing replaces them.
 
         Args:
@@ -449,7 +449,7 @@ class Replicas:
             last: The last entry, inclusive.
 
         Returns:
-            The replicated ledger, and the first and last of its entries that are read from there; None for none.
+            The replicated ledger, and its entries that are read from there, ascending; None for none.
         """
         extent = Extent.of(part)
         replica = None if extent is None else self.replica(extent.ledger_id)
@@ -465,7 +465,7 @@ class Replicas:
                 if (holder := replica.extents.holder(entry_id)) is not None
                 and holder.descriptor.ledger_id == part.ledger_id
             ]
-        return (extent.ledger_id, valid[0], valid[-1]) if valid else None
+        return (extent.ledger_id, valid) if valid else None
 
     # ---- adding --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.errors import CorruptError, LedgerDeletedError, MetadataForgedError, PybkError, UnsupportedFormatError
@@ -104,15 +105,15 @@ class BookieScrub:
         valid = self._bookie.replicas.valid_entries(metadata, damaged.first_entry_id, damaged.last_entry_id)
         if valid is None:
             return None
-        ledger_id, first, last = valid
+        ledger_id, entries = valid
         try:
             ledger, _ = self._metadata.read_ledger(ledger_id)
         except LedgerDeletedError:
             return None
         except PybkError:
-            return valid
-        placed = placed_entries(ledger, self._bookie.bookie, first, last)
-        return None if placed is None else (ledger_id, *placed)
+            return ledger_id, entries[0], entries[-1]
+        placed = placed_entries(ledger, self._bookie.bookie, entries)
+        return (ledger_id, placed[0], placed[-1]) if placed else None
 
     def show(self, damaged: Iterable[DamagedEntries]) -> None:
         """Show what waits for its copies among the troubles of the store."""
@@ -123,20 +124,17 @@ class BookieScrub:
             self.store.troubles.clear(CHECKING)
 
 
-def placed_entries(ledger: LedgerMetadata, bookie: Bookie, first: int, last: int) -> tuple[int, int] | None:
-    """Return the first and the last of some entries whose write sets have a bookie; None if none has.
+def placed_entries(ledger: LedgerMetadata, bookie: Bookie, entries: Sequence[int]) -> list[int]:
+    """Return those of some entries, ascending, whose write sets have a bookie.
 
     A bookie may hold others, too: an ensemble had it at another place, or none, since the entry was sent to it.
     """
     quorum = Quorum(ledger.ensemble_size, ledger.write_quorum, ledger.ack_quorum)
     found: list[int] = []
     for number, fragment in enumerate(ledger.fragments):
-        end = fragment_end(ledger, number)
-        lowest, highest = max(first, fragment.first_entry_id), last if end is None else min(last, end)
-        if bookie not in fragment.ensemble or lowest > highest:
-            continue
-        place = fragment.ensemble.index(bookie)
-        span = min(highest - lowest + 1, quorum.ensemble_size)  # a bookie takes some of so many neighbours
-        candidates = (*range(lowest, lowest + span), *range(highest - span + 1, highest + 1))
-        found += (entry_id for entry_id in candidates if quorum.mask(entry_id) >> place & 1)
-    return (min(found), max(found)) if found else None
+        if bookie in fragment.ensemble:
+            end, place = fragment_end(ledger, number), fragment.ensemble.index(bookie)
+            part = entries[bisect_left(entries, fragment.first_entry_id) :]
+            part = part if end is None else part[: bisect_right(part, end)]
+            found += (entry_id for entry_id in part if quorum.mask(entry_id) >> place & 1)
+    return found
