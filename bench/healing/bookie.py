@@ -27,7 +27,7 @@ def answer(bookie: BookieServer) -> None:
         print(stored(bookie), flush=True)
 
 
-def ready(bookie: BookieServer) -> None:
+def ready(bookie: BookieServer, _: str) -> None:
     """Print that a bookie serves, and answer from now on."""
     print("serves", flush=True)
     threading.Thread(target=answer, args=(bookie,), daemon=True).start()

@@ -208,10 +208,10 @@ def test_the_start_waits_for_a_metadata_store_if_asked_to(monkeypatch: pytest.Mo
     monkeypatch.setattr(standalone_bookie, "RETRY_SECONDS", 0.01)
     settings = BookieSettings(directory="d", listen=("tcp://127.0.0.1:*",), metadata="zk://h/x", start_wait_s=60)
     with pytest.raises(UsageError, match="the third try"):
-        serve(settings, ready=lambda bookie: None)
+        serve(settings, ready=lambda bookie, _: None)
     errors = [MetadataUnreachableError("first")]
     with pytest.raises(MetadataUnreachableError, match="first"):
-        serve(replace(settings, start_wait_s=0), ready=lambda bookie: None)
+        serve(replace(settings, start_wait_s=0), ready=lambda bookie, _: None)
     errors = [MetadataUnreachableError("first")]
     monkeypatch.setattr(standalone_bookie, "RETRY_SECONDS", 30)
 
@@ -221,7 +221,7 @@ def test_the_start_waits_for_a_metadata_store_if_asked_to(monkeypatch: pytest.Mo
 
     stopping = threading.Thread(target=stop)
     stopping.start()
-    assert serve(settings, ready=lambda bookie: None)
+    assert serve(settings, ready=lambda bookie, _: None)
     stopping.join()
 
 
@@ -246,11 +246,11 @@ def test_a_bookie_that_fails_is_to_be_started_again_and_one_that_was_removed_is_
     def fails() -> None:
         raise RuntimeError("the serving thread fails")
 
-    assert not serve(settings, ready=lambda bookie: setattr(bookie.machine, "commit", fails))
+    assert not serve(settings, ready=lambda bookie, _: setattr(bookie.machine, "commit", fails))
     client = cluster.connect()
     removed = BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED
     with pytest.raises(CookieError, match="was removed from the cluster"):
-        serve(settings, ready=lambda bookie: become(client, "b", *removed))
+        serve(settings, ready=lambda bookie, _: become(client, "b", *removed))
 
 
 @pytest.mark.usefixtures("own_signals")
@@ -289,7 +289,7 @@ def test_the_watchdog_hears_nothing_of_a_bookie_whose_serving_thread_is_stuck(
 
     observing: list[threading.Thread] = []
 
-    def ready(bookie: BookieServer) -> None:
+    def ready(bookie: BookieServer, _: str) -> None:
         observing.append(threading.Thread(target=observe, args=(bookie,)))
         observing[0].start()
 

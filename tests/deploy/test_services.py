@@ -148,7 +148,8 @@ def test_the_image_runs_a_bookie_without_rights(show: Show) -> None:
     assert taken == {name for name in variables if name.startswith("PYBK_")}
     [volume] = json.loads(found["VOLUME"])
     assert settings["bookie.directory"].value.startswith(f"{volume}/")
-    assert settings["bookie.listen"].value[0].endswith(f":{found['EXPOSE']}")
+    ports = [settings["bookie.listen"].value[0], settings["http.listen"].value]
+    assert [each.rpartition(":")[2] for each in ports] == found["EXPOSE"].split()
 
 
 def test_the_image_is_built_of_what_is_there() -> None:
@@ -195,7 +196,15 @@ def test_the_pods_run_bookies_with_options_that_exist(
     service = MANIFESTS["Service"]["metadata"]["name"]
     [port] = MANIFESTS["Service"]["spec"]["ports"]
     assert given["bookie.advertise"] == [f"tcp://pybk-0.{service}.ns.svc.cluster.local:{port['port']}"]
-    assert given["bookie.listen"] == [f"tcp://0.0.0.0:{container['ports'][0]['containerPort']}"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert given["bookie.listen"] == [f"tcp://0.0.0.0:{ports['bookie']}"]
+    assert given["http.listen"] == f"0.0.0.0:{ports['http']}"
+    assert (port["targetPort"], container["readinessProbe"]["httpGet"]) == (
+        "bookie",
+        {"path": "/readyz", "port": "http"},
+    )
+    for name in ("startupProbe", "livenessProbe"):
+        assert container[name]["httpGet"] == {"path": "/livez", "port": "http"}
     assert mounts[os.path.dirname(given["cluster.secret_file"])] == "cluster-secret"
     assert mounts[os.path.dirname(given["bookie.rack_file"])] == "podinfo"
     on_claims = [given["bookie.directory"], *given["tier.ssd"], *given["tier.hdd"]]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
+from pybk.admin.http_options import HTTP_OPTIONS, HttpSettings
 from pybk.admin.options import (
     DEFAULT,
     PATH,
@@ -249,7 +250,7 @@ _LOG: Final = (
     ),
 )
 
-OPTIONS: Final[Sequence[Option]] = (*_BOOKIE, *_CLUSTER, *_STORE, *_TIER, *_LOG)
+OPTIONS: Final[Sequence[Option]] = (*_BOOKIE, *_CLUSTER, *HTTP_OPTIONS, *_STORE, *_TIER, *_LOG)
 """All options of ``pybk bookie``."""
 
 RELOADED: Final = frozenset({"log.level"})
@@ -276,6 +277,7 @@ class BookieSettings:
         start_wait_s: How long the start is tried again while the metadata store cannot be reached.
         drain_s: How long, at most, it lets writers leave when it is stopped.
         drain_idle_s: Writers have left if no add came for so long.
+        http: Where it serves HTTP; None for nowhere.
         log_format: ``text`` or ``json``.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
     """
@@ -295,6 +297,7 @@ class BookieSettings:
     start_wait_s: float = 0.0
     drain_s: float = 30.0
     drain_idle_s: float = 2.0
+    http: HttpSettings | None = None
     log_format: str = "text"
     log_level: str = "info"
 
@@ -345,6 +348,7 @@ def settings_of(settings: Mapping[str, Setting]) -> BookieSettings:
         start_wait_s=value["bookie.start_wait_s"],
         drain_s=value["bookie.drain_s"],
         drain_idle_s=value["bookie.drain_idle_s"],
+        http=_http_of(value),
         log_format=value["log.format"],
         log_level=value["log.level"],
     )
@@ -396,6 +400,16 @@ def _config_of(settings: Mapping[str, Setting]) -> StoreConfig:
 def _tiers_of(value: Mapping[str, Any]) -> dict[StorageHint, list[str]] | None:
     tiers = {tier: list(value[f"tier.{tier.value}"]) for tier in StorageHint if value[f"tier.{tier.value}"]}
     return tiers or None
+
+
+def _http_of(value: Mapping[str, Any]) -> HttpSettings | None:
+    given = {key: value[f"http.{key}"] for key in ("listen", "tokens", "certificate", "key")}
+    if not given["listen"]:
+        unused = sorted(key for key, each in given.items() if each)
+        if unused:
+            raise UsageError(f"[http] {unused[0]} is given, and [http] listen is not: nothing is served over HTTP then")
+        return None
+    return HttpSettings(**given)
 
 
 def _secret_of(value: Mapping[str, Any]) -> Secret | None:

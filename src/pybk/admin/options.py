@@ -135,6 +135,18 @@ def size(least: int, most: int) -> OptionType:
     return OptionType("bytes", takes, of_toml, of_toml)
 
 
+def checked_text(name: str, takes: str, check: Callable[[str], object]) -> OptionType:
+    """Return the type of a text that ``check`` accepts; it raises ValueError for another one."""
+
+    def of_text(text: object) -> str:
+        if not isinstance(text, str):
+            raise ValueError
+        check(text)
+        return text
+
+    return OptionType(name, takes, of_text, of_text)
+
+
 def number(name: str, least: float, most: float) -> OptionType:
     """Return the type of a number within limits; ``name`` is its unit or kind."""
 

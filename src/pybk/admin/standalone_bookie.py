@@ -3,7 +3,7 @@
 | signal | what happens |
 |---|---|
 | SIGTERM, SIGINT | the bookie drains and closes; the second one ends the drain |
-| SIGHUP | secrets, options and the log level are read again |
+| SIGHUP | secrets, tokens, certificates, options and the log level are read again |
 | SIGUSR1 | the stacks of all threads are written to the standard error |
 
 Draining, the bookie registers as read-only and refuses the entries of writers, so that they replace it by another one
@@ -19,18 +19,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, NamedTuple
 
 from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings
+from pybk.admin.http.server import AdminServer
 from pybk.admin.sd_notify import notify, reloading
 from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.connect import join
 from pybk.errors import CookieError, MetadataUnreachableError, PybkError
 from pybk.log_events import log_event
+from pybk.manager import LedgerManager
 from pybk.metrics import code_of
 from pybk.version import __version__
 
@@ -82,10 +84,24 @@ class _Watchdog:
             notify("WATCHDOG=1")
 
 
+class _Served(NamedTuple):
+    """What serves in this process.
+
+    Attributes:
+        backend: The client, which the bookie uses for repairs.
+        bookie: The bookie.
+        http: Its HTTP port, if it has one.
+    """
+
+    backend: ClusterBackend
+    bookie: BookieServer
+    http: AdminServer | None
+
+
 def serve(
     settings: BookieSettings,
     *,
-    ready: Callable[[BookieServer], None],
+    ready: Callable[[BookieServer, str], None],
     reload: Callable[[], BookieSettings] | None = None,
 ) -> bool:
     """Serve as a bookie until SIGTERM or SIGINT, then close it. Takes over these signals, SIGHUP and SIGUSR1.
@@ -94,7 +110,7 @@ def serve(
 
     Args:
         settings: What it is to do.
-        ready: Called once it serves.
+        ready: Called once it serves, with the URL of its HTTP port; an empty one if it has none.
         reload: Returns the settings anew, at SIGHUP; None for the same.
 
     Returns:
@@ -116,18 +132,22 @@ def serve(
     backend = _joined(settings, signals)
     if backend is None:
         return True
-    with closing(backend):
+    with ExitStack() as stack:
+        stack.enter_context(closing(backend))
         bookie = backend.bookie
         assert isinstance(bookie, BookieServer), "joining opens one"
+        http = None if settings.http is None else settings.http.serve(LedgerManager(backend), bookie)
+        if http is not None:
+            stack.callback(http.close)
         fields = {"bookie": str(bookie.bookie), "addresses": list(bookie.addresses), "took_ms": _since(began)}
         logger.info(
             "bookie %s serves at %s",
             *(bookie.bookie, ", ".join(bookie.addresses)),
             extra=log_event("bookie.started", **fields),
         )
-        ready(bookie)
+        ready(bookie, "" if http is None else http.url)
         notify("READY=1", f"STATUS=bookie {bookie.bookie.bookie_id} serves at {', '.join(bookie.addresses)}")
-        _run(settings, reload, signals, backend, bookie)
+        _run(settings, reload, signals, _Served(backend, bookie, http))
         error, stopping = bookie.error, time.monotonic()
         notify("STOPPING=1")
         logger.info("bookie %s closes", bookie.bookie, extra=log_event("bookie.stopping", bookie=str(bookie.bookie)))
@@ -174,10 +194,10 @@ def _run(
     settings: BookieSettings,
     reload: Callable[[], BookieSettings] | None,
     signals: _Signals,
-    backend: ClusterBackend,
-    bookie: BookieServer,
+    served: _Served,
 ) -> None:
     """Obey signals until one of them, or an error of the bookie, ends it."""
+    bookie = served.bookie
     watchdog = _Watchdog(bookie)
     while bookie.serving:
         number = signals.wait(_CHECK_SECONDS)
@@ -186,7 +206,7 @@ def _run(
             return
         if number == signal.SIGHUP:
             reloading()
-            _reload(settings if reload is None else reload, backend, bookie)
+            _reload(settings if reload is None else reload, served)
             notify("READY=1")
         watchdog.look()
 
@@ -194,14 +214,15 @@ def _run(
 # ---- the reload ----------------------------------------------------------------------------------------------------
 
 
-def _reload(
-    given: BookieSettings | Callable[[], BookieSettings], backend: ClusterBackend, bookie: BookieServer
-) -> None:
-    """Read secrets and options again; what cannot be read stays as it was."""
+def _reload(given: BookieSettings | Callable[[], BookieSettings], served: _Served) -> None:
+    """Read secrets, tokens, certificates and options again; what cannot be read stays as it was."""
+    bookie = served.bookie
     try:
         settings = given() if callable(given) else given
         service_log.set_level(settings.log_level)
-        backend.membership.metadata.refresh_keys()
+        served.backend.membership.metadata.refresh_keys()
+        if served.http is not None and settings.http is not None:
+            served.http.reload(settings.http.read_tokens())
     except PybkError as error:
         fields = {"bookie": str(bookie.bookie), "code": code_of(error)}
         logger.error("not everything could be reloaded: %s", error, extra=log_event("bookie.reload_failed", **fields))

@@ -57,12 +57,13 @@ def _bookie(parsed: argparse.Namespace) -> int:
         what = settings_of(settings)
     service_log.begin(what.log_format, what.log_level)
 
-    def ready(bookie: BookieServer) -> None:
+    def ready(bookie: BookieServer, http: str) -> None:
         name, addresses = bookie.bookie.bookie_id, list(bookie.addresses)
         if parsed.json:
-            print_json({"bookie": name, "addresses": addresses}, indent=None)
+            print_json({"bookie": name, "addresses": addresses, "http": http}, indent=None)
         else:
-            print(f"bookie {name} serves at {', '.join(addresses)}")
+            shown = f", probes and metrics at {http}" if http else ""
+            print(f"bookie {name} serves at {', '.join(addresses)}{shown}")
         sys.stdout.flush()
 
     def reload() -> BookieSettings:

@@ -23,6 +23,7 @@ from pybk.health import HealthReason
 from pybk.ledger import LedgerState, LedgerSummary
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.version import __version__
 
 PAGE_MAX: Final = 1000
 """The most entries of a page."""
@@ -167,6 +168,35 @@ class RepairPage:
 
     total: int
     repairs: tuple[RepairInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBookie:
+    """The bookie of the process that answers, as it sees itself.
+
+    Attributes:
+        seen_ns: When that was seen, nanoseconds since 1970.
+        name: Its name.
+        instance: Its instance, hexadecimal.
+        addresses: Where it serves clients.
+        version: Its version of pybk.
+        state: How it is.
+        reasons: Why it has that state.
+        outstanding_bytes: Bytes that are not durable yet.
+        tail_bytes: Bytes of the log that its next start reads.
+        free_bytes: Free bytes by directory.
+    """
+
+    seen_ns: int
+    name: str
+    instance: str
+    addresses: tuple[str, ...]
+    version: str
+    state: str
+    reasons: tuple[HealthReason, ...]
+    outstanding_bytes: int
+    tail_bytes: int
+    free_bytes: Mapping[str, int]
 
 
 # ---- the cluster and its bookies ------------------------------------------------------------------------------------
@@ -446,9 +476,34 @@ def _changed(found: ClusterSettings, values: Mapping[str, Any]) -> ClusterSettin
     return found
 
 
+# ---- a bookie of its own --------------------------------------------------------------------------------------------
+
+
+@route("GET", f"{_ROOT}/bookies/self")
+def own_bookie(view: View) -> OwnBookie:
+    """Return the bookie whose port this is, as it sees itself."""
+    seen, bookie = view.seen, view.bookie
+    assert bookie is not None, "the route is on a bookie's own port alone"
+    return OwnBookie(
+        seen_ns=seen.seen_ns,
+        name=bookie.bookie.bookie_id,
+        instance=bookie.bookie.instance.hex(),
+        addresses=tuple(bookie.addresses),
+        version=__version__,
+        state=seen.health.state,
+        reasons=seen.health.reasons,
+        outstanding_bytes=seen.health.outstanding_bytes,
+        tail_bytes=seen.health.tail_bytes,
+        free_bytes=seen.health.free_bytes,
+    )
+
+
 ROUTES: Final[tuple[Route, ...]] = (
     *(cluster, bookies, bookie, drain_progress, drain, cancel_drain, maintenance, end_maintenance),
     *(ok_to_stop, ok_to_remove, remove, ledgers, ledger, repairs, pause_repairs, resume_repairs, scrubs, run_scrub),
     *(settings, change_settings),
 )
 """All routes of the interface; the more special of two that match the same path comes first."""
+
+OWN_ROUTES: Final[tuple[Route, ...]] = (own_bookie,)
+"""The routes on a bookie's own port."""

@@ -14,11 +14,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from pybk.admin.http import probes
-from pybk.admin.http.api import ROUTES
+from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from pybk.admin.http.json_values import as_json
 from pybk.admin.http.messages import BODY_BYTES_MAX, JSON, Request, Response
 from pybk.admin.http.openapi import openapi_of
@@ -29,6 +29,9 @@ from pybk.admin.http.tokens import Token, find_token
 from pybk.admin.http.view import View
 from pybk.errors import PybkError
 from pybk.manager import LedgerManager
+
+if TYPE_CHECKING:
+    from pybk.bookie.server import BookieServer
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,8 @@ class AdminApplication:
         hosts: The names that requests may give in ``Host``, without ports; those of loopback are always among them.
             ``"*"`` allows all, for a server that checks them itself.
         open_reads: Whether everybody may look; else each request but the probes needs a token.
+        bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``, for which nothing is
+            read from the metadata store. None shows the whole cluster, or the store.
 
     Threads: any.
     """
@@ -59,16 +64,18 @@ class AdminApplication:
         tokens: Iterable[Token] = (),
         hosts: Collection[str] = (),
         open_reads: bool = True,
+        bookie: BookieServer | None = None,
     ) -> None:
-        self.view: Final = View(manager)
+        self.view: Final = View(manager, bookie)
         self.tokens: tuple[Token, ...] = tuple(tokens)
         self._hosts = LOOPBACK_NAMES.union(hosts)
         self._open_reads = open_reads
-        self._routes = [each for each in ROUTES if manager.is_cluster or not each.cluster]
+        routes = ROUTES if bookie is None else OWN_ROUTES
+        self._routes = [each for each in routes if manager.is_cluster or not each.cluster]
         self._changes: deque[float] = deque(maxlen=CHANGES_PER_SECOND)
         self._lock = threading.Lock()
         """Guards ``_changes``."""
-        self._scrapes = Scrapes(manager)
+        self._scrapes = Scrapes(manager, "" if bookie is None else bookie.bookie.bookie_id)
         self._openapi = json.dumps(openapi_of(self._routes)).encode()
 
     def handle(self, request: Request) -> Response:

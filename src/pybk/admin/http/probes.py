@@ -7,6 +7,7 @@ a process is live although the metadata store is gone, and ready although other 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -16,14 +17,22 @@ from pybk.admin.http.messages import JSON, TEXT, Request, Response
 from pybk.admin.http.view import View
 from pybk.cluster_checks import ClusterVerdict
 
-_UNREADY: Final = frozenset({"not_registered", "draining", "drained"})
+_UNREADY: Final = frozenset({"not_registered", "draining", "drained", "retired"})
 """Codes of reasons with which a process is not ready, besides its states."""
+
+
+TURN_SECONDS: Final = 30.0
+"""A bookie whose serving thread has not turned for so long hangs; it turns each second, also without requests."""
 
 
 def live(view: View, request: Request) -> Response:
     """Return 200 unless the process has to be started again."""
-    health = view.seen.health
-    return _answer(health.state != "failed", [health.reason] if health.state == "failed" else [])
+    health, bookie = view.seen.health, view.bookie
+    reasons = [health.reason] if health.state == "failed" else []
+    idle_s = 0.0 if bookie is None or not bookie.turned_ns else (time.monotonic_ns() - bookie.turned_ns) / 1e9
+    if idle_s > TURN_SECONDS:
+        reasons.append(f"the thread that serves clients has not turned for {idle_s:.0f} s")
+    return _answer(not reasons, reasons)
 
 
 def ready(view: View, request: Request) -> Response:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pybk.admin.http.messages import Response
 from pybk.admin.http.problems import ProblemError
 from pybk.manager import LedgerManager
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 AGE_SECONDS: Final = 1.0
 """A scrape that comes so soon after another one gets the same text."""
@@ -20,13 +23,18 @@ class Scrapes:
 
     Args:
         manager: The manager.
+        store: The value of the label ``store``.
 
     Threads: any.
     """
 
-    def __init__(self, manager: LedgerManager) -> None:
+    def __init__(self, manager: LedgerManager, store: str = "") -> None:
         self._manager = manager
+        self._store = store
         self._lock = threading.Lock()
+        """Guards the attributes below."""
+        self._registry: CollectorRegistry | None = None
+        """The same for all scrapes, because the collector knows which pairs it has exported."""
         self._text = b""
         self._type = ""
         self._made = float("-inf")
@@ -42,8 +50,9 @@ class Scrapes:
             raise ProblemError(HTTPStatus.NOT_IMPLEMENTED, "no_metrics", str(error)) from error
         with self._lock:
             if time.monotonic() - self._made >= AGE_SECONDS:
-                registry = CollectorRegistry(auto_describe=False)
-                registry.register(ManagerCollector(self._manager))
-                self._text, self._type = generate_latest(registry), CONTENT_TYPE_LATEST
+                if self._registry is None:
+                    self._registry = CollectorRegistry(auto_describe=False)
+                    self._registry.register(ManagerCollector(self._manager, self._store))
+                self._text, self._type = generate_latest(self._registry), CONTENT_TYPE_LATEST
                 self._made = time.monotonic()
             return Response(200, self._type, self._text)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from pybk.admin.http.application import AdminApplication
@@ -26,6 +26,9 @@ from pybk.admin.http.tokens import Token
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
 from pybk.storage.io.failures import start_thread
+
+if TYPE_CHECKING:
+    from pybk.bookie.server import BookieServer
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +49,19 @@ class AdminServer:
         host: The address to listen on.
         port: The port; 0 for any that is free.
         tokens: The valid tokens; without one nothing can be changed.
-        hosts: The names that requests may give in ``Host``, besides those of loopback and ``host``.
+        hosts: The names that requests may give in ``Host``, besides those of loopback and ``host``. If none are given,
+            and others than this host could reach the port, all names are accepted: everything but the probes takes a
+            token there, which no page of another site has.
         certificate: Files of a certificate and its key, in PEM; None serves without TLS.
+        bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``. Its port may be one
+            that others can reach, without tokens and certificate: it answers nothing but probes then.
 
     Attributes:
         url: Where it is.
 
     Raises:
-        UsageError: Others than this host could reach it, and there are no tokens or no certificate; or the address, or
-            the certificate, cannot be used.
+        UsageError: Others than this host could reach it, and there are no tokens or no certificate; or the address,
+            the tokens or the certificate cannot be used.
 
     Threads: any; its own accept and answer.
     """
@@ -68,25 +75,48 @@ class AdminServer:
         tokens: Iterable[Token] = (),
         hosts: Collection[str] = (),
         certificate: tuple[str, str] | None = None,
+        bookie: BookieServer | None = None,
     ) -> None:
         tokens = tuple(tokens)
         local = _is_loopback(host)
-        if not local and (not tokens or certificate is None):
+        probes_alone = bookie is not None and not tokens
+        if not local and not probes_alone and (not tokens or certificate is None):
             raise UsageError(
                 f"others could reach {host!r}, so tokens and a certificate are needed: give them, or use 127.0.0.1"
             )
-        context = None if certificate is None else _context(certificate)
-        self.application: Final = AdminApplication(manager, tokens=tokens, hosts={host, *hosts}, open_reads=local)
+        self._certificate = certificate
+        self._context = None if certificate is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._load_certificate()
+        names = {host, *hosts} if local or hosts else {"*"}
+        self.application: Final = AdminApplication(manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie)
         try:
-            self._server = _Server((host, port), self.application, context)
+            self._server = _Server((host, port), self.application, self._context)
         except OSError as error:
             self.application.close()
             raise UsageError(f"{host}:{port} cannot be listened on: {error}; choose another port") from error
         shown = f"[{host}]" if ":" in host else host
-        scheme = "http" if context is None else "https"
+        scheme = "http" if certificate is None else "https"
         self.url: Final = f"{scheme}://{shown}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="pybk-http", daemon=True)
         start_thread(self._thread)
+
+    def _load_certificate(self) -> None:
+        if self._certificate is None or self._context is None:
+            return
+        try:
+            self._context.load_cert_chain(*self._certificate)
+        except (OSError, ssl.SSLError) as error:
+            named, key = self._certificate
+            raise UsageError(f"the certificate {named!r} with key {key!r} cannot be used: {error}") from error
+
+    def reload(self, tokens: Iterable[Token]) -> None:
+        """Take other tokens, and read the files of the certificate again, from the next connection on.
+
+        Raises:
+            UsageError: The certificate cannot be used; the one before stays.
+        """
+        self._load_certificate()
+        self.application.tokens = tuple(tokens)
 
     def close(self) -> None:
         """Stop; returns when no request is being answered any more. Idempotent."""
@@ -101,17 +131,6 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _context(certificate: tuple[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(*certificate)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(
-            f"the certificate {certificate[0]!r} with key {certificate[1]!r} cannot be used: {error}"
-        ) from error
-    return context
 
 
 class _Server(HTTPServer):

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.admin.http.problems import ProblemError
 from pybk.cluster_admin import ClusterAdmin
@@ -20,6 +20,9 @@ from pybk.health import Health
 from pybk.manager import LedgerManager
 from pybk.metrics import MetricsSnapshot
 from pybk.storage.io.failures import start_thread
+
+if TYPE_CHECKING:
+    from pybk.bookie.server import BookieServer
 
 logger = logging.getLogger(__name__)
 
@@ -53,16 +56,19 @@ class View:
 
     Args:
         manager: The manager; it is not closed.
+        bookie: The bookie in this process, if it is looked at alone.
 
     Attributes:
         manager: The manager.
+        bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
 
     Threads: any; it has one of its own until ``close``.
     """
 
-    def __init__(self, manager: LedgerManager) -> None:
+    def __init__(self, manager: LedgerManager, bookie: BookieServer | None = None) -> None:
         self.manager: Final = manager
-        self._admin: Final = ClusterAdmin(manager) if manager.is_cluster else None
+        self.bookie: Final = bookie
+        self._admin: Final = ClusterAdmin(manager) if manager.is_cluster and bookie is None else None
         self._condition = threading.Condition()
         """Guards the attributes below."""
         self._seen: Seen | None = None

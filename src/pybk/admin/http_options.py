@@ -1,0 +1,112 @@
+"""Where a program serves the administration interface, as its options say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pybk.admin.options import PATH, Option, checked_text
+from pybk.errors import UsageError
+
+if TYPE_CHECKING:  # each command reads this module, and few serve
+    from pybk.admin.http.server import AdminServer
+    from pybk.admin.http.tokens import Token
+    from pybk.bookie.server import BookieServer
+    from pybk.manager import LedgerManager
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return the two parts of an address such as ``127.0.0.1:9464`` or ``[::1]:9464``.
+
+    Raises:
+        ValueError: It is not such an address.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdecimal() or not int(port) < 1 << 16:
+        raise ValueError
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError
+    if not host:
+        raise ValueError
+    return host, int(port)
+
+
+HTTP_OPTIONS: Final[Sequence[Option]] = (
+    Option(
+        section="http",
+        key="listen",
+        type=checked_text("HOST:PORT", "HOST:PORT, such as 127.0.0.1:9464", host_and_port),
+        flag="--http",
+        metavar="HOST:PORT",
+        default="",
+        shown_default="no such port",
+        help="where it has probes, metrics and what it knows of itself; beyond loopback probes alone, unless there are "
+        "tokens and a certificate",
+    ),
+    Option(
+        section="http",
+        key="tokens",
+        type=PATH,
+        metavar="FILE",
+        default="",
+        help="the tokens with which others than this host may look, NAME SCOPE SHA256 a line",
+    ),
+    Option(
+        section="http",
+        key="certificate",
+        type=PATH,
+        metavar="FILE",
+        default="",
+        help="serve HTTPS with this certificate, in PEM",
+    ),
+    Option(
+        section="http",
+        key="key",
+        type=PATH,
+        metavar="FILE",
+        default="",
+        shown_default="in the file of the certificate",
+        help="the key of the certificate",
+    ),
+)
+"""The options of a program that serves HTTP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Where a program serves the interface.
+
+    Attributes:
+        listen: ``HOST:PORT``.
+        tokens: The file of tokens; empty for none.
+        certificate: The file of the certificate; empty for none.
+        key: The file of its key; empty if that is in the same file.
+    """
+
+    listen: str
+    tokens: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def read_tokens(self) -> tuple[Token, ...]:
+        """Return the valid tokens; raises UsageError if the file cannot be read, or is not one of tokens."""
+        from pybk.admin.http.tokens import read_tokens
+
+        return read_tokens(self.tokens) if self.tokens else ()
+
+    def serve(self, manager: LedgerManager, bookie: BookieServer | None = None) -> AdminServer:
+        """Serve the interface of a manager, or of one bookie.
+
+        Raises:
+            UsageError: As ``AdminServer`` and ``read_tokens``.
+        """
+        from pybk.admin.http.server import AdminServer
+
+        host, port = host_and_port(self.listen)
+        if self.key and not self.certificate:
+            raise UsageError(f"the key {self.key!r} has no certificate: name that, too")
+        certificate = (self.certificate, self.key or self.certificate) if self.certificate else None
+        return AdminServer(manager, host, port, tokens=self.read_tokens(), certificate=certificate, bookie=bookie)
