@@ -13,7 +13,7 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.healing import repairing
 from pybk.healing.open_fragment import misses_nothing, needed_of
 from pybk.healing.repairing import Repairer
-from pybk.ledger import Bookie, Fragment
+from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason
@@ -52,6 +52,10 @@ def start() -> Iterator[Callable[[LedgerManager], Repairer]]:
 
 def manager_of(cluster: Inside, wanted: Bookie) -> LedgerManager:
     return next(each for each in cluster.bookies if service_of(each).bookie == wanted)
+
+
+def bookie_of(manager: LedgerManager) -> Bookie:
+    return service_of(manager).bookie
 
 
 def marked(metadata: ClusterMetadata, ledger_id: int, bookie: Bookie) -> int | None:
@@ -177,3 +181,49 @@ def test_a_mark_of_an_open_ledger_stays_while_its_bookie_is_in_limbo(
         assert marked(metadata, writer.ledger_id, bookie) == 0
     wait_until(lambda: marked(metadata, writer.ledger_id, bookie) is None)
     wait_until(lambda: not service_of(manager_of(four, bookie)).in_limbo())
+
+
+def test_nothing_is_copied_twice_while_a_bookie_is_in_limbo(
+    four: Inside, start: Callable[[LedgerManager], Repairer]
+) -> None:
+    client = four.connect()
+    metadata = metadata_of(client)
+    with client.create_ledger(password=PASSWORD) as writer:
+        ledger_id = writer.ledger_id
+        for number in range(20):
+            writer.append(payload(number))
+        bookie, _, third = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble
+        manager_of(four, third).close()
+        for number in range(20, 40):
+            writer.append(payload(number))
+        (_, last) = metadata.read_ledger(ledger_id).metadata.fragments
+        service_of(manager_of(four, bookie)).replicas.put_in_limbo({ledger_id: None})
+        metadata.mark_under_replicated(ledger_id, bookie, 5, reason=RepairReason.MISSING)
+        worker = start(manager_of(four, bookie))
+        wait_until(lambda: worker.failures.get(ledger_id, (0.0, 0.0))[0] > 0.5, "it has tried twice")
+        assert worker.repaired == 1
+        assert marked(metadata, ledger_id, bookie) == last.first_entry_id
+    wait_until(lambda: marked(metadata, ledger_id, bookie) is None)
+
+
+def test_nothing_is_copied_at_each_look_while_a_recovery_does_not_end(
+    four: Inside, start: Callable[[LedgerManager], Repairer]
+) -> None:
+    client = four.connect()
+    metadata = metadata_of(client)
+    writer = client.create_ledger(password=PASSWORD)
+    for number in range(20):
+        writer.append(payload(number))
+    found, version = metadata.read_ledger(writer.ledger_id)
+    own, *others = found.fragments[0].ensemble
+    spare = next(each for each in map(bookie_of, four.bookies) if each not in (own, *others))
+    fragments = (found.fragments[0], Fragment(10, (spare, *others)))
+    recovered = replace(found, fragments=fragments, state=LedgerState.IN_RECOVERY, version=found.version + 1)
+    metadata.write_ledger(recovered, version)
+    metadata.mark_under_replicated(writer.ledger_id, own, 0, reason=RepairReason.MISSING)
+    worker = start(manager_of(four, own))
+    wait_until(lambda: worker.failures.get(writer.ledger_id, (0.0, 0.0))[0] > 0.7, "it waits longer each time")
+    assert worker.repaired
+    assert marked(metadata, writer.ledger_id, own) == 0, "the recovery may have reported it, and may find more"
+    with client.open_ledger(writer.ledger_id, password=PASSWORD, recover=True):
+        wait_until(lambda: marked(metadata, writer.ledger_id, own) is None)

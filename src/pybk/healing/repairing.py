@@ -53,6 +53,7 @@ from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
 from pybk.healing.open_fragment import misses_nothing
 from pybk.healing.throttle import SAMPLE_NS, ForegroundCap, ForegroundGuard, TokenBucket
+from pybk.ledger import LedgerState
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
@@ -389,7 +390,8 @@ class Repairer:
 
         Returns:
             The longest pause before the next try, in seconds; 0 if there is nothing to wait for. It is waited for the
-            end of a writer that lives, or may live, and for the last fragment of an open ledger to be whole.
+            end of a writer that lives, or may live, or of a recovery, and for the last fragment of an open ledger to be
+            whole.
         """
         while True:
             marks = self._metadata.marks_at(keys)  # before the metadata: what is removed was covered by the copies
@@ -420,6 +422,8 @@ class Repairer:
                 self.repaired += 1
                 self._count_ledger(marks, "done")
             if all(fragment.replaced is None for fragment in work.fragments):
+                if metadata.state is LedgerState.IN_RECOVERY:
+                    return PAUSE_MAX_S  # its marks stay until the recovery has ended, and would cause the same copies
                 return 0.0 if all(self._settle(ledger, mark) for mark in work.partly) else SETTLE_MAX_S
 
     def _settle(self, ledger: RemoteLedger, mark: UnderReplicatedLedger) -> bool:
@@ -428,12 +432,12 @@ class Repairer:
         Returns:
             False if it is not, or if that is not known; the mark is then about that fragment alone.
         """
-        if ledger.ledger_id in self._bookie.in_limbo():
-            return False  # it has marked itself, so that the ledger does not wait for a writer that is gone
         first = ledger.metadata.fragments[-1].first_entry_id
         raised = self._metadata.update_mark(mark, missing_from=first)
         if raised is None:
             return True  # it has changed, and is looked at in the next pass
+        if ledger.ledger_id in self._bookie.in_limbo():
+            return False  # it has marked itself, so that the ledger does not wait for a writer that is gone
         if not misses_nothing(self._driver, ledger, mark.bookie):
             return False
         self._unmark([raised])
