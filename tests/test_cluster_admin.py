@@ -26,6 +26,7 @@ from pybk import cluster_admin as cluster_admin_module
 from pybk.connect import open_cluster
 from pybk.healing import auditing
 from pybk.metadata.cluster import ClusterMetadata
+from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing.quick import repair_quickly
 from tests.internals import cluster_backend_of
@@ -310,7 +311,7 @@ def test_open_ledgers_keep_an_ack_quorum(cluster: Inside, admin: ClusterAdmin) -
     first, second, _ = bookies_of(client, ledger_id)
     assert admin.ok_to_stop(first).ok
     (refusal,) = admin.ok_to_stop(first, second).refusals
-    assert "entries 0 to the end: 1 running bookies would be left, and its writer needs 2" in refusal
+    assert "entries 0 to the end: 1 writable bookies would be left, and its writer needs 2" in refusal
 
 
 def test_a_writer_that_can_replace_the_bookies_that_stop_needs_no_ack_quorum(
@@ -323,6 +324,43 @@ def test_a_writer_that_can_replace_the_bookies_that_stop_needs_no_ack_quorum(
     assert found.refusals == ()
     assert found.warnings == (f"ledger {ledger_id}, entries 0 to the end: sound copies that would be left: 1",)
     assert "no sound copy would be left" in admin.ok_to_stop(first, second).refusals[0]
+
+
+def stop_spare(cluster: Inside, admin: ClusterAdmin, names: list[str]) -> list[str]:
+    """Stop the bookie that is none of these, and return these."""
+    spare = next(place for place, each in enumerate(admin.bookies()) if each.name not in names)
+    cluster.bookies[spare].close()
+    wait_until(lambda: not admin.bookies()[spare].registered)
+    return names
+
+
+def test_a_bookie_that_takes_no_entries_of_an_open_ledger_does_not_count_for_its_writer(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata
+) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client, close=False)
+    first, _, third = stop_spare(cluster, admin, bookies_of(client, ledger_id))
+    assert admin.ok_to_stop(first).ok
+    service = service_of(cluster.bookies[int(third[-1])])
+    service.replicas.put_in_limbo({ledger_id: None})
+    assert service.registered is not None
+    service.registered.update(service.registration())
+    assert admin.ok_to_stop(first).ok, "another ledger may be in limbo"
+    metadata.mark_under_replicated(ledger_id, service.bookie, 5)
+    (refusal,) = admin.ok_to_stop(first).refusals
+    assert "entries 0 to the end: 1 writable bookies would be left, and its writer needs 2" in refusal
+    assert admin.ok_to_stop(third).ok, "its writer does without it"
+
+
+def test_a_read_only_bookie_does_not_count_for_a_writer(cluster: Inside, admin: ClusterAdmin) -> None:
+    client = cluster.connect()
+    ledger_id = make_ledger(client, close=False)
+    first, _, third = stop_spare(cluster, admin, bookies_of(client, ledger_id))
+    assert admin.ok_to_stop(first).ok
+    service_of(cluster.bookies[int(third[-1])]).retire()
+    (refusal,) = admin.ok_to_stop(first).refusals
+    assert "entries 0 to the end: 1 writable bookies would be left, and its writer needs 2" in refusal
+    assert admin.ok_to_stop(third).ok, "its writer does without it"
 
 
 def test_an_open_ledger_whose_writer_is_gone_needs_no_ack_quorum(cluster: Inside, admin: ClusterAdmin) -> None:

@@ -403,9 +403,9 @@ class ClusterAdmin:
         """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
 
         One sound copy of each entry must keep running, and fewer than an ack quorum cause a warning. A copy that was
-        reported as missing or damaged is not sound. An open ledger also needs an ack quorum of each write set, or as
-        many writable bookies as an ensemble has, of which its writer takes others; unless its bookies say that its
-        writer is gone.
+        reported as missing or damaged is not sound. An open ledger also needs an ack quorum of each write set that
+        takes its entries, or as many writable bookies as an ensemble has, of which its writer may take others; unless
+        its bookies say that its writer is gone.
         Nothing is changed, so the answer holds until another bookie fails or is stopped.
 
         Args:
@@ -420,7 +420,12 @@ class ClusterAdmin:
             raise UsageError("ok_to_stop takes the names of one or more bookies")
         stopped = {self._cookie(name).bookie for name in names}
         metadata = self._metadata
-        return stop_check(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata), self._has_writer)
+        placement = metadata.read_settings().placement
+        return stop_check(
+            *(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata), self._has_writer),
+            policy=PlacementPolicy(placement.min_zones, placement.strict),
+            in_limbo={each.bookie for each in metadata.list_bookies() if each.in_limbo},
+        )
 
     def _has_writer(self, ledger_id: int) -> bool:
         """Return whether an open ledger has a writer, as far as its bookies do not say that there is none."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any, Final
 
 from pybk.flags import StorageHint
@@ -30,8 +31,9 @@ from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
-from pybk.replication.locations import Location
+from pybk.replication.locations import ANYWHERE, Location, PlacementPolicy
 from pybk.replication.placement import Candidate, tier_of
+from pybk.replication.quorum import Quorum
 
 SPACE_FACTOR: Final = 1.2
 """The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""
@@ -434,6 +436,9 @@ def stop_check(
     stopped: Collection[Bookie],
     marks: Sequence[UnderReplicatedLedger],
     has_writer: Callable[[int], bool],
+    *,
+    policy: PlacementPolicy = ANYWHERE,
+    in_limbo: Collection[Bookie] = (),
 ) -> StopCheck:
     """Return whether bookies may be stopped at once.
 
@@ -444,26 +449,29 @@ def stop_check(
         marks: All marks.
         has_writer: Returns whether an open ledger may have a writer that lives; asked of those whose writer could not
             continue, until as many refuse as are listed.
+        policy: How writers choose bookies.
+        in_limbo: The bookies that have ledgers in limbo.
     """
 
-    def ends(ledger_id: int, ensemble_size: int) -> bool:
-        # With as many writable bookies as an ensemble has, the writer replaces those that stop.
-        return writable < ensemble_size and (len(refusals) >= LISTED_MAX or has_writer(ledger_id))
+    @cache
+    def lives(ledger_id: int) -> bool:
+        return len(refusals) >= LISTED_MAX or has_writer(ledger_id)
 
-    writable = sum(each.writable and each.bookie not in stopped for each in bookies)
     running = {each.bookie for each in bookies if each.registered}
     after = Copies(cluster, running.difference(stopped), marks)
+    takers = [each for each in bookies if each.writable and each.bookie not in stopped]
+    writers = _Writers(after, takers, in_limbo, policy, lives)
     leaving = {number for each in running.intersection(stopped) if (number := cluster.number_of(each)) is not None}
     affected = sorted({ledger_id for number in leaving for ledger_id in cluster.ledgers_of(number)})
     refusals, warnings = [], []
     for ledger_id in affected:
-        refusal, warning = _stop_of(after, ledger_id, leaving, ends)
+        refusal, warning = _stop_of(after, ledger_id, leaving, writers)
         refusals += [refusal] if refusal else []
         warnings += [warning] if warning else []
     general = []
-    if writable < cluster.largest_open_ensemble:
+    if len(takers) < cluster.largest_open_ensemble:
         general.append(
-            f"{writable} writable bookies would be left, and open ledgers have ensembles of "
+            f"{len(takers)} writable bookies would be left, and open ledgers have ensembles of "
             f"{cluster.largest_open_ensemble}: their writers could not replace a bookie that fails meanwhile"
         )
     return StopCheck(not refusals, _bounded(refusals), (*general, *_bounded(warnings)))
@@ -474,15 +482,72 @@ def _bounded(texts: Sequence[str]) -> tuple[str, ...]:
     return (*texts[:LISTED_MAX], *more)
 
 
-def _stop_of(after: Copies, ledger_id: int, leaving: set[int], ends: Callable[[int, int], bool]) -> tuple[str, str]:
+class _Writers:
+    """Which writers could not continue while bookies are stopped.
+
+    Args:
+        after: The copies that would be left.
+        takers: The bookies that would be left and take entries.
+        in_limbo: The bookies that have ledgers in limbo.
+        policy: How writers choose bookies.
+        lives: Returns whether an open ledger may have a writer that lives.
+    """
+
+    def __init__(
+        self,
+        after: Copies,
+        takers: Sequence[BookieStatus],
+        in_limbo: Collection[Bookie],
+        policy: PlacementPolicy,
+        lives: Callable[[int], bool],
+    ) -> None:
+        def numbers(found: Iterable[Bookie]) -> set[int]:
+            return {number for each in found if (number := after.cluster.number_of(each)) is not None}
+
+        self._after = after
+        self._takers = numbers(each.bookie for each in takers)
+        self._in_limbo = numbers(in_limbo)
+        self._policy = policy
+        self._lives = lives
+        zones = [Location.registered(each.location).zone for each in takers]
+        self._count = len([zone for zone in zones if zone or not policy.strict])
+        self._zones = len({*zones} - {""})
+
+    def places(self, ledger_id: int, fragment: MappedFragment) -> int:
+        """Return the places of an open ledger's last fragment whose bookies take its entries, as bits.
+
+        A bookie in limbo has marked the open ledgers of which it takes none, so it may have others.
+        """
+        sound = self._after.sound_places(ledger_id, fragment)
+        return sum(
+            1 << place
+            for place, number in enumerate(fragment.places)
+            if number in self._takers and (number not in self._in_limbo or sound >> place & 1)
+        )
+
+    def ends(self, ledger_id: int, quorum: Quorum) -> bool:
+        """Return whether a ledger has a writer, and it could not continue without an ack quorum of its last ensemble.
+
+        With as many bookies that take entries as an ensemble has, the writer replaces those that stop. A strict policy
+        may forbid it; that these span enough zones is enough only if there is one write set.
+        """
+        needed = self._policy.needed(quorum.write_quorum)
+        allowed = (
+            not self._policy.strict
+            or needed <= 1
+            or (quorum.ensemble_size == quorum.write_quorum and self._zones >= needed)
+        )
+        return not (allowed and self._count >= quorum.ensemble_size) and self._lives(ledger_id)
+
+
+def _stop_of(after: Copies, ledger_id: int, leaving: set[int], writers: _Writers) -> tuple[str, str]:
     """Return why a ledger refuses that bookies stop, and what would be impaired; empty texts for neither.
 
     Args:
         after: The copies that would be left.
         ledger_id: The ledger.
         leaving: The bookies that are to be stopped.
-        ends: Returns whether the writer of a ledger, by its id and the size of its ensembles, could not continue
-            without an ack quorum of its last ensemble.
+        writers: Which writers could not continue.
     """
     ledger = after.cluster.get(ledger_id)
     assert ledger is not None
@@ -490,16 +555,17 @@ def _stop_of(after: Copies, ledger_id: int, leaving: set[int], ends: Callable[[i
     warning = ""
     for fragment in after.cluster.fragments(ledger):
         gone = sum(1 << place for place, number in enumerate(fragment.places) if number in leaving)
-        live, sound = after.live_places(fragment), after.sound_places(ledger_id, fragment)
+        sound = after.sound_places(ledger_id, fragment)
         open_end = fragment.last_entry_id is None
         end = "the end" if open_end else fragment.last_entry_id
         where = f"ledger {ledger_id}, entries {fragment.first_entry_id} to {end}"
+        taken = writers.places(ledger_id, fragment) if open_end else 0
         for mask in masks_with_entries(ledger, fragment):
             if not mask & gone:
                 continue
-            writers, copies = (live & mask).bit_count(), (sound & mask).bit_count()
-            if open_end and writers < quorum.ack_quorum and ends(ledger_id, quorum.ensemble_size):
-                return f"{where}: {writers} running bookies would be left, and its writer needs {quorum.ack_quorum}", ""
+            takers, copies = (taken & mask).bit_count(), (sound & mask).bit_count()
+            if open_end and takers < quorum.ack_quorum and writers.ends(ledger_id, quorum):
+                return f"{where}: {takers} writable bookies would be left, and its writer needs {quorum.ack_quorum}", ""
             if not copies:
                 return f"{where}: no sound copy would be left", ""
             if copies < quorum.ack_quorum:

@@ -1,0 +1,78 @@
+"""The checks before bookies are stopped, of clusters that are only described."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybk.cluster_checks import BookieStatus, stop_check
+from pybk.metadata.registration import BookieState
+from pybk.replication.locations import PlacementPolicy
+from tests.healing.clusters import bookie, ledger, mapped
+
+
+def running(zones: str) -> list[BookieStatus]:
+    """Return bookies that run, one in each of some zones; "-" for one whose zone is not known."""
+    return [
+        BookieStatus(
+            bookie=bookie(number),
+            state=BookieState.ACTIVE,
+            registered=True,
+            location="" if zone == "-" else f"{zone}/rack/host{number}",
+        )
+        for number, zone in enumerate(zones)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("zones", "strict", "ok"),
+    [
+        ("ababb", False, True),
+        ("ababb", True, False),
+        ("ababa", True, True),
+        ("aba-b", False, True),
+        ("aba-b", True, False),
+        ("abc-d", True, False),
+    ],
+)
+def test_a_strict_policy_may_keep_a_writer_from_replacing_bookies(zones: str, *, strict: bool, ok: bool) -> None:
+    """Bookies 0 and 2 are stopped. Those that are left are as many as an ensemble has."""
+    cluster = mapped(ledger(7, (0, (0, 1, 2)), quorum=(3, 2), last=None))
+    found = stop_check(
+        *(cluster, running(zones), {bookie(0), bookie(2)}, (), lambda _: True), policy=PlacementPolicy(2, strict)
+    )
+    assert found.ok == ok
+
+
+def test_with_a_strict_policy_and_several_write_sets_enough_zones_do_not_suffice() -> None:
+    """Only one of the two places can be filled, as one bookie is in zone a, and both are between bookies of zone b."""
+    cluster = mapped(ledger(7, (0, (0, 1, 2, 3)), quorum=(2, 2), last=None))
+    bookies, stopped = running("ababbba"), {bookie(0), bookie(2)}
+    assert not stop_check(cluster, bookies, stopped, (), lambda _: True, policy=PlacementPolicy(2, strict=True)).ok
+    assert stop_check(cluster, bookies, stopped, (), lambda _: True, policy=PlacementPolicy(2, strict=False)).ok
+    assert stop_check(cluster, bookies, stopped, (), lambda _: True, policy=PlacementPolicy(1, strict=True)).ok
+
+
+def test_the_bookies_of_a_ledger_are_asked_once_for_its_writer() -> None:
+    cluster = mapped(ledger(7, (0, (0, 1, 2)), quorum=(2, 2), last=None))
+    asked: list[int] = []
+
+    def has_writer(ledger_id: int) -> bool:
+        asked.append(ledger_id)
+        return False
+
+    assert stop_check(cluster, running("abc"), {bookie(0)}, (), has_writer).ok
+    assert asked == [7]
+
+
+def test_no_more_ledgers_are_asked_for_their_writers_than_are_listed() -> None:
+    cluster = mapped(*(ledger(number, (0, (0, 1)), quorum=(2, 2), last=None) for number in range(50)))
+    asked: list[int] = []
+
+    def has_writer(ledger_id: int) -> bool:
+        asked.append(ledger_id)
+        return True
+
+    found = stop_check(cluster, running("ab"), {bookie(0)}, (), has_writer)
+    assert not found.ok
+    assert (len(found.refusals), found.refusals[-1]) == (21, "30 more ledgers")
+    assert asked == list(range(20))
