@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors sbom check bench bench-cluster bench-healing bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors man sbom check bench bench-cluster bench-healing bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,6 +25,7 @@ help:
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
 	@echo "make test [ARGS=...]     run the tests, in three processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
+	@echo "make man                 write the manual pages of the command pybk to build/man/man1"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
@@ -58,6 +59,9 @@ test-floors: $(BIN)/python
 	$(VENV)/floors/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint $(VENV)/floors/constraints --editable ".[test,metrics,zstd]"
 	$(VENV)/floors/bin/python -m pytest $(ARGS)
+
+man: $(VENV)/.test
+	$(BIN)/python tools/manpages build/man/man1
 
 sbom: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/sbom

@@ -42,15 +42,19 @@ from tests.paths import ROOT
 from tests.storage.real_store import open_quick
 from tests.waiting import PROCESS_S
 
-PUBLIC: dict[str, Any] = {
-    name: value for name, value in vars(importlib.import_module("pybk")).items() if name[0] != "_"
-}
-EXPORTED: list[str] = importlib.import_module("pybk").__all__
+PYBK = importlib.import_module("pybk")
+EXPORTED: list[str] = PYBK.__all__
+PUBLIC: dict[str, Any] = {name: getattr(PYBK, name) for name in dir(PYBK) if name[0] != "_"}
 
 
 def test_exported_names_exist_and_nothing_else_shows() -> None:
-    modules = {name for name, value in PUBLIC.items() if inspect.ismodule(value)}
-    assert sorted(set(PUBLIC) - modules) == EXPORTED, "all of them, each once, in alphabetical order"
+    defined = importlib.import_module("pybk.public")
+    shown = {name for name, value in vars(defined).items() if name[0] != "_" and not inspect.ismodule(value)}
+    assert sorted(shown) == sorted(PUBLIC) == EXPORTED, "all of them, each once, in alphabetical order"
+    assert set(vars(PYBK)) >= set(EXPORTED)
+    assert inspect.ismodule(PYBK.manager), "and modules of the package, as attributes"
+    with pytest.raises(AttributeError, match="has no attribute 'Ledger'"):
+        _ = PYBK.Ledger
 
 
 def test_every_error_is_exported() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pybk.admin.cli import NOUNS
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
@@ -166,3 +167,20 @@ def test_commit_messages_that_break_the_rule_are_found(project: Path, message: s
     status, output = run_check(project, "commits")
     assert status == bool(problem)
     assert problem in output
+
+
+def test_the_manual_pages_have_all_nouns_and_are_pages(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "tools" / "manpages"), str(tmp_path / "man1")]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=PROCESS_S)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (tmp_path / "man1").iterdir()}
+    assert set(pages) == {"pybk", *(f"pybk-{noun.name}" for noun in NOUNS)}
+    assert pages["pybk-bookie"].startswith('.TH PYBK-BOOKIE "1"')
+    assert "pybk bookie drain" in pages["pybk-bookie"]
+    assert "\\-\\-wait" in pages["pybk-bookie"]
+    groff = shutil.which("groff")
+    if groff is not None:
+        for name in pages:
+            command = [groff, "-man", "-Tutf8", "-wmac", str(tmp_path / "man1" / f"{name}.1")]
+            made = subprocess.run(command, capture_output=True, timeout=PROCESS_S)
+            assert (made.returncode, made.stderr) == (0, b"")

@@ -52,7 +52,7 @@ def test_ls(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2][:8] == ["0", "orders", "closed", "ssd", "3", "11", "HMAC_SHA256", "yes"]
     assert lines[3][:6] == ["1", "open", "nvme", "1", "4", "CRC32C"]
     status, out, _ = run(capsys, "ls", "--json", store)
-    first, second = json.loads(out)
+    first, second = json.loads(out)["ledgers"]
     assert (first["ledger"], first["entries"], first["storage_hints"]) == (0, 3, ["ssd"])
     assert first["custom_metadata"] == {"app": base64.b64encode(b"shop").decode()}
     assert second["state"] == "open"
@@ -65,7 +65,7 @@ def test_ls_shows_which_closed_ledgers_are_sealed(store: Path, capsys: pytest.Ca
     tamper(store, 1, seal=b"", last_digest=b"")
     lines = [line.split() for line in run(capsys, "ls", store)[1].splitlines()]
     assert [line[6:8] for line in lines[2:4]] == [["HMAC_SHA256", "yes"], ["no", lines[3][7]]]
-    rows = json.loads(run(capsys, "ls", "--json", store)[1])
+    rows = json.loads(run(capsys, "ls", "--json", store)[1])["ledgers"]
     assert [row["sealed"] for row in rows] == [True, False, None]
 
 
@@ -78,7 +78,7 @@ def test_ls_counts_the_bytes_of_the_entries_that_it_counts(store: Path, capsys: 
                 writer.force()
             if forced < 2:
                 writer.append(b"not forced")
-    rows = json.loads(run(capsys, "ls", "--json", store)[1])
+    rows = json.loads(run(capsys, "ls", "--json", store)[1])["ledgers"]
     assert [(row["entries"], row["bytes"]) for row in rows] == [(3, 11), (1, 4), (0, 0), (1, None), (1, 6)]
 
 
@@ -231,7 +231,9 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("pybk")
+    assert (error.count("\n"), error.count("--help\n")) == (1, 1)
 
 
 def test_output_whose_reader_has_gone_ends_the_command_quietly(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_the_reason_that_a_bookie_does_not_serve_is_one_line(tmp_path: Path, url
 
 def test_no_secret_is_taken_by_argument(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["bookie", "--help"])
+        main(["bookie", "serve", "--help"])
     told = capsys.readouterr().out
     assert "--cluster-secret-file" in told
     assert "PYBK_CLUSTER_SECRET" in told
@@ -155,7 +155,7 @@ def test_ls_of_a_cluster(
     assert lines[0][:7] == ["ledger", "type", "state", "quorums", "copies", "bookies", "entries"]
     assert lines[2][:10] == ["0", "orders", "closed", "1/1/1", "1", "a", "2", "13", "HMAC_SHA256", "yes"]
     assert lines[3][:6] == ["1", "open", "1/1/1", "1", "a", "HMAC_SHA256"]
-    first, second = json.loads(run(capsys, "ls", "--json", url)[1])
+    first, second = json.loads(run(capsys, "ls", "--json", url)[1])["ledgers"]
     (fragment,) = first["fragments"]
     assert (first["entries"], fragment["first"], fragment["bookies"]) == (2, 0, ["a"])
     assert fragment["conditions"] == ["runs"]

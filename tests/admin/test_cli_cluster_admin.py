@@ -77,7 +77,8 @@ def test_a_word_that_is_no_verb_is_the_directory_of_a_bookie(
 
 
 def test_bookies_are_listed(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
-    status, found = run_json(capsys, "bookie", "list", cluster.url)
+    status, document = run_json(capsys, "bookie", "list", cluster.url)
+    found = document["bookies"]
     assert (status, [each["bookie"] for each in found]) == (0, [f"bookie-{place}" for place in range(4)])
     assert found[0]["registered"]
     status, out, _ = run(capsys, "bookie", "list", cluster.url)
@@ -144,7 +145,7 @@ def test_bookies_are_stopped_only_if_copies_stay(cluster: Inside, capsys: pytest
 
 
 def test_repairs_are_listed_paused_and_resumed(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_json(capsys, "repair", "list", cluster.url) == (0, [])
+    assert run_json(capsys, "repair", "list", cluster.url) == (0, {"schema": 1, "repairs": []})
     assert run_json(capsys, "repair", "pause", cluster.url, "--for", "30m", "--by", "ann")[1]["paused_by"] == "ann"
     assert "paused by ann" in run(capsys, "cluster", "status", cluster.url)[1]
     assert "note: repairs are paused by ann" in run(capsys, "repair", "list", cluster.url)[2]
@@ -166,7 +167,8 @@ def test_ls_shows_which_copies_are_short(cluster: Inside, capsys: pytest.Capture
     place = int(name.rpartition("-")[2])
 
     def row() -> dict[str, Any]:
-        status, rows = run_json(capsys, "ls", cluster.url)
+        status, document = run_json(capsys, "ls", cluster.url)
+        rows = document["ledgers"]
         assert status == 0
         (found,) = rows
         assert isinstance(found, dict)

@@ -68,18 +68,18 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.out("tail", "orders", "-n", 1) == "c\n"
     assert shell.json("append", "orders", stdin=b"d\n")["appended"] == 1
     assert shell.out("truncate", "orders", 1) == "log orders begins with record 1\n"
-    assert shell.json("truncate", "orders", "txid=8") == {"first_seq": 1}
-    [row] = shell.json("list")
+    assert shell.json("truncate", "orders", "txid=8")["first_seq"] == 1
+    [row] = shell.json("list")["logs"]
     assert (row["name"], row["first_seq"], row["last_seq"], row["sealed"]) == ("orders", 1, 3, False)
     assert shell.out("rename", "orders", "orders/eu") == "log orders has the name orders/eu now\n"
-    assert [row["name"] for row in shell.json("list", "orders/")] == ["orders/eu"]
+    assert [row["name"] for row in shell.json("list", "orders/")["logs"]] == ["orders/eu"]
     assert "orders/eu" in shell.out("list")
     assert shell.out("seal", "orders/eu") == "log orders/eu is sealed after record 3\n"
     assert shell.out("tail", "orders/eu", "-f") == "b\nc\nd\n", "a sealed log ends"
     status, _, err = shell.run("append", "orders/eu", stdin=b"e\n")
     assert (status, "sealed" in err) == (2, True)
     assert shell.out("delete", "orders/eu", "--steal") == "log orders/eu is deleted\n"
-    assert shell.json("list") == []
+    assert shell.json("list")["logs"] == []
     assert shell.run("cat", "orders/eu")[0] == 2
 
 
@@ -94,7 +94,7 @@ def test_a_log_is_made_again(shell: Shell, store: Path) -> None:
     assert shell.run("cat", "orders")[0] == 2
     assert shell.json("rebuild", "orders", "--first", 1)["last_seq"] == 2
     assert shell.out("cat", "orders") == "b\nc\n"
-    assert shell.json("sweep", "orders") == {"deleted": []}
+    assert shell.json("sweep", "orders")["deleted"] == []
 
 
 def test_a_record_is_printed_with_all_it_carries(shell: Shell, store: Path) -> None:
@@ -126,7 +126,7 @@ def test_subscriptions_are_listed_while_their_owners_live(shell: Shell, store: P
         with log.subscribe("late", start=4) as late, log.subscribe("quick", start=0) as quick:
             late.ack([5, 7])
             quick.ack_through(8, properties={"offset": 8})
-            first, second = shell.json("subscriptions", "log")
+            first, second = shell.json("subscriptions", "log")["subscriptions"]
     assert first == {"name": "late", "first_unacked": 4, "backlog": 4, "acked_ranges": 2, "properties": {}}
     assert second == {
         "name": "quick",
@@ -142,7 +142,7 @@ def test_logs_of_another_password_are_listed_by_name_alone(shell: Shell, store: 
     shell.run("append", "mine", stdin=b"a\n")
     with Log.open(store, "other", password=b"another") as log, log.writer() as writer:
         writer.append(b"b")
-    mine, other = json.loads(shell.run("list", "--json")[1])
+    mine, other = json.loads(shell.run("list", "--json")[1])["logs"]
     assert (mine["name"], mine["last_seq"]) == ("mine", 0)
     assert other == {"name": "other", "other_password": True}
     status, out, err = shell.run("list")

@@ -52,8 +52,8 @@ def test_all_bookies_check_everything_when_asked(cluster: Inside, capsys: pytest
     assert sorted(gauges) == sorted([(("kind", "deep"),)] * 3 + [(("kind", "light"),)] * 3 + [(("kind", "quick"),)]), (
         "each bookie has its own checks, and the auditor the quick ones"
     )
-    status, found = run_json(capsys, "scrub status", cluster.url)
-    assert (status, [each["of"] for each in found]) == (0, ["bookie-0", "bookie-1", "bookie-2", "auditor"])
+    status, found = run_json(capsys, "scrub", "status", cluster.url)
+    assert (status, [each["of"] for each in found["scrubs"]]) == (0, ["bookie-0", "bookie-1", "bookie-2", "auditor"])
     status, out, _ = run(capsys, "scrub", "status", cluster.url)
     assert status == 0
     assert out.count("deep") == out.count("light") == 3
@@ -106,7 +106,7 @@ def test_a_store_is_checked_while_another_process_may_write_it(
         assert manager.scrub_status().kinds[ScrubKind.DEEP].oldest_ns
     assert run(capsys, "scrub", tmp_path)[:1] == (0,)
     status, found = run_json(capsys, "scrub", "status", tmp_path)
-    assert (status, found[0]["damaged"]) == (0, [])
+    assert (status, found["scrubs"][0]["damaged"]) == (0, [])
     flip(tmp_path, b"7 " + embedded.SECRET)
     status, report = run_json(capsys, "scrub", tmp_path)
     assert (status, [each["ledger_id"] for each in report["damaged"]]) == (1, [ledger_id])

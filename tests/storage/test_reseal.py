@@ -60,7 +60,7 @@ def test_the_command_reseals(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     with open_at(FeatureLevel.BASE, root) as manager:
         first, second = make(manager), make(manager)
     assert main(["reseal", str(root), str(first), str(second), "--password-file", str(file), "--json"]) == 0
-    assert [row["ledger"] for row in json.loads(capsys.readouterr().out)] == [first, second]
+    assert [row["ledger"] for row in json.loads(capsys.readouterr().out)["ledgers"]] == [first, second]
     assert main(["verify", str(root), "--password-file", str(file), "--strict"]) == 0
     assert main(["reseal", str(tmp_path / "none"), "0"]) == 2
     assert not (tmp_path / "none").exists()

@@ -30,8 +30,6 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.store import without_secrets
 from pybk.metadata.url import SCHEMES, parse_url
-from pybk.replication.locations import Location
-from pybk.transport.curve import check_address
 
 CREDENTIALS: Final = "CREDENTIALS_DIRECTORY"
 """The variable by which systemd says where the credentials of a service are."""
@@ -360,6 +358,10 @@ def check(settings: Mapping[str, Setting]) -> None:
     Raises:
         UsageError: A value is wrong.
     """
+    # Imported here, because they import numpy and ZeroMQ, and `pybk bookie serve --help` needs the options alone.
+    from pybk.replication.locations import Location
+    from pybk.transport.curve import check_address
+
     for name in ("bookie.listen", "bookie.advertise"):
         for address in settings[name].value:
             with _named(settings[name]):

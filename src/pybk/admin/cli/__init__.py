@@ -1,65 +1,82 @@
-"""The command ``pybk``: run bookies, inspect and check stores and clusters, rebuild a store's index.
+"""The command ``pybk``: run bookies, inspect and check stores and clusters, repair and administer them."""
 
-Passwords and cluster secrets come from a file or from the environment: PYBK_PASSWORD, PYBK_CLUSTER_SECRET.
-
-Exit status: 0 if all is sound, 1 if damage was found, 2 for wrong usage, or a store or cluster that cannot be opened,
-3 if a safety check refused it, 130 if Ctrl-C ended it, 141 if the reader of its output did.
-"""
-
-# Each module of this package holds the commands of one noun, such as ``store`` or ``ledger``. To add a command, write
-# ``add_NAME`` and ``_NAME`` in the module of its noun, and append ``add_NAME`` to ``_COMMANDS``.
+# Each noun, such as ``store`` or ``ledger``, is a module of this package with its verbs, and a line of ``NOUNS``. Its
+# function ``add`` adds the verbs to a parser. The modules, and what they import at their beginning, are light, so that
+# `--help` and completion are quick: what opens stores and clusters is imported where a command runs.
+# tests/admin/cli/test_imports.py holds this.
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
+from typing import Final, NamedTuple
 
-from pybk.admin.cli import (
-    bookie,
-    cluster,
-    config,
-    feature_level,
-    ledger,
-    log,
-    metadata,
-    permissions,
-    repair,
-    scrub,
-    secret,
-    spark,
-    store,
-    wal,
+from pybk.admin.cli.arguments import CommandParser, check_path, is_url
+from pybk.admin.cli.output import (
+    CUT_OFF,
+    DAMAGED,
+    EXIT_STATUSES,
+    FAILED,
+    INTERRUPTED,
+    REFUSED,
+    UNREACHABLE,
 )
-from pybk.admin.cli.arguments import check_path
-from pybk.admin.cli.output import CUT_OFF, DAMAGED, FAILED, INTERRUPTED, REFUSED
+from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 from pybk.version import __version__
 
-_COMMANDS: Final[tuple[Callable[[Any], None], ...]] = (
-    ledger.add_ls,
-    ledger.add_cat,
-    store.add_dump,
-    store.add_verify,
-    ledger.add_reseal,
-    store.add_rebuild_index,
-    feature_level.add_upgrade,
-    permissions.add_permissions,
-    wal.add_wal,
-    log.add_log,
-    bookie.add_bookie,
-    bookie.add_verbs,
-    config.add_config,
-    cluster.add_cluster,
-    repair.add_repair,
-    scrub.add_scrub,
-    secret.add_secret,
-    metadata.add_metadata,
-    spark.add_spark,
+
+class Noun(NamedTuple):
+    """A noun of the command line; its module, of the same name, is imported when it is used.
+
+    Attributes:
+        name: The noun.
+        text: What its verbs do, for ``--help``.
+        verb: The verb that is meant where the next word is none; empty if a verb is needed, or the noun has none.
+    """
+
+    name: str
+    text: str
+    verb: str = ""
+
+
+NOUNS: Final = (
+    Noun("cluster", "show how a cluster is, make, probe, balance and upgrade it, and change its settings"),
+    Noun("bookie", "serve as a bookie; or list, show, probe, drain, stop and remove bookies", "serve"),
+    Noun("ledger", "list, show, read, seal and delete ledgers of a store or a cluster"),
+    Noun("repair", "list, run, pause and resume the repairs of a cluster"),
+    Noun("scrub", "have stored entries be checked, and see how their checks proceed", "run"),
+    Noun("metadata", "export, check, restore or rebuild a cluster's metadata"),
+    Noun("secret", "replace the secret of a cluster: add, switch, reseal, retire"),
+    Noun("store", "look at the files of a store, verify and mend it"),
+    Noun("permissions", "show which files others may use, or narrow that"),
+    Noun("wal", "list, read and change write-ahead logs"),
+    Noun("log", "list, read and change named logs"),
+    Noun("config", "check and show the options of a bookie"),
+    Noun("spark", "run a job over ledgers on the executors of Apache Spark; needs pip install 'pybk[spark]'"),
+    Noun("completion", "print what completes the commands of pybk in bash or zsh"),
 )
-"""Adds commands to the subparsers of ``pybk``, in the order in which ``pybk --help`` lists them."""
+"""All nouns, in the order in which ``pybk --help`` lists them."""
+
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "ls": ("ledger", "list"),
+    "cat": ("ledger", "cat"),
+    "reseal": ("ledger", "reseal"),
+    "dump": ("store", "dump"),
+    "verify": ("store", "verify"),
+    "rebuild-index": ("store", "rebuild-index"),
+    "upgrade": ("store", "upgrade"),
+}
+"""Older names of commands."""
+
+_ENVIRONMENT: Final = (
+    "PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's password and a cluster's secret, which are no arguments, because\n"
+    "  `ps` shows those; PYBK_PASSWORD_FILE, PYBK_CLUSTER_SECRET_FILE: the files that hold them\n"
+    "NO_COLOR: if set, nothing is coloured"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,11 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: The arguments are wrong, or ask for help or for the version.
     """
     _open_standard_streams()
-    parsed = _parsed(sys.argv[1:] if arguments is None else list(arguments))
+    words = completed(sys.argv[1:] if arguments is None else list(arguments))
+    parsed = parser_of(words[:1]).parse_args(words)
     try:
         check_path(parsed)
-        status: int = parsed.run(parsed)
-        sys.stdout.flush()
+        with time_limit(getattr(parsed, "timeout", None)):
+            status: int = parsed.run(parsed)
+            sys.stdout.flush()
         return status
     except BrokenPipeError:
         # The reader of our output has closed it, as `head` does. Without this the interpreter would fail to flush
@@ -85,17 +104,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return CUT_OFF  # what was found is not known: a cluster that is bad must not look sound behind `| head`
     except KeyboardInterrupt:
         return INTERRUPTED  # the usual end of `tail -f`
-    except (CorruptError, DigestMismatchError) as error:
-        text = _one_line(error)
-        where = "" if parsed.path in text else f"{parsed.path}: "  # an error of the index does not name its store
-        print(f"pybk: {where}{text}", file=sys.stderr)
+    except (PybkError, OSError, OutOfTimeError) as error:
+        print(f"pybk: {_located(parsed, error)}", file=sys.stderr)
+        return _status_of(error)
+
+
+def _status_of(error: BaseException) -> int:
+    if isinstance(error, CorruptError | DigestMismatchError):
         return DAMAGED
-    except SafetyCheckError as error:
-        print(f"pybk: {_one_line(error)}", file=sys.stderr)
+    if isinstance(error, SafetyCheckError):
         return REFUSED
-    except (PybkError, OSError) as error:
-        print(f"pybk: {_one_line(error)}", file=sys.stderr)
-        return FAILED
+    if isinstance(error, OutOfTimeError) or (isinstance(error, PybkError) and error.retryable):
+        return UNREACHABLE
+    return FAILED
+
+
+def _located(parsed: argparse.Namespace, error: BaseException) -> str:
+    """Return an error in one line; one of the index does not name its store, so that its path is added."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    path = getattr(parsed, "path", None)
+    unnamed = isinstance(error, CorruptError | DigestMismatchError) and path and path not in text
+    return f"{path}: {text}" if unnamed else text
 
 
 def _open_standard_streams() -> None:
@@ -105,22 +134,60 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # until the process ends
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+# ---- the parser ----------------------------------------------------------------------------------------------------
 
 
-def _parsed(arguments: list[str]) -> argparse.Namespace:
-    """Parse a command line; two words that are one command, such as ``bookie list``, are joined."""
-    parser, names = _parser()
-    joined = " ".join(arguments[:2])
-    return parser.parse_args([joined, *arguments[2:]] if joined in names else arguments)
+def completed(words: Sequence[str]) -> list[str]:
+    """Return a command line with older names replaced, and with the verb that is meant where none is given."""
+    found = list(words)
+    if found[:1] == ["upgrade"] and any(map(is_url, found)):
+        found[:1] = ["cluster", "upgrade"]
+    elif found and found[0] in ALIASES:
+        found[:1] = ALIASES[found[0]]
+    noun = next((each for each in NOUNS if found[:1] == [each.name]), None)
+    if noun is not None and noun.verb and found[1:2] not in (["-h"], ["--help"]):
+        verbs = _module_parser(noun).verbs
+        if found[1:2] == [] or found[1] not in verbs:
+            found.insert(1, noun.verb)
+    return found
 
 
-def _parser() -> tuple[argparse.ArgumentParser, Collection[str]]:
-    """Return the parser, and the names of its commands."""
-    parser = argparse.ArgumentParser(prog="pybk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def parser_of(names: Collection[str]) -> CommandParser:
+    """Return the parser of ``pybk``, in which the nouns with these names have their verbs, and others have none."""
+    parser = CommandParser(
+        prog="pybk", description=__doc__, epilog=_epilog(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"pybk {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in _COMMANDS:
-        add(commands)
-    return parser, commands.choices
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for noun in NOUNS:
+        command = commands.add_parser(noun.name, help=noun.text, description=_described(noun))
+        if noun.name in names:
+            _fill(noun, command)
+    return parser
+
+
+def whole_parser() -> CommandParser:
+    """Return the parser of ``pybk`` with all nouns and verbs."""
+    return parser_of([noun.name for noun in NOUNS])
+
+
+def _module_parser(noun: Noun) -> CommandParser:
+    parser = CommandParser(prog=f"pybk {noun.name}")
+    _fill(noun, parser)
+    return parser
+
+
+def _fill(noun: Noun, parser: CommandParser) -> None:
+    import_module(f"{__name__}.{noun.name}").add(parser)
+
+
+def _described(noun: Noun) -> str:
+    if not noun.verb:
+        return noun.text
+    return f"{noun.text}. Where the next word is no verb, {noun.verb} is meant"
+
+
+def _epilog() -> str:
+    older = ", ".join(f"{name} ({' '.join(words)})" for name, words in ALIASES.items())
+    statuses = "\n".join(f"{status:>4}  {text}" for status, text in EXIT_STATUSES.items())
+    return f"older names:\n  {older}\n\nexit status:\n{statuses}\n\nenvironment:\n{_ENVIRONMENT}"

@@ -1,4 +1,4 @@
-"""The arguments that many commands share: PATH, ``--json``, and what PATH may be."""
+"""The parser of commands, and the arguments that many of them share: PATH, ``--json``, and what PATH may be."""
 
 from __future__ import annotations
 
@@ -6,44 +6,128 @@ import argparse
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataForgedError, UsageError
 
 STORE: Final = "the directory of the store"
+CLUSTER: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 STORE_OR_CLUSTER: Final = (
     "the directory of a store, or the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 )
 
+_WRONG_USAGE: Final = 2
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and that knows the parsers of its verbs.
+
+    Abbreviations are refused: ``--cluster-secret SECRET`` would be read as ``--cluster-secret-file``, and the error
+    about the file that is missing would print the secret.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **{"allow_abbrev": False, **settings})
+        self._verbs: Any = None
+
+    def add_subparsers(self, **settings: Any) -> Any:
+        """Have it take verbs; returns what adds their parsers."""
+        self._verbs = super().add_subparsers(**{"required": True, "metavar": "VERB", **settings})
+        return self._verbs
+
+    @property
+    def verbs(self) -> dict[str, CommandParser]:
+        """The parsers of its verbs by name; none for a command without verbs."""
+        return {} if self._verbs is None else dict(self._verbs.choices)
+
+    def commands(self, *words: str) -> Iterator[tuple[tuple[str, ...], CommandParser]]:
+        """Yield the words of each command below this one, and its parser; itself if it has no verbs."""
+        if self._verbs is None:
+            yield words, self
+        for name, verb in self.verbs.items():
+            yield from verb.commands(*words, name)
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with what is wrong, and where the usage is shown, in one line."""
+        self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")
+
 
 def add_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, path: str = STORE
-) -> argparse.ArgumentParser:
-    """Add a command that takes PATH and ``--json``, and return its parser.
+) -> CommandParser:
+    """Add a command that takes PATH and the options that all commands take, and return its parser.
 
     Args:
-        commands: Where: the subparsers of ``pybk``.
+        commands: Where: what ``CommandParser.add_subparsers`` returned.
         name: The command's name.
         run: Runs it and returns the exit status.
         text: What it does, for ``--help``.
         path: What PATH is, for ``--help``.
     """
-    # Abbreviations are refused: --cluster-secret SECRET would be read as --cluster-secret-file, and the error about
-    # the file that is missing would print the secret.
-    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    command.add_argument("path", metavar="PATH", help=path)
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(run=run, path_help=path)
+    command: CommandParser = commands.add_parser(name, help=text, description=text)
+    takes_path(command, run, path)
     return command
+
+
+def takes_path(command: CommandParser, run: Callable[[argparse.Namespace], int], path: str = STORE) -> None:
+    """Have a command take PATH and the options that all commands take; arguments as for ``add_command``."""
+    command.add_argument("path", metavar="PATH", help=path)
+    takes_output(command)
+    command.set_defaults(run=run, path_help=path)
+
+
+def takes_output(command: argparse.ArgumentParser) -> None:
+    """Add the options that all commands take: of what they print, and how long they may take."""
+    group = command.add_argument_group("options of all commands")
+    group.add_argument("--json", action="store_true", help="print JSON")
+    group.add_argument("--quiet", action="store_true", help="print no progress and no notes")
+    group.add_argument(
+        "--progress",
+        choices=("auto", "json", "none"),
+        default="auto",
+        help="of what takes longer than a second, on the standard error: a bar on a terminal, or lines of JSON",
+    )
+    group.add_argument(
+        "--timeout",
+        type=seconds_of,
+        metavar="TIME",
+        help="end with status 4 after that time, such as 30s; what was begun may have taken effect",
+    )
+
+
+def takes_confirmation(command: argparse.ArgumentParser, dry_run: str) -> None:
+    """Add ``--yes`` and ``--dry-run`` to a command that destroys something.
+
+    Args:
+        command: The command.
+        dry_run: What ``--dry-run`` shows, for ``--help``.
+    """
+    command.add_argument(
+        "--yes", action="store_true", help="do it without a question, which is asked on terminals alone"
+    )
+    command.add_argument("--dry-run", action="store_true", help=f"{dry_run}, and change nothing")
+
+
+def takes_watch(command: argparse.ArgumentParser) -> None:
+    """Add ``--watch`` to a command that looks at something."""
+    command.add_argument(
+        "--watch",
+        nargs="?",
+        type=seconds_of,
+        const=2.0,
+        metavar="TIME",
+        help="look again and again, each 2 s or the given time, until Ctrl-C",
+    )
 
 
 def check_path(parsed: argparse.Namespace) -> None:
     """Raise UsageError if PATH is a file, of whatever command."""
-    if getattr(parsed, "path_may_be_file", False):
+    path = getattr(parsed, "path", None)
+    if path is None or getattr(parsed, "path_may_be_file", False):
         return
-    if not is_url(parsed.path) and os.path.exists(parsed.path) and not os.path.isdir(parsed.path):
-        raise UsageError(f"{parsed.path} is a file; PATH takes {parsed.path_help}")
+    if not is_url(path) and os.path.exists(path) and not os.path.isdir(path):
+        raise UsageError(f"{path} is a file; PATH takes {parsed.path_help}")
 
 
 def is_url(path: str) -> bool:
@@ -66,3 +150,18 @@ def secret_needed() -> Iterator[None]:
         yield
     except MetadataForgedError as error:
         raise MetadataForgedError(f"{error}: --cluster-secret-file FILE or {CLUSTER_SECRET}") from error
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds that a text such as ``90``, ``30s``, ``10m``, ``2h`` or ``1d`` names."""
+    unit = _UNITS.get(text[-1:])
+    try:
+        found = float(text) if unit is None else float(text[:-1]) * unit
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is no time; it takes 90, 30s, 10m, 2h or 1d")
+    return found
+
+
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -10,38 +10,52 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin import service_log
 from pybk.admin.bookie_options import RELOADED, BookieSettings, settings_of
-from pybk.admin.cli.arguments import check_path, directory_of, secret_needed
-from pybk.admin.cli.cluster import add_verb, admin_of, mark_as_json, seconds_of, shown_bytes, shown_time
-from pybk.admin.cli.output import DAMAGED, REFUSED, SOUND, counted, print_json, print_table, progress_bar
+from pybk.admin.cli.arguments import CommandParser, check_path, directory_of, seconds_of, secret_needed
+from pybk.admin.cli.clusters import add_verb, admin_of, mark_as_json
+from pybk.admin.cli.output import (
+    DAMAGED,
+    REFUSED,
+    SOUND,
+    counted,
+    print_json,
+    print_json_line,
+    print_table,
+    progress_bar,
+    shown_bytes,
+    shown_time,
+)
 from pybk.admin.cli.service import add_service, settings_given
 from pybk.admin.options import missing
-from pybk.admin.standalone_bookie import serve
-from pybk.bookie.server import BookieServer
-from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import BookieStatus, DrainProgress
-from pybk.ledger import Bookie
-from pybk.metadata.registration import BookieState
+
+if TYPE_CHECKING:
+    from pybk.bookie.server import BookieServer
+    from pybk.cluster_admin import ClusterAdmin
+    from pybk.cluster_checks import BookieStatus, DrainProgress
+    from pybk.ledger import Bookie
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 """The shortest time between two looks at a drain."""
 
+_EMPTYING: Final = ("draining", "drained")
+
 _POLL_SHARE: Final = 10
 """A look at a drain reads the metadata of all ledgers; the wait before the next one is this many times as long."""
 
 
-def add_bookie(commands: Any) -> None:
-    """Add ``pybk bookie``."""
-    text = "serve as a bookie until SIGTERM or SIGINT; or, with a verb, administer one: see `pybk --help`"
-    add_service(commands, "bookie", _bookie, text)
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk bookie``."""
+    verbs = parser.add_subparsers()
+    text = "serve as a bookie until SIGTERM or SIGINT; the word serve may be left out"
+    add_service(verbs, "serve", _serve, text)
+    _add_administration(verbs)
 
 
-def _bookie(parsed: argparse.Namespace) -> int:
+def _serve(parsed: argparse.Namespace) -> int:
     settings = settings_given(parsed)
     absent = [option.shown_flag for option in missing(settings)]
     if absent:
@@ -53,6 +67,9 @@ def _bookie(parsed: argparse.Namespace) -> int:
     parsed.path = settings["bookie.directory"].value
     check_path(parsed)
     directory_of(parsed)
+    from pybk.admin import service_log
+    from pybk.admin.standalone_bookie import serve
+
     with secret_needed():
         what = settings_of(settings)
     service_log.begin(what.log_format, what.log_level)
@@ -60,7 +77,7 @@ def _bookie(parsed: argparse.Namespace) -> int:
     def ready(bookie: BookieServer, http: str) -> None:
         name, addresses = bookie.bookie.bookie_id, list(bookie.addresses)
         if parsed.json:
-            print_json({"bookie": name, "addresses": addresses, "http": http}, indent=None)
+            print_json_line({"bookie": name, "addresses": addresses, "http": http})
         else:
             shown = f", probes and metrics at {http}" if http else ""
             print(f"bookie {name} serves at {', '.join(addresses)}{shown}")
@@ -83,8 +100,8 @@ def _bookie(parsed: argparse.Namespace) -> int:
 # ---- verbs ---------------------------------------------------------------------------------------------------------
 
 
-def add_verbs(commands: Any) -> None:
-    """Add the verbs of ``pybk bookie``, each as a command of two words."""
+def _add_administration(commands: Any) -> None:
+    """Add the verbs that administer bookies."""
     _add(commands, "list", _list, "list the bookies that belong to a cluster", names="").add_argument(
         "--removed", action="store_true", help="also those that were removed"
     )
@@ -110,7 +127,7 @@ def add_verbs(commands: Any) -> None:
 def _add(
     commands: Any, verb: str, run: Callable[[argparse.Namespace], int], text: str, *, names: str | None = None
 ) -> argparse.ArgumentParser:
-    command = add_verb(commands, f"bookie {verb}", run, text)
+    command = add_verb(commands, verb, run, text)
     if names is None:
         command.add_argument("name", metavar="NAME", help="the bookie's name")
     elif names:
@@ -122,7 +139,7 @@ def _list(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
         bookies = admin.bookies(removed=parsed.removed)
     if parsed.json:
-        print_json([_as_json(each) for each in bookies])
+        print_json({"bookies": [_as_json(each) for each in bookies]})
         return SOUND
     rows = [
         (
@@ -180,8 +197,8 @@ def _drain(parsed: argparse.Namespace) -> int:
 def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgress) -> int:
     """Wait for the end of a drain; returns 1 if it was cancelled, or if none of the ledgers that are left proceeds."""
     total = progress.bytes_left
-    with progress_bar(f"drain of {parsed.name}") as show:
-        while progress.ledgers_left and progress.state in (BookieState.DRAINING, BookieState.DRAINED):
+    with progress_bar(parsed, f"drain of {parsed.name}") as show:
+        while progress.ledgers_left and progress.state in _EMPTYING:
             if len({mark.ledger_id for mark in progress.stuck}) >= progress.ledgers_left:
                 break
             began = time.monotonic()
@@ -209,7 +226,7 @@ def _print_progress(parsed: argparse.Namespace, progress: DrainProgress) -> None
             "bytes_left": progress.bytes_left,
             "stuck": [mark_as_json(mark) for mark in progress.stuck],
         }
-        print_json(values, indent=None)
+        print_json_line(values)
     else:
         print(
             f"bookie {progress.bookie.bookie_id} is {progress.state}: {counted(progress.ledgers_left, 'ledger')} left, "

@@ -7,21 +7,23 @@ import sys
 from typing import Any
 
 from pybk.admin.bookie_options import OPTIONS, check, resolved
+from pybk.admin.cli.arguments import CommandParser
 from pybk.admin.cli.output import FAILED, SOUND, counted, print_json, print_table
 from pybk.admin.cli.service import add_service, settings_given
 from pybk.admin.options import ConfigFile, Setting, read_file
 from pybk.errors import UsageError
 
 
-def add_config(commands: Any) -> None:
-    """Add ``pybk config check`` and ``pybk config show``."""
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk config``."""
+    commands = parser.add_subparsers()
     text = "check a file of options of a bookie, and nothing else; exit 2 if it has a wrong name or value"
-    command = commands.add_parser("config check", help=text, description=text, allow_abbrev=False)
+    command = commands.add_parser("check", help=text, description=text)
     command.add_argument("path", metavar="FILE", help="a TOML file, as `pybk bookie --config` takes it")
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run=_check, path_may_be_file=True)
     text = "show the options that `pybk bookie` would take with these arguments and this environment"
-    show = add_service(commands, "config show", _show, text)
+    show = add_service(commands, "show", _show, text)
     show.add_argument("--origin", action="store_true", help="also show where each value comes from")
 
 
@@ -33,7 +35,7 @@ def _check(parsed: argparse.Namespace) -> int:
     except UsageError as error:
         problems.append(str(error))
     if parsed.json:
-        print_json({"schema": 1, "file": parsed.path, "options": len(file.values), "problems": problems})
+        print_json({"file": parsed.path, "options": len(file.values), "problems": problems})
     else:
         for problem in problems:
             print(f"pybk: {problem}", file=sys.stderr)
@@ -46,7 +48,7 @@ def _show(parsed: argparse.Namespace) -> int:
     settings = settings_given(parsed)
     check(settings)
     if parsed.json:
-        print_json({"schema": 1, "options": [_as_json(each) for each in settings.values()]})
+        print_json({"options": [_as_json(each) for each in settings.values()]})
         return SOUND
     rows = [(each.option.name, each.option.shown(each.value), each.origin) for each in settings.values()]
     headers = ("option", "value", "origin")

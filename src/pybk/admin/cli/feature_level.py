@@ -1,30 +1,32 @@
-"""The command ``pybk upgrade``: show the feature level of a store or a cluster, and raise it."""
+"""The verb ``upgrade`` of stores and clusters: show the feature level of a store or a cluster, and raise it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url
+from pybk.admin.cli.arguments import add_command, is_url
 from pybk.admin.cli.credentials import secret_of, takes_secret
-from pybk.config import StoreConfig
-from pybk.connect import open_cluster
+from pybk.admin.cli.output import SOUND, print_json
 from pybk.errors import CookieError
 from pybk.feature_level import NEWEST_STORE_LEVEL
-from pybk.metadata.cluster import Upgrade
-from pybk.storage.directories import find_cookie
-from pybk.storage.io.filesystem import OsFileSystem
-from pybk.storage.store import Store
+
+if TYPE_CHECKING:
+    from pybk.metadata.cluster import Upgrade
 
 _NOT_RAISED: Final = 1
 
 
-def add_upgrade(commands: Any) -> None:
-    """Add ``pybk upgrade``."""
+def add_upgrade(verbs: Any, path: str) -> None:
+    """Add the verb.
+
+    Args:
+        verbs: Where: what ``CommandParser.add_subparsers`` returned.
+        path: What PATH is, for ``--help``.
+    """
     text = "show the feature level, or raise it to the newest"
-    upgrade = add_command(commands, "upgrade", _upgrade, text, STORE_OR_CLUSTER)
+    upgrade = add_command(verbs, "upgrade", _upgrade, text, path)
     upgrade.add_argument("--finalize", action="store_true", help="raise the level; it cannot be lowered again")
     takes_secret(upgrade)
 
@@ -33,18 +35,25 @@ def _upgrade(parsed: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the level is the newest or can be raised to it, and 1 otherwise."""
     if not is_url(parsed.path):
         return _upgrade_store(parsed)
+    from pybk.connect import open_cluster
+
     metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:
         upgrade = metadata.upgrade(finalize=parsed.finalize)
     if parsed.json:
-        print(json.dumps(upgrade._asdict()))
+        print_json(upgrade._asdict())
     else:
         _print(upgrade, parsed.path)
-    return _NOT_RAISED if upgrade.hindrances else 0
+    return _NOT_RAISED if upgrade.hindrances else SOUND
 
 
 def _upgrade_store(parsed: argparse.Namespace) -> int:
     """Raise the level of the store in a directory that no process has open; nothing can prevent that."""
+    from pybk.config import StoreConfig
+    from pybk.storage.directories import find_cookie
+    from pybk.storage.io.filesystem import OsFileSystem
+    from pybk.storage.store import Store
+
     root = os.path.abspath(parsed.path)
     cookie = find_cookie(OsFileSystem(), root, None)
     if cookie is None:
@@ -58,8 +67,8 @@ def _upgrade_store(parsed: argparse.Namespace) -> int:
         finally:
             store.close()
     if parsed.json:
-        print(json.dumps({"level": level, "newest": NEWEST_STORE_LEVEL}))
-        return 0
+        print_json({"level": level, "newest": NEWEST_STORE_LEVEL})
+        return SOUND
     print(f"feature level of {root}: {int(level)} ({level.name})")
     if level == NEWEST_STORE_LEVEL:
         print("this is the newest level that this pybk knows")
@@ -68,7 +77,7 @@ def _upgrade_store(parsed: argparse.Namespace) -> int:
             f"ready for level {int(NEWEST_STORE_LEVEL)} ({NEWEST_STORE_LEVEL.name}); run again with --finalize to "
             "raise it, after which older versions are refused"
         )
-    return 0
+    return SOUND
 
 
 def _print(upgrade: Upgrade, target: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands over ledgers: ``ls``, ``cat``, ``reseal``."""
+"""The command ``pybk ledger``: list, show, read, seal and delete ledgers of a store or a cluster."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
-from pybk.admin.cli.output import SOUND, base64, print_json, print_table
-from pybk.cluster_checks import Copies
-from pybk.config import StoreConfig
-from pybk.connect import open_cluster
+from pybk.admin.cli.output import SOUND, base64, print_json, print_json_line, print_table
 from pybk.credentials import PASSWORD
 from pybk.errors import UnauthorizedError
-from pybk.healing.cluster_map import ClusterMap
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
-from pybk.seal import end_is_sealed
-from pybk.storage.readonly import ReadOnlyStore
 
 if TYPE_CHECKING:
+    from pybk.cluster_checks import Copies
+    from pybk.ledger import Bookie, LedgerMetadata
+    from pybk.manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metadata.underreplication import UnderReplicatedLedger
+    from pybk.reader import LedgerReader
+    from pybk.storage.readonly import ReadOnlyStore
 
 _PAGE: Final = 500
 """Ledgers whose metadata is read from a cluster at a time."""
 
 
-def add_ls(commands: Any) -> None:
-    """Add ``pybk ls``."""
-    takes_secret(add_command(commands, "ls", _ls, "list the ledgers", STORE_OR_CLUSTER))
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk ledger``."""
+    verbs = parser.add_subparsers()
+    takes_secret(add_command(verbs, "list", _list, "list the ledgers", STORE_OR_CLUSTER))
+    _add_cat(verbs)
+    _add_reseal(verbs)
 
 
-def add_cat(commands: Any) -> None:
-    """Add ``pybk cat``."""
+def _add_cat(verbs: Any) -> None:
     text = "print the payloads of a ledger's entries, one after the other"
-    cat = add_command(commands, "cat", _cat, text, STORE_OR_CLUSTER)
+    cat = add_command(verbs, "cat", _cat, text, STORE_OR_CLUSTER)
     cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
     cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
     cat.add_argument("--last", type=int, metavar="ENTRY", help="last entry; default: the last one confirmed")
@@ -50,22 +48,21 @@ def add_cat(commands: Any) -> None:
     takes_secret(cat)
 
 
-def add_reseal(commands: Any) -> None:
-    """Add ``pybk reseal``."""
+def _add_reseal(verbs: Any) -> None:
     text = "check every entry of closed ledgers, and seal them"
-    reseal = add_command(commands, "reseal", _reseal, text, STORE_OR_CLUSTER)
+    reseal = add_command(verbs, "reseal", _reseal, text, STORE_OR_CLUSTER)
     reseal.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
     takes_password(reseal)
     takes_secret(reseal)
 
 
-# ---- ls ----------------------------------------------------------------------------------------------------------
+# ---- list --------------------------------------------------------------------------------------------------------
 
 
-def _ls(parsed: argparse.Namespace) -> int:
+def _list(parsed: argparse.Namespace) -> int:
     rows = _cluster_rows(parsed) if is_url(parsed.path) else _store_rows(parsed.path)
     if parsed.json:
-        print_json(rows)
+        print_json({"ledgers": rows})
         return SOUND
     names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
     if is_url(parsed.path):
@@ -88,6 +85,9 @@ def _shown(value: Any) -> Any:
 
 def _store_rows(path: str) -> list[dict[str, Any]]:
     """Return a row for each ledger of a store, with its confirmed entries and their bytes."""
+    from pybk.config import StoreConfig
+    from pybk.storage.readonly import ReadOnlyStore
+
     store = ReadOnlyStore.open(path, config=StoreConfig())
     try:
         return [_ledger_row(store, metadata) for metadata in store.ledgers()]
@@ -105,6 +105,8 @@ def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any
 
 
 def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
+    from pybk.seal import end_is_sealed
+
     return {
         "ledger": metadata.ledger_id,
         "type": str(metadata.ledger_type),
@@ -124,6 +126,10 @@ def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> d
 
 def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each ledger of a cluster; an open ledger's has no end, which only its bookies know."""
+    from pybk.cluster_checks import Copies
+    from pybk.connect import open_cluster
+    from pybk.healing.cluster_map import ClusterMap
+
     rows: list[dict[str, Any]] = []
     with secret_needed():
         metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
@@ -161,7 +167,7 @@ def _condition(live: Collection[Bookie], members: Mapping[str, Bookie], bookie: 
 
 
 def _cluster_row(metadata: LedgerMetadata, copies: Copies, condition: Callable[[Bookie], str]) -> dict[str, Any]:
-    closed = metadata.state is LedgerState.CLOSED
+    closed = metadata.state.value == "closed"
     row = _row(metadata, metadata.last_entry_id + 1 if closed else None, metadata.length if closed else None)
     fewest = copies.fewest(metadata.ledger_id)
     return {
@@ -193,7 +199,7 @@ def _cat(parsed: argparse.Namespace) -> int:
         last = confirmed if parsed.last is None else parsed.last
         for entry in reader.read(parsed.first, last):
             if parsed.json:
-                print_json({**entry._asdict(), "payload": base64(entry.payload)}, indent=None)
+                print_json_line({**entry._asdict(), "payload": base64(entry.payload)})
                 continue
             if parsed.headers:
                 print(
@@ -206,6 +212,8 @@ def _cat(parsed: argparse.Namespace) -> int:
 
 
 def _reseal(parsed: argparse.Namespace) -> int:
+    from pybk.manager import LedgerManager
+
     if not is_url(parsed.path):
         LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
     password = password_of(parsed)
@@ -218,12 +226,14 @@ def _reseal(parsed: argparse.Namespace) -> int:
             if not parsed.json:
                 print(f"ledger {ledger_id} was checked up to entry {metadata.last_entry_id} and is sealed")
     if parsed.json:
-        print_json(rows)
+        print_json({"ledgers": rows})
     return SOUND
 
 
 def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerManager:
     """Open the store or the cluster that PATH names."""
+    from pybk.manager import LedgerManager
+
     if not is_url(parsed.path):
         return LedgerManager.open(parsed.path, read_only=read_only)
     with secret_needed():

@@ -7,11 +7,11 @@ import itertools
 import os
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pybk.admin.cli.arguments import CommandParser
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
-    Verbs,
     add_repairs,
     append_lines,
     manager_of,
@@ -24,26 +24,29 @@ from pybk.admin.cli.logs import (
     takes_insecure,
     takes_prefix,
     takes_tail,
+    verbs_of,
 )
 from pybk.admin.cli.output import SOUND, base64, counted
 from pybk.errors import UsageError
-from pybk.manager import LedgerManager
-from pybk.streams.log import Log
-from pybk.streams.log_reader import LogEnd, Start, TxId
-from pybk.streams.namespace import Namespace
 from pybk.streams.position import Position
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+    from pybk.streams.log import Log
+    from pybk.streams.log_reader import Start
+    from pybk.streams.namespace import Namespace
 
 _PLACE = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
 
-def add_log(commands: Any) -> None:
-    """Add ``pybk log`` and its verbs."""
-    add = Verbs(commands, "log", "list, read and change named logs").add
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk log``."""
+    add = verbs_of(parser)
     listing = add("list", _list, "list the logs with their records, ledgers and subscriptions", named=False)
     takes_prefix(listing, "list only names that begin with it")
     takes_insecure(add("create", _create, "create a log without records"))
     cat = add("cat", _cat, "print the data of a log's records, a line each")
-    cat.add_argument("--first", type=_place, metavar="PLACE", default=LogEnd.EARLIEST, help=f"first record: {_PLACE}")
+    cat.add_argument("--first", type=_place, metavar="PLACE", help=f"first record: {_PLACE}")
     cat.add_argument("--last", type=int, metavar="SEQ", help="sequence number of the last record; default: the last")
     takes_tail(add("tail", _tail, "print the last records of a log, a line each"))
     append = add("append", _append, "append each line of standard input as a record; makes the log if needed")
@@ -70,6 +73,8 @@ def _place(text: str) -> Start:
     name, equals, value = text.partition("=")
     try:
         if equals and name == "txid":
+            from pybk.streams.log_reader import TxId
+
             return TxId(int(value))
         if equals and name == "time":
             time = datetime.fromisoformat(value)
@@ -83,10 +88,14 @@ def _place(text: str) -> Start:
 
 def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> Log:
     """Open an existing log; one without a password is opened as such."""
+    from pybk.streams.log import Log
+
     return Log.open(manager, name, mode=mode, create=False, password=password_of(parsed) or b"", insecure=True)
 
 
 def _names(parsed: argparse.Namespace, manager: LedgerManager, *, insecure: bool = True) -> Namespace:
+    from pybk.streams.namespace import Namespace
+
     return Namespace.open(manager, password=password_of(parsed) or b"", insecure=insecure)
 
 
@@ -106,7 +115,7 @@ def _list(parsed: argparse.Namespace) -> int:
 
         rows = rows_of(logs.names(parsed.prefix), describe)
     headers = ("name", "first_seq", "last_seq", "sealed", "ledgers", "subscriptions")
-    return print_rows(rows, headers, as_json=parsed.json)
+    return print_rows(parsed, rows, headers, "logs")
 
 
 def _create(parsed: argparse.Namespace) -> int:
@@ -119,10 +128,12 @@ def _create(parsed: argparse.Namespace) -> int:
 
 
 def _cat(parsed: argparse.Namespace) -> int:
+    from pybk.streams.log_reader import LogEnd
+
     with (
         manager_of(parsed, read_only=True) as manager,
         _open(parsed, manager, parsed.name, "r") as log,
-        log.reader(parsed.first) as reader,
+        log.reader(LogEnd.EARLIEST if parsed.first is None else parsed.first) as reader,
     ):
         records = itertools.takewhile(lambda record: parsed.last is None or record.seq <= parsed.last, reader)
         print_records(records, as_json=parsed.json, encode=_encoded)
@@ -185,6 +196,8 @@ def _rename(parsed: argparse.Namespace) -> int:
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
+    from pybk.streams.log import Log
+
     with manager_of(parsed, read_only=False) as manager:
         return print_swept(
             parsed, Log.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
@@ -192,6 +205,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
+    from pybk.streams.log import Log
+
     with manager_of(parsed, read_only=False) as manager:
         password = password_of(parsed) or b""
         found = Log.rebuild(manager, parsed.name, first_seq=parsed.first, password=password, insecure=True)
@@ -208,4 +223,4 @@ def _subscriptions(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=True) as manager, _open(parsed, manager, parsed.name, "r") as log:
         rows = [each._asdict() for each in log.subscription_states()]
     headers = ("name", "first_unacked", "backlog", "acked_ranges")
-    return print_rows(rows, headers, as_json=parsed.json)
+    return print_rows(parsed, rows, headers, "subscriptions")

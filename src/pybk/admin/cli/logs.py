@@ -6,15 +6,17 @@ import argparse
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url, secret_needed
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
-from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_table
+from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_json_line, print_note, print_table
 from pybk.errors import PybkError, UnauthorizedError
-from pybk.manager import LedgerManager
-from pybk.streams.rebuild import RebuiltList
-from pybk.streams.record_future import RecordFuture
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+    from pybk.streams.rebuild import RebuiltList
+    from pybk.streams.record_future import RecordFuture
 
 _TAIL: Final = 10
 _APPEND_AT_ONCE: Final = 512
@@ -31,29 +33,22 @@ class _Record(Protocol):
         """Return its fields by name."""
 
 
-class Verbs:
-    """The verbs of a noun.
+def verbs_of(parser: CommandParser) -> Callable[..., CommandParser]:
+    """Return what adds the verbs of a kind of logs: its arguments are those of ``add_command`` without ``commands``.
 
-    Args:
-        commands: The subparsers of ``pybk``.
-        noun: The noun.
-        text: What its verbs do, for ``--help``.
+    The verbs take PATH, the name of a log unless ``named`` is False, a password and a cluster's secret.
     """
+    verbs = parser.add_subparsers()
 
-    def __init__(self, commands: Any, noun: str, text: str) -> None:
-        parser = commands.add_parser(noun, help=text, description=text)
-        self._verbs = parser.add_subparsers(required=True, metavar="VERB")
-
-    def add(
-        self, name: str, run: Callable[[argparse.Namespace], int], text: str, *, named: bool = True
-    ) -> argparse.ArgumentParser:
-        """Add a verb that takes PATH, the name of a log if ``named``, a password and a cluster's secret."""
-        command = add_command(self._verbs, name, run, text, STORE_OR_CLUSTER)
+    def add(name: str, run: Callable[[argparse.Namespace], int], text: str, *, named: bool = True) -> CommandParser:
+        command = add_command(verbs, name, run, text, STORE_OR_CLUSTER)
         if named:
             command.add_argument("name", metavar="NAME", help="the log's name")
         takes_password(command)
         takes_secret(command)
         return command
+
+    return add
 
 
 def takes_prefix(command: argparse.ArgumentParser, text: str) -> None:
@@ -101,6 +96,8 @@ def takes_insecure(command: argparse.ArgumentParser) -> None:
 
 def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
     """Open the store or the cluster that PATH names."""
+    from pybk.manager import LedgerManager
+
     if is_url(parsed.path):
         with secret_needed():
             return LedgerManager.connect(parsed.path, cluster_secret=secret_of(parsed))
@@ -148,7 +145,7 @@ def print_records(
     for record in records:
         if as_json:
             fields = {name: encode(value) for name, value in record._asdict().items()}
-            print_json({**fields, "data": base64(record.data)}, indent=None)
+            print_json_line({**fields, "data": base64(record.data)})
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(record.data + b"\n")
@@ -166,10 +163,10 @@ def rows_of(names: Iterable[str], describe: Callable[[str], dict[str, Any]]) -> 
     return rows
 
 
-def print_rows(rows: list[dict[str, Any]], headers: Iterable[str], *, as_json: bool) -> int:
-    """Print rows as JSON or as a table of some of their columns; returns the exit status."""
-    if as_json:
-        print_json(rows)
+def print_rows(parsed: argparse.Namespace, rows: list[dict[str, Any]], headers: Iterable[str], what: str) -> int:
+    """Print rows as JSON, in a list of that name, or as a table of some of their columns; returns the exit status."""
+    if parsed.json:
+        print_json({what: rows})
     else:
         names = list(headers)
         print_table(
@@ -177,7 +174,7 @@ def print_rows(rows: list[dict[str, Any]], headers: Iterable[str], *, as_json: b
         )
     others = sum("other_password" in row for row in rows)
     if others:
-        print(f"pybk: {counted(others, 'log has', 'logs have')} another password", file=sys.stderr)
+        print_note(parsed, f"pybk: {counted(others, 'log has', 'logs have')} another password")
     return SOUND
 
 

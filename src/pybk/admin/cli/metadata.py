@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import add_command, is_url, secret_needed
+from pybk.admin.cli.arguments import CommandParser, add_command, is_url, secret_needed
 from pybk.admin.cli.credentials import secret_of, takes_secret
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table, progress_bar
 from pybk.errors import UsageError
-from pybk.metadata.reports import MetadataCheckReport, MetadataRestoreReport
-from pybk.metadata_repair import check_metadata, export_metadata, rebuild_metadata, restore_metadata
+
+if TYPE_CHECKING:
+    from pybk.metadata.reports import MetadataCheckReport, MetadataRestoreReport
 
 _URL: Final = "where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path"
 _LAST_COLUMN: Final = 100
@@ -20,11 +21,9 @@ _NAMED_MAX: Final = 20
 """Ledgers that one line names; JSON has all."""
 
 
-def add_metadata(commands: Any) -> None:
-    """Add ``pybk metadata`` and its commands."""
-    text = "export, check, restore or rebuild a cluster's metadata"
-    metadata = commands.add_parser("metadata", help=text, description=text, allow_abbrev=False)
-    nested = metadata.add_subparsers(required=True, metavar="COMMAND")
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk metadata``."""
+    nested = parser.add_subparsers()
     text = "write the metadata to a new file, with their MACs and without any secret"
     export = add_command(nested, "export", _export, text, _URL)
     export.add_argument("file", metavar="FILE", help="the file, which must not exist")
@@ -64,8 +63,10 @@ def add_metadata(commands: Any) -> None:
 def _export(parsed: argparse.Namespace) -> int:
     if not is_url(parsed.path):
         raise UsageError(f"{parsed.path} is no metadata URL; PATH takes {_URL}")
-    with secret_needed():
-        made = export_metadata(parsed.path, parsed.file, cluster_secret=secret_of(parsed), progress=_progress())
+    from pybk.metadata_repair import export_metadata
+
+    with secret_needed(), progress_bar(parsed, "export", "values") as progress:
+        made = export_metadata(parsed.path, parsed.file, cluster_secret=secret_of(parsed), progress=progress)
     if parsed.json:
         print_json(made._asdict())
     else:
@@ -77,8 +78,10 @@ def _export(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     if os.path.isdir(parsed.path):
         raise UsageError(f"{parsed.path} is a directory; PATH takes {parsed.path_help}")
-    with secret_needed():
-        found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), progress=_progress())
+    from pybk.metadata_repair import check_metadata
+
+    with secret_needed(), progress_bar(parsed, "check", "values") as progress:
+        found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), progress=progress)
     if parsed.json:
         print_json({**found._asdict(), "problems": [one._asdict() for one in found.problems]})
     else:
@@ -102,6 +105,8 @@ def _print_check(found: MetadataCheckReport) -> None:
 
 
 def _restore(parsed: argparse.Namespace) -> int:
+    from pybk.metadata_repair import restore_metadata
+
     if parsed.new_epoch and parsed.same_epoch:
         raise UsageError("--new-epoch and --same-epoch exclude each other; leave one out")
 
@@ -121,6 +126,8 @@ def _restore(parsed: argparse.Namespace) -> int:
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
+    from pybk.metadata_repair import rebuild_metadata
+
     def run(write: bool) -> MetadataRestoreReport:
         return rebuild_metadata(
             parsed.path,
@@ -181,14 +188,3 @@ def _print_restore(found: MetadataRestoreReport) -> None:
 def _named(ids: tuple[int, ...]) -> str:
     more = f" and {len(ids) - _NAMED_MAX} more" if len(ids) > _NAMED_MAX else ""
     return ", ".join(map(str, ids[:_NAMED_MAX])) + more
-
-
-def _progress() -> Any:
-    """Return a progress that shows the number of values on a terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done: int, _: int) -> None:
-        print(f"\r{done} values", end="", file=sys.stderr)
-
-    return show

@@ -1,16 +1,22 @@
-"""What all commands print with: JSON, tables, progress, counts; and the exit statuses."""
+"""What all commands print with: JSON, tables, progress, counts, questions; and the exit statuses.
+
+A document of JSON has ``schema: 1``; a command that prints as it proceeds has a line of JSON for each thing.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
+import time
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from tabulate import tabulate
-from tqdm import tqdm
+from pybk.errors import SafetyCheckError
 
 SOUND: Final = 0
 DAMAGED: Final = 1
@@ -20,7 +26,13 @@ FAILED: Final = 2
 """Wrong usage, or a store or cluster that cannot be opened."""
 
 REFUSED: Final = 3
-"""A safety check refused a change of a cluster; nothing was changed."""
+"""A safety check, or a person who was asked, refused a change; nothing was changed."""
+
+UNREACHABLE: Final = 4
+"""Something could not be reached, or took too long; another try may succeed."""
+
+PARTLY: Final = 5
+"""A part was done, and the rest was not."""
 
 INTERRUPTED: Final = 130
 """Ended by Ctrl-C, as shells report it."""
@@ -28,7 +40,21 @@ INTERRUPTED: Final = 130
 CUT_OFF: Final = 141
 """Nobody reads its output any more, as shells report SIGPIPE."""
 
+EXIT_STATUSES: Final[Mapping[int, str]] = {
+    SOUND: "done, or all is sound",
+    DAMAGED: "damage was found, or something is not as it should be",
+    FAILED: "wrong usage, or a store or cluster that cannot be opened",
+    REFUSED: "a safety check refused it, or the question was not answered with yes; nothing was changed",
+    UNREACHABLE: "something cannot be reached, or took too long; try again",
+    PARTLY: "a part was done, and the rest was not",
+    INTERRUPTED: "Ctrl-C ended it",
+    CUT_OFF: "the reader of its output closed it",
+}
+"""What each exit status says."""
+
+_SCHEMA: Final = 1
 _PROGRESS_AFTER_SECONDS: Final = 1.0
+_COLOURS: Final = {"ok": "32", "warn": "33", "bad": "31"}
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -36,19 +62,58 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
-def print_json(content: Any, *, indent: int | None = 2) -> None:
-    """Print JSON with sorted keys.
+def shown_time(time_ns: int) -> str:
+    """Return how tables show a time; empty for 0."""
+    return "" if not time_ns else f"{datetime.fromtimestamp(time_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def age_of(since_ns: int) -> str:
+    """Return for how long something has been so; empty if unknown."""
+    return f"{max(0.0, (time.time_ns() - since_ns) / 1e9):.0f} s" if since_ns else ""
+
+
+def shown_bytes(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print a document: an object with ``schema: 1`` and sorted keys.
 
     Raises:
         TypeError: A value has no form in JSON, and its command did not convert it.
     """
-    print(json.dumps(content, indent=indent, sort_keys=True))
+    print(json.dumps({"schema": _SCHEMA, **content}, indent=2, sort_keys=True))
+
+
+def print_json_line(content: Mapping[str, Any]) -> None:
+    """Print an object in one line, of a command that prints many; raises TypeError as ``print_json``."""
+    print(json.dumps(content, sort_keys=True))
 
 
 def print_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, last_column: int | None = None) -> None:
     """Print a table; the last column wraps at ``last_column`` characters if that is given."""
+    from tabulate import tabulate
+
     widths = None if last_column is None else [*[None] * (len(headers) - 1), last_column]
     print(tabulate(rows, headers=headers, disable_numparse=True, stralign="left", maxcolwidths=widths))
+
+
+def print_note(parsed: argparse.Namespace, text: str) -> None:
+    """Print what is worth to know, and no result, to the standard error; not with ``--quiet``."""
+    if not parsed.quiet:
+        print(text, file=sys.stderr)
+
+
+def coloured(verdict: str) -> str:
+    """Return a verdict as terminals show it: in colour, unless NO_COLOR is set."""
+    colour = _COLOURS.get(verdict.lower())
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
+    return verdict if plain or colour is None else f"\x1b[{colour}m{verdict}\x1b[0m"
 
 
 def base64(data: bytes) -> str:
@@ -56,18 +121,112 @@ def base64(data: bytes) -> str:
     return b2a_base64(data, newline=False).decode()
 
 
-@contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Provide a function of the bytes done and their total, which shows a bar once the command has taken a second.
+# ---- progress ------------------------------------------------------------------------------------------------------
 
-    Nothing is shown where standard error is not a terminal.
+
+@contextmanager
+def progress_bar(parsed: argparse.Namespace, what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
+    """Provide a function of what is done and the total, 0 for unknown, which shows a bar after a second.
+
+    It is on the standard error, and on terminals alone; ``--progress json`` prints a line a second instead, anywhere.
+
+    Args:
+        parsed: The command line.
+        what: What proceeds.
+        unit: What is counted.
     """
+    mode = "none" if parsed.quiet else parsed.progress
+    if mode == "json":
+        yield _json_progress(what, unit)
+        return
+    if mode == "none" or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from tqdm import tqdm
+
     with tqdm(
-        desc=what, unit="B", unit_scale=True, delay=_PROGRESS_AFTER_SECONDS, disable=None, file=sys.stderr, leave=False
+        desc=what,
+        unit=unit,
+        unit_scale=True,
+        unit_divisor=1024 if unit == "B" else 1000,
+        delay=_PROGRESS_AFTER_SECONDS,
+        file=sys.stderr,
+        leave=False,
+        colour=None,
     ) as bar:
 
         def show(done: int, total: int) -> None:
-            bar.total = total
+            bar.total = total or None
             bar.update(done - bar.n)
 
         yield show
+
+
+def _json_progress(what: str, unit: str) -> Callable[[int, int], None]:
+    began = printed = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if now - printed >= _PROGRESS_AFTER_SECONDS:
+            printed = now
+            values = {
+                "progress": what,
+                "done": done,
+                "total": total or None,
+                "unit": unit,
+                "seconds": round(now - began),
+            }
+            print(json.dumps(values), file=sys.stderr, flush=True)
+
+    return show
+
+
+# ---- looking again and again ---------------------------------------------------------------------------------------
+
+
+def watch(
+    parsed: argparse.Namespace, look: Callable[[], int], done: Callable[[int], bool] = lambda status: False
+) -> int:
+    """Print what ``look`` prints, once or, with ``--watch``, again and again; return its last exit status.
+
+    A terminal is cleared before each look.
+
+    Args:
+        parsed: The command line, of a command that takes ``--watch``.
+        look: Looks, prints, and returns an exit status.
+        done: Whether an exit status ends a watch.
+    """
+    while True:
+        if parsed.watch is not None and sys.stdout.isatty() and not parsed.json:
+            print("\x1b[H\x1b[2J", end="")
+        status = look()
+        sys.stdout.flush()
+        if parsed.watch is None or done(status):
+            return status
+        time.sleep(max(0.05, parsed.watch))
+
+
+# ---- questions -----------------------------------------------------------------------------------------------------
+
+
+def confirm(parsed: argparse.Namespace, name: str, what: str) -> None:
+    """Ask whether something is to be destroyed: its name has to be typed. ``--yes`` is the answer, too.
+
+    Args:
+        parsed: The command line, of a command that takes ``--yes``.
+        name: What is to be typed.
+        what: What will happen, a sentence without its end.
+
+    Raises:
+        SafetyCheckError: The answer was another one, or nobody can be asked.
+    """
+    if parsed.yes:
+        return
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise SafetyCheckError(
+            f"{what}, and nobody can be asked, as this is no terminal: give --yes; nothing was changed"
+        )
+    print(f"{what}. Type {name} to do it: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() != name:
+        raise SafetyCheckError(f"{name} was not typed; nothing was changed")

@@ -6,39 +6,26 @@ PATH is a store or the URL of a metadata store.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import add_command, is_url
+from pybk.admin.cli.arguments import CommandParser, is_url, takes_path
+from pybk.admin.cli.output import print_json
 from pybk.errors import CookieError, MetadataError, UsageError
-from pybk.metadata.lmdb_store import HOST_FILE, location_of
 from pybk.metadata.url import open_metadata, parse_url
-from pybk.storage.directories import main_cookie
-from pybk.storage.io.filesystem import OsFileSystem
-from pybk.storage.io.permissions import (
-    PRIVATE,
-    Access,
-    PermissionDifference,
-    access_of,
-    differences,
-    group_id,
-    group_name,
-    metadata_paths,
-    store_paths,
-)
-from pybk.storage.volumes import load_directories
+
+if TYPE_CHECKING:
+    from pybk.storage.io.permissions import Access, PermissionDifference
 
 _DIFFERS: Final = 1
 
 
-def add_permissions(commands: Any) -> None:
-    """Add ``pybk permissions``."""
-    text = "show which files others may use, or narrow that"
+def add(permissions: CommandParser) -> None:
+    """Add the arguments of ``pybk permissions``."""
     path = "the directory of a store or bookie, or the URL of a metadata store: lmdb:///path, zk://host:port/path?..."
-    permissions = add_command(commands, "permissions", _permissions, text, path)
+    takes_path(permissions, _permissions, path)
     permissions.add_argument(
         "--narrow",
         action="store_true",
@@ -53,6 +40,17 @@ def _permissions(parsed: argparse.Namespace) -> int:
     The wanted permissions are those of ``--group``. Without it, ``--narrow`` makes everything private; without
     ``--narrow``, they are those that an open would give to new files.
     """
+    from pybk.metadata.lmdb_store import HOST_FILE, location_of
+    from pybk.storage.io.permissions import (
+        PRIVATE,
+        Access,
+        access_of,
+        differences,
+        group_id,
+        group_name,
+        metadata_paths,
+    )
+
     if is_url(parsed.path) and parse_url(parsed.path).parts.scheme != "lmdb":
         return _znodes(parsed)
     if is_url(parsed.path):
@@ -76,7 +74,7 @@ def _permissions(parsed: argparse.Namespace) -> int:
     shared = None if access.gid is None else group_name(access.gid)
     if parsed.json:
         rows = [{**one._asdict(), "mode": f"{one.mode:04o}", "wanted": f"{one.wanted:04o}"} for one in found]
-        print(json.dumps({"path": directory, "group": shared, "narrowed": parsed.narrow, "differences": rows}))
+        print_json({"path": directory, "group": shared, "narrowed": parsed.narrow, "differences": rows})
     else:
         _print(found, parsed.path, shared, narrowed=parsed.narrow)
     return _DIFFERS if problems or (found and not parsed.narrow) else 0
@@ -99,7 +97,7 @@ def _znodes(parsed: argparse.Namespace) -> int:
     problems = [one for one in found if one.problem is not None]
     if parsed.json:
         rows = [one._asdict() for one in found]
-        print(json.dumps({"path": parsed.path, "owner": owner, "narrowed": parsed.narrow, "differences": rows}))
+        print_json({"path": parsed.path, "owner": owner, "narrowed": parsed.narrow, "differences": rows})
     else:
         for one in found:
             done = "changed" if parsed.narrow and one.problem is None else one.problem or "differs"
@@ -115,6 +113,11 @@ def _znodes(parsed: argparse.Namespace) -> int:
 @contextmanager
 def _closed_store(root: str, lock: str, access: Access, *, locked: bool) -> Iterator[list[str]]:
     """Provide the paths of a store; with ``locked`` under its lock, so that no process creates files meanwhile."""
+    from pybk.storage.directories import main_cookie
+    from pybk.storage.io.filesystem import OsFileSystem
+    from pybk.storage.io.permissions import store_paths
+    from pybk.storage.volumes import load_directories
+
     fs = OsFileSystem(access)
     if main_cookie(fs, root) is None:
         raise CookieError(f"there is no store at {root}; name the directory that LedgerManager.open was given")

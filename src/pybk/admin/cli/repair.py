@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import sys
-from dataclasses import fields
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.cluster import (
-    add_verb,
-    admin_of,
+from pybk.admin.cli.arguments import CommandParser, seconds_of
+from pybk.admin.cli.clusters import add_verb, admin_of, manager_of, mark_as_json, person_of, takes_person
+from pybk.admin.cli.output import (
+    PARTLY,
+    SOUND,
     age_of,
-    manager_of,
-    mark_as_json,
-    seconds_of,
+    counted,
+    print_json,
+    print_note,
+    print_table,
     shown_bytes,
     shown_time,
 )
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
-from pybk.metadata.settings import ClusterSettings
+
+if TYPE_CHECKING:
+    from pybk.metadata.settings import ClusterSettings
 
 _ERROR_COLUMN: Final = 60
 
 
-def add_repair(commands: Any) -> None:
-    """Add ``pybk repair`` and its verbs."""
-    text = "list, run, pause and resume the repairs of a cluster"
-    parser = commands.add_parser("repair", help=text, description=text, allow_abbrev=False)
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk repair``."""
+    verbs = parser.add_subparsers()
     add_verb(verbs, "list", _list, "list the ledgers that are to be repaired, the most urgent first")
     run = add_verb(
         verbs,
         "run",
         _run,
-        "copy now what a ledger lacks, or all that a bookie has to others; exit 1 if something is left",
+        "copy now what a ledger lacks, or all that a bookie has to others; exit 5 if something is left",
     )
     what = run.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -59,14 +59,14 @@ def add_repair(commands: Any) -> None:
         help="bookies whose loss does not make repairs wait any more",
     )
     for command in (pause, resume):
-        command.add_argument("--by", default=None, metavar="WHO", help="who does it, for others; default: the user")
+        takes_person(command)
 
 
 def _list(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
         marks, status = admin.repairs(), admin.status()
     if parsed.json:
-        print_json([mark_as_json(mark) for mark in marks])
+        print_json({"repairs": [mark_as_json(mark) for mark in marks]})
         return SOUND
     rows = [
         (
@@ -86,7 +86,7 @@ def _list(parsed: argparse.Namespace) -> int:
     )
     for reason in status.reasons:
         if reason.code.startswith("hold_") or reason.code in ("repairs_paused", "no_auditor"):
-            print(f"note: {reason.text}", file=sys.stderr)  # what waits because of it has no mark yet
+            print_note(parsed, f"note: {reason.text}")  # what waits because of it has no mark yet
     return SOUND
 
 
@@ -99,12 +99,12 @@ def _run(parsed: argparse.Namespace) -> int:
         print(f"{counted(done.ledgers, 'ledger')} examined, {counted(done.fragments, 'fragment')} completed")
         for text in done.left:
             print(f"left: {text}", file=sys.stderr)
-    return DAMAGED if done.left else SOUND
+    return PARTLY if done.left else SOUND
 
 
 def _pause(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        settings = admin.pause_repair(parsed.seconds, _who(parsed))
+        settings = admin.pause_repair(parsed.seconds, person_of(parsed))
     _print_settings(parsed, settings)
     if not parsed.json:
         print(f"repairs are paused until {shown_time(settings.repair.paused_until_ns)} UTC")
@@ -113,7 +113,7 @@ def _pause(parsed: argparse.Namespace) -> int:
 
 def _resume(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        settings = admin.resume_repair(parsed.accept_loss_of, _who(parsed))
+        settings = admin.resume_repair(parsed.accept_loss_of, person_of(parsed))
     _print_settings(parsed, settings)
     if not parsed.json:
         print("repairs are not paused")
@@ -124,14 +124,4 @@ def _resume(parsed: argparse.Namespace) -> int:
 
 def _print_settings(parsed: argparse.Namespace, settings: ClusterSettings) -> None:
     if parsed.json:
-        print_json({each.name: getattr(settings.repair, each.name) for each in fields(settings.repair)})
-
-
-def _who(parsed: argparse.Namespace) -> str:
-    """Return who gives the command: ``--by``, or the name of the user."""
-    if parsed.by is not None:
-        return str(parsed.by)
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a process in a container may have a user without a name
-        return "pybk repair"
+        print_json(settings.repair.as_dict())

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command, is_url
-from pybk.admin.cli.cluster import admin_of, shown_bytes, shown_time
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
+from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.credentials import takes_secret
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table, progress_bar
+from pybk.admin.cli.output import (
+    DAMAGED,
+    SOUND,
+    counted,
+    print_json,
+    print_note,
+    print_table,
+    progress_bar,
+    shown_bytes,
+    shown_time,
+)
 from pybk.errors import UsageError
 from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrub_status import ScrubStatus
-from pybk.manager import LedgerManager
-from pybk.storage.format.extent import Extent
-from pybk.storage.repair.record_check import DamagedEntries
+
+if TYPE_CHECKING:
+    from pybk.healing.scrub_status import ScrubStatus
+    from pybk.manager import LedgerManager
+    from pybk.storage.repair.record_check import DamagedEntries
 
 
-def add_scrub(commands: Any) -> None:
-    """Add ``pybk scrub`` and ``pybk scrub status``."""
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk scrub``."""
+    verbs = parser.add_subparsers()
     text = (
         "of a directory: check the checksum of each stored entry now, also while another process writes it; of a "
         "cluster: ask all bookies to do so, and return at once. Exit 1 for damage"
     )
-    command = add_command(commands, "scrub", _scrub, text, STORE_OR_CLUSTER)
+    command = add_command(verbs, "run", _scrub, text, STORE_OR_CLUSTER)
     takes_secret(command)
     command.add_argument(
         "--kind",
@@ -37,7 +48,7 @@ def add_scrub(commands: Any) -> None:
         "--ledger", metavar="ID", type=int, help="of a cluster: read this ledger from all of its bookies now"
     )
     text = "show since when everything was checked, and what is damaged; exit 1 for damage"
-    takes_secret(add_command(commands, "scrub status", _status, text, STORE_OR_CLUSTER))
+    takes_secret(add_command(verbs, "status", _status, text, STORE_OR_CLUSTER))
 
 
 def _scrub(parsed: argparse.Namespace) -> int:
@@ -57,7 +68,9 @@ def _scrub(parsed: argparse.Namespace) -> int:
 def _scrub_store(parsed: argparse.Namespace) -> int:
     if parsed.ledger is not None or parsed.kind != ScrubKind.DEEP:
         raise UsageError("--ledger and --kind are for clusters; of a directory, every checksum is checked")
-    with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar("scrub") as progress:
+    from pybk.manager import LedgerManager
+
+    with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar(parsed, "scrub") as progress:
         report = manager.scrub(progress=progress)
         parts = [_part_of(manager, each) for each in report.damaged]
     if parsed.json:
@@ -72,10 +85,10 @@ def _scrub_store(parsed: argparse.Namespace) -> int:
             for each, part in zip(report.damaged, parts, strict=True)
         ]
         print_table(rows, ("part", "of ledger", "first entry", "last", "problem"))
-        print(
+        print_note(
+            parsed,
             "note: a bookie's store has parts of the cluster's ledgers. What was copied from a peer since lies next to "
             "a damaged record, which stays: `pybk scrub status URL` shows what is still needed",
-            file=sys.stderr,
         )
     elif report.damaged:
         print_table(report.damaged, ("ledger", "first entry", "last", "problem"))
@@ -92,6 +105,8 @@ _PART: Final = ("of_ledger", "of_first_entry", "of_last_entry")
 
 def _part_of(manager: LedgerManager, damaged: DamagedEntries) -> tuple[int, int, int] | None:
     """Return the replicated ledger and its entries that damaged entries of a bookie's store are; None for others."""
+    from pybk.storage.format.extent import Extent
+
     extent = Extent.of(manager.ledger_metadata(damaged.ledger_id))
     if extent is None:
         return None
@@ -128,11 +143,13 @@ def _status(parsed: argparse.Namespace) -> int:
         with admin_of(parsed) as admin:
             found = admin.scrub_status()
     else:
+        from pybk.manager import LedgerManager
+
         with LedgerManager.open(parsed.path, read_only=True) as manager:
             found = (manager.scrub_status(),)
     damaged = [(status.name, *each) for status in found for each in status.damaged]
     if parsed.json:
-        print_json([_as_json(status) for status in found])
+        print_json({"scrubs": [_as_json(status) for status in found]})
     else:
         rows = [
             (status.name, kind.value, shown_time(each.oldest_ns), f"{each.asked:.0%}" if each.asked else "", _way(each))
@@ -142,7 +159,7 @@ def _status(parsed: argparse.Namespace) -> int:
         print_table(rows, ("of", "kind", "all checked since (UTC)", "asked and left", "under way"))
         for status in found:
             if not status.kinds:
-                print(f"{status.name} has noted nothing yet", file=sys.stderr)
+                print_note(parsed, f"{status.name} has noted nothing yet")
         if damaged:
             print_table(damaged, ("of", "ledger", "first entry", "last", "problem"))
     return DAMAGED if damaged else SOUND

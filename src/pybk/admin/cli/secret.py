@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
-from pybk.admin.cli.cluster import add_verb, admin_of
+from pybk.admin.cli.arguments import CommandParser
+from pybk.admin.cli.clusters import add_verb, admin_of
 from pybk.admin.cli.output import SOUND, print_json, print_table
-from pybk.cluster_admin import ClusterAdmin
-from pybk.metadata.resealing import SecretStatus
+
+if TYPE_CHECKING:
+    from pybk.cluster_admin import ClusterAdmin
+    from pybk.metadata.resealing import SecretStatus
 
 
-def add_secret(commands: Any) -> None:
-    """Add ``pybk secret`` and its verbs."""
-    text = "replace the secret of a cluster: add, switch, reseal, retire"
-    parser = commands.add_parser("secret", help=text, description=text, allow_abbrev=False)
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk secret``."""
+    verbs = parser.add_subparsers()
     add_verb(verbs, "status", _shown(lambda admin: None), "show which secrets are valid, and what uses the old one")
-    add_verb(verbs, "add", _shown(ClusterAdmin.add_secret), "accept the secret in FILE.next beside that in FILE")
+    add_verb(
+        verbs, "add", _shown(lambda admin: admin.add_secret()), "accept the secret in FILE.next beside that in FILE"
+    )
     add_verb(
         verbs,
         "switch",
-        _shown(ClusterAdmin.switch_secret),
+        _shown(lambda admin: admin.switch_secret()),
         "use the new secret; exit 3 if a running bookie does not have it",
     )
     add_verb(
-        verbs, "reseal", _shown(ClusterAdmin.reseal_metadata), "write the MACs of all metadata with the new secret"
+        verbs,
+        "reseal",
+        _shown(lambda admin: admin.reseal_metadata()),
+        "write the MACs of all metadata with the new secret",
     )
     add_verb(
-        verbs, "retire", _shown(ClusterAdmin.retire_secret), "refuse the old secret; exit 3 if something still uses it"
+        verbs,
+        "retire",
+        _shown(lambda admin: admin.retire_secret()),
+        "refuse the old secret; exit 3 if something still uses it",
     )
 
 
@@ -43,7 +52,7 @@ def _shown(step: Callable[[ClusterAdmin], object]) -> Callable[[argparse.Namespa
         if parsed.json:
             names = status.__dataclass_fields__
             found = {name: getattr(status, name) for name in names}
-            print_json({"schema": 1, **found, "hindrances": status.hindrances, "next": _next(status)})
+            print_json({**found, "hindrances": status.hindrances, "next": _next(status)})
             return SOUND
         rows = [
             ("secret in use", str(status.current)),

@@ -8,23 +8,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from pybk.admin.bookie_options import OPTIONS, resolved
+from pybk.admin.cli.arguments import CommandParser
 from pybk.admin.options import Setting, add_flags, read_file
 
 DIRECTORY: Final = "the bookie's directory; ./list for one that is called like a verb"
 
 
-def add_service(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str
-) -> argparse.ArgumentParser:
+def add_service(commands: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
     """Add a command that takes all options of a bookie.
 
     Args:
-        commands: Where: the subparsers of ``pybk``.
+        commands: Where: what ``CommandParser.add_subparsers`` returned.
         name: The command's name.
         run: Runs it and returns the exit status.
         text: What it does, for ``--help``.
     """
-    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command: CommandParser = commands.add_parser(name, help=text, description=text)
     command.add_argument("path", metavar="PATH", nargs="?", default="", help=DIRECTORY)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, add_command
+from pybk.admin.cli.arguments import CLUSTER, STORE_OR_CLUSTER, CommandParser, add_command
 from pybk.admin.cli.credentials import (
     password_of,
     passwords_of,
@@ -32,21 +32,18 @@ if TYPE_CHECKING:
 
     from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers
 
-_CLUSTER: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 _SPANS_SHOWN: Final = 5
 _ORPHAN_AGE_S: Final = 86_400.0
 _AGES: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def add_spark(commands: Any) -> None:
-    """Add ``pybk spark`` and its jobs."""
-    text = "run a job over ledgers on the executors of Apache Spark; needs pip install 'pybk[spark]'"
-    jobs = commands.add_parser("spark", help=text, description=text).add_subparsers(required=True, metavar="JOB")
+def add(parser: CommandParser) -> None:
+    """Add the jobs of ``pybk spark``."""
+    jobs = parser.add_subparsers(metavar="JOB")
 
-    def add(name: str, job: Any, text: str, path: str) -> argparse.ArgumentParser:
+    def adding(name: str, job: Any, text: str, path: str) -> CommandParser:
         command = add_command(jobs, name, _run, text, path)
-        command.add_argument("--quiet", action="store_true", help="show no progress")
         command.add_argument(
             "--master",
             metavar="URL",
@@ -63,20 +60,20 @@ def add_spark(commands: Any) -> None:
         return command
 
     verify = selecting(
-        add("verify", _verify, "check every entry on every bookie that should have it", STORE_OR_CLUSTER)
+        adding("verify", _verify, "check every entry on every bookie that should have it", STORE_OR_CLUSTER)
     )
     takes_passwords(verify)
     verify.add_argument("--repair", action="store_true", help="replace what is missing or damaged from sound replicas")
-    _add_tier(selecting(add("tier", _tier, "move closed ledgers to a tier by policy", _CLUSTER)))
-    export = selecting(add("export", _export, "write ledgers to Parquet files", STORE_OR_CLUSTER))
+    _add_tier(selecting(adding("tier", _tier, "move closed ledgers to a tier by policy", CLUSTER)))
+    export = selecting(adding("export", _export, "write ledgers to Parquet files", STORE_OR_CLUSTER))
     export.add_argument("directory", metavar="DIRECTORY", help="the directory to write, as a path of Spark")
     export.add_argument("--overwrite", action="store_true", help="replace an export that is there")
     export.add_argument("--open-too", action="store_true", help="also open ledgers, up to their last add confirmed")
-    importing = add("import", _import, "create ledgers from an export, each once", _CLUSTER)
+    importing = adding("import", _import, "create ledgers from an export, each once", CLUSTER)
     importing.add_argument("directory", metavar="DIRECTORY", help="the directory of the export, as a path of Spark")
     _takes_quorums(importing)
     selecting(
-        add(
+        adding(
             "inventory",
             _inventory,
             "list ledgers and replicas by kind and bookie, and what is under-replicated",
@@ -84,7 +81,7 @@ def add_spark(commands: Any) -> None:
         )
     )
     copy = selecting(
-        add("copy", _copy, "copy ledgers to another cluster, except those that were copied before", STORE_OR_CLUSTER)
+        adding("copy", _copy, "copy ledgers to another cluster, except those that were copied before", STORE_OR_CLUSTER)
     )
     copy.add_argument("target", metavar="TARGET", help="the metadata URL of the other cluster")
     copy.add_argument("--target-secret-file", metavar="FILE", help="holds the other cluster's secret")
@@ -96,7 +93,7 @@ def add_spark(commands: Any) -> None:
 def _add_collect(jobs: Any) -> None:
     """Add ``collect``, which runs in this process and does not need Spark."""
     text = "delete the ledgers that writes from Spark, imports and copies left without a commit"
-    collect = add_command(jobs, "collect", _collect, text, _CLUSTER)
+    collect = add_command(jobs, "collect", _collect, text, CLUSTER)
     collect.add_argument(
         "--older-than",
         metavar="AGE",
@@ -227,7 +224,7 @@ def _collect(parsed: argparse.Namespace) -> int:
         parsed.path, cluster_secret=secret_of(parsed), password=password_of(parsed), older_than=parsed.older_than
     )
     if parsed.json:
-        print_json(found)
+        print_json({"deleted": found})
     else:
         if found:
             print_table(((app_id, _numbers(ledgers)) for app_id, ledgers in found.items()), ("sink", "deleted ledgers"))

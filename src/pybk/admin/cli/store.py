@@ -1,39 +1,42 @@
-"""Commands over a store's files: ``dump``, ``verify``, ``rebuild-index``."""
+"""The command ``pybk store``: what is in a store's files, and how they are checked and mended."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import add_command, directory_of
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, directory_of
 from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table, progress_bar
-from pybk.admin.dump import dump_store
+from pybk.admin.cli.feature_level import add_upgrade
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table, progress_bar
 from pybk.credentials import PASSWORD
-from pybk.repair import rebuild_index, verify
-from pybk.storage.repair.rebuild import RebuildReport
-from pybk.storage.repair.verify import VerifyProblem, VerifyReport
+
+if TYPE_CHECKING:
+    from pybk.storage.repair.rebuild import RebuildReport
+    from pybk.storage.repair.verify import VerifyProblem, VerifyReport
 
 _LAST_COLUMN: Final = 100
 
 
-def add_dump(commands: Any) -> None:
-    """Add ``pybk dump``."""
-    add_command(commands, "dump", _dump, "print the contents of the files, record by record")
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk store``."""
+    verbs = parser.add_subparsers()
+    add_command(verbs, "dump", _dump, "print the contents of the files, record by record")
+    _add_verify(verbs)
+    _add_rebuild_index(verbs)
+    add_upgrade(verbs, STORE_OR_CLUSTER)
 
 
-def add_verify(commands: Any) -> None:
-    """Add ``pybk verify``."""
+def _add_verify(verbs: Any) -> None:
     text = "check everything up to the durable watermark; the store may be open for writing meanwhile"
-    command = add_command(commands, "verify", _verify, text)
+    command = add_command(verbs, "verify", _verify, text)
     takes_password(command)
     takes_passwords(command)
 
 
-def add_rebuild_index(commands: Any) -> None:
-    """Add ``pybk rebuild-index``."""
-    rebuild = add_command(commands, "rebuild-index", _rebuild_index, "rebuild the index from the catalog and the files")
+def _add_rebuild_index(verbs: Any) -> None:
+    rebuild = add_command(verbs, "rebuild-index", _rebuild_index, "rebuild the index from the catalog and the files")
     rebuild.add_argument(
         "--accept-loss",
         action="store_true",
@@ -42,9 +45,11 @@ def add_rebuild_index(commands: Any) -> None:
 
 
 def _dump(parsed: argparse.Namespace) -> int:
+    from pybk.admin.dump import dump_store
+
     for row in dump_store(directory_of(parsed)):
         if parsed.json:
-            print_json(row, indent=None)
+            print_json_line(row)
         else:
             print("  ".join(f"{name}={value}" for name, value in row.items()))
     return SOUND
@@ -54,7 +59,9 @@ def _dump(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    with progress_bar("verify") as progress:
+    from pybk.repair import verify
+
+    with progress_bar(parsed, "verify") as progress:
         found = verify(directory_of(parsed), passwords=passwords_of(parsed), progress=progress)
     status = DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
     if parsed.json:
@@ -104,7 +111,9 @@ def _summary(found: VerifyReport) -> str:
 
 
 def _rebuild_index(parsed: argparse.Namespace) -> int:
-    with progress_bar("rebuild-index") as progress:
+    from pybk.repair import rebuild_index
+
+    with progress_bar(parsed, "rebuild-index") as progress:
         found = rebuild_index(directory_of(parsed), accept_loss=parsed.accept_loss, progress=progress)
     status = SOUND if found.made else DAMAGED
     if parsed.json:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pybk.admin.cli.arguments import CommandParser
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
-    Verbs,
     add_repairs,
     append_lines,
     manager_of,
@@ -20,16 +20,19 @@ from pybk.admin.cli.logs import (
     takes_insecure,
     takes_prefix,
     takes_tail,
+    verbs_of,
 )
 from pybk.admin.cli.output import SOUND, counted
 from pybk.errors import LogExistsError
-from pybk.manager import LedgerManager
-from pybk.streams.wal import WriteAheadLog
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+    from pybk.streams.wal import WriteAheadLog
 
 
-def add_wal(commands: Any) -> None:
-    """Add ``pybk wal`` and its verbs."""
-    add = Verbs(commands, "wal", "list, read and change write-ahead logs").add
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk wal``."""
+    add = verbs_of(parser)
     listing = add("list", _list, "list the logs with their records and checkpoints", named=False)
     takes_prefix(listing, "list only names that begin with it")
     takes_insecure(add("create", _create, "create a log without records"))
@@ -48,12 +51,16 @@ def add_wal(commands: Any) -> None:
 
 def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> WriteAheadLog:
     """Open an existing log; one without a password is opened as such."""
+    from pybk.streams.wal import WriteAheadLog
+
     return WriteAheadLog.open(
         manager, name, mode=mode, create=False, password=password_of(parsed) or b"", insecure=True
     )
 
 
 def _list(parsed: argparse.Namespace) -> int:
+    from pybk.streams.wal import WriteAheadLog
+
     with manager_of(parsed, read_only=True) as manager:
 
         def describe(name: str) -> dict[str, Any]:
@@ -69,10 +76,12 @@ def _list(parsed: argparse.Namespace) -> int:
 
         rows = rows_of(WriteAheadLog.names(manager, parsed.prefix), describe)
     headers = ("name", "first_lsn", "last_lsn", "generation", "epoch", "ledgers", "checkpoints")
-    return print_rows(rows, headers, as_json=parsed.json)
+    return print_rows(parsed, rows, headers, "logs")
 
 
 def _create(parsed: argparse.Namespace) -> int:
+    from pybk.streams.wal import WriteAheadLog
+
     password = password_of(parsed)
     with manager_of(parsed, read_only=False) as manager:
         if parsed.name in WriteAheadLog.names(manager, parsed.name):
@@ -95,6 +104,8 @@ def _tail(parsed: argparse.Namespace) -> int:
 
 
 def _append(parsed: argparse.Namespace) -> int:
+    from pybk.streams.wal import WriteAheadLog
+
     password = password_of(parsed)
     with (
         manager_of(parsed, read_only=False) as manager,
@@ -121,6 +132,8 @@ def _seal(parsed: argparse.Namespace) -> int:
 
 
 def _sweep(parsed: argparse.Namespace) -> int:
+    from pybk.streams.wal import WriteAheadLog
+
     with manager_of(parsed, read_only=False) as manager:
         return print_swept(
             parsed, WriteAheadLog.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
@@ -128,6 +141,8 @@ def _sweep(parsed: argparse.Namespace) -> int:
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
+    from pybk.streams.wal import WriteAheadLog
+
     with manager_of(parsed, read_only=False) as manager:
         password = password_of(parsed) or b""
         found = WriteAheadLog.rebuild(manager, parsed.name, first_lsn=parsed.first, password=password, insecure=True)
@@ -135,6 +150,8 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 
 
 def _delete(parsed: argparse.Namespace) -> int:
+    from pybk.streams.wal import WriteAheadLog
+
     with manager_of(parsed, read_only=False) as manager:
         password = password_of(parsed) or b""
         WriteAheadLog.delete(manager, parsed.name, password=password, insecure=True, steal=parsed.steal)

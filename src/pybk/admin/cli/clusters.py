@@ -1,0 +1,84 @@
+"""What the commands over clusters share: how they connect, and how they show marks."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pybk.admin.cli.arguments import CLUSTER, CommandParser, add_command, is_url, secret_needed
+from pybk.admin.cli.credentials import secret_of, takes_secret
+from pybk.errors import UsageError
+
+if TYPE_CHECKING:
+    from pybk.cluster_admin import ClusterAdmin
+    from pybk.manager import LedgerManager
+    from pybk.metadata.underreplication import UnderReplicatedLedger
+
+
+def add_verb(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
+    """Add a verb that takes the URL of a cluster, ``--json`` and the cluster's secret."""
+    command = add_command(verbs, name, run, text, CLUSTER)
+    takes_secret(command)
+    return command
+
+
+def takes_person(command: argparse.ArgumentParser) -> None:
+    """Have a command take who gives it."""
+    command.add_argument("--by", default=None, metavar="WHO", help="who does it, for others; default: the user")
+
+
+def person_of(parsed: argparse.Namespace) -> str:
+    """Return who gives the command: ``--by``, or the name of the user."""
+    if parsed.by is not None:
+        return str(parsed.by)
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a process in a container may have a user without a name
+        return "pybk"
+
+
+def url_of(parsed: argparse.Namespace) -> str:
+    """Return the URL of the cluster; raises UsageError if PATH is a directory."""
+    if not is_url(parsed.path):
+        raise UsageError(f"{parsed.path} is no metadata URL; PATH takes {CLUSTER}")
+    return str(parsed.path)
+
+
+@contextmanager
+def manager_of(parsed: argparse.Namespace) -> Iterator[LedgerManager]:
+    """Connect to the cluster that PATH names, until the end of the block."""
+    from pybk.manager import LedgerManager
+
+    with secret_needed():
+        manager = LedgerManager.connect(url_of(parsed), cluster_secret=secret_of(parsed))
+    with manager:
+        yield manager
+
+
+@contextmanager
+def admin_of(parsed: argparse.Namespace) -> Iterator[ClusterAdmin]:
+    """Administer the cluster that PATH names, until the end of the block."""
+    from pybk.cluster_admin import ClusterAdmin
+
+    with manager_of(parsed) as manager:
+        yield ClusterAdmin(manager)
+
+
+def mark_as_json(mark: UnderReplicatedLedger) -> dict[str, Any]:
+    """Return a mark as JSON output has it."""
+    return {
+        "ledger": mark.ledger_id,
+        "bookie": mark.bookie.bookie_id,
+        "instance": mark.bookie.instance.hex(),
+        "first_entry": mark.first_entry_id,
+        "reason": mark.reason,
+        "state": mark.state,
+        "since_ns": mark.since_ns,
+        "bytes": mark.size_bytes,
+        "tries": mark.tries,
+        "error": mark.error,
+        "target": mark.target,
+    }

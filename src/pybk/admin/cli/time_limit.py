@@ -1,0 +1,50 @@
+"""The time limit of a command, ``--timeout``: the command ends with an error, whatever it waits for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from pybk.admin.cli.output import UNREACHABLE
+
+_CLOSE_SECONDS: Final = 10.0
+"""How long a command that is out of time may take to close what it has opened."""
+
+
+class OutOfTimeError(BaseException):
+    """The time of a command is over. As KeyboardInterrupt it is no Exception, because it comes anywhere."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise OutOfTimeError in the block after some seconds, and end the process if it does not close then.
+
+    For the main thread, because SIGALRM is taken over; None for no limit.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    text = f"{seconds:g} s are over, the time of --timeout; whether it took effect is not known: look, then repeat"
+
+    def first(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGALRM, second)
+        signal.setitimer(signal.ITIMER_REAL, _CLOSE_SECONDS)
+        raise OutOfTimeError(text)
+
+    def second(number: int, frame: FrameType | None) -> None:
+        print(f"pybk: {text}", file=sys.stderr, flush=True)
+        os._exit(UNREACHABLE)
+
+    before = signal.signal(signal.SIGALRM, first)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,42 @@
+"""What ``--help`` imports: nothing that takes long."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.waiting import PROCESS_S
+
+HEAVY = {"asyncio", "cryptography", "crc32c", "kazoo", "lmdb", "numpy", "prometheus_client", "pyarrow", "pyspark"}
+HEAVY |= {"ssl", "tabulate", "tqdm", "xxhash", "zmq"}
+
+PROGRAM = """
+import contextlib, io, json, sys
+from pybk.admin.cli import NOUNS, main, parser_of
+
+def helped(*words):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main([*words, "--help"])
+    return sorted(name for name in sys.modules if "." not in name or name.startswith("pybk."))
+
+found = {"": helped()}
+for noun in NOUNS:
+    for words, _ in parser_of([noun.name]).verbs[noun.name].commands(noun.name):
+        found[" ".join(words)] = helped(*words)
+print(json.dumps(found))
+"""
+
+
+def test_the_help_of_no_command_imports_what_takes_long() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    found = {command: set(modules) for command, modules in json.loads(run.stdout).items()}
+    assert len(found) > 50
+    heavy = {command: sorted(HEAVY & modules) for command, modules in found.items() if HEAVY & modules}
+    assert heavy == {}
+    nouns = {name for name in found[""] if name.startswith("pybk.admin.cli.")}
+    shared = {f"pybk.admin.cli.{name}" for name in ("arguments", "output", "time_limit")}
+    assert nouns == shared, "the list of commands imports the module of no noun"

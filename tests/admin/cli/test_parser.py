@@ -1,0 +1,76 @@
+"""The parser of the command line: nouns, verbs, older names, and errors of one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from pybk.admin.cli import ALIASES, NOUNS, completed, main, parser_of, whole_parser
+from pybk.admin.cli.arguments import seconds_of
+
+COMMANDS = dict(whole_parser().commands())
+
+
+def test_each_command_has_a_help_and_says_how_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, parser in COMMANDS.items():
+        assert callable(parser.get_default("run")), words
+        assert parser.description, words
+        assert parser.prog == " ".join(("pybk", *words))
+        assert parser.format_help().startswith(f"usage: {parser.prog} ")
+    assert {words[0] for words in COMMANDS} == {noun.name for noun in NOUNS}
+
+
+def test_the_help_of_pybk_names_all_nouns_older_names_and_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    for word in (*(noun.name for noun in NOUNS), *ALIASES, "PYBK_CLUSTER_SECRET", "NO_COLOR", "141"):
+        assert word in out
+
+
+@pytest.mark.parametrize("old", [*ALIASES, "upgrade"])
+def test_an_older_name_is_the_same_command(old: str) -> None:
+    more = {"cat": ["7"], "reseal": ["7"]}.get(old, [])
+    words = completed([old, "data", *more])
+    assert words == [*ALIASES[old], "data", *more]
+    parsed = parser_of(words[:1]).parse_args(words)
+    assert parsed.run is COMMANDS[ALIASES[old]].get_default("run")
+    assert parsed.path == "data"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("upgrade zk://host/path --finalize", "cluster upgrade zk://host/path --finalize"),
+        ("bookie data --id b", "bookie serve data --id b"),
+        ("bookie --config file", "bookie serve --config file"),
+        ("bookie", "bookie serve"),
+        ("bookie ./list", "bookie serve ./list"),
+        ("bookie list zk://host/path", "bookie list zk://host/path"),
+        ("bookie --help", "bookie --help"),
+        ("scrub data", "scrub run data"),
+        ("scrub status data", "scrub status data"),
+        ("nothing", "nothing"),
+        ("", ""),
+    ],
+)
+def test_the_verb_that_is_meant(given: str, meant: str) -> None:
+    assert completed(given.split()) == meant.split()
+
+
+@pytest.mark.parametrize("words", [[], ["nothing"], ["ledger"], ["ledger", "nothing"], ["bookie", "list"]])
+def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    error = capsys.readouterr().err
+    assert error.startswith("pybk")
+    assert error.count("\n") == 1
+    assert error.endswith("--help\n")
+
+
+def test_times() -> None:
+    assert [seconds_of(text) for text in ("90", "1.5s", "10m", "2h", "1d")] == [90, 1.5, 600, 7200, 86_400]
+    for text in ("", "x", "-1", "nan", "inf", "1w"):
+        with pytest.raises(Exception, match="it takes 90, 30s"):
+            seconds_of(text)
