@@ -112,6 +112,7 @@ class ClusterStatus:
         short: The ledgers with fewer sound copies of an entry than they should have, by the copies that are left:
             ``"0"``, ``"1"``, ``"2"`` or ``"more"``. Without an auditor, of the ledgers that are marked.
         queued_bytes: About how many bytes have to be copied.
+        done_bytes: How many bytes were copied since the cluster was whole last; 0 without an auditor.
         rate: Bytes per second that are copied.
         eta_s: Seconds until all is copied; None if nothing was copied of late, or without an auditor.
         holds: Why only urgent copies are made; empty if all are.
@@ -131,6 +132,7 @@ class ClusterStatus:
     absent: tuple[str, ...] = ()
     short: Mapping[str, int] = field(default_factory=FrozenDict, hash=False)
     queued_bytes: int = 0
+    done_bytes: int = 0
     rate: float = 0.0
     eta_s: float | None = None
     holds: tuple[str, ...] = ()
@@ -669,6 +671,7 @@ def status_with_report(
         "reported_ns": int(report.get("reported_ns", 0)),
         "short": FrozenDict({str(key): int(count) for key, count in report.get("short", {}).items() if count}),
         "queued_bytes": int(report.get("queued_bytes", 0)),
+        "done_bytes": int(report.get("done_bytes", 0)),
         "rate": float(report.get("rate", 0.0)),
         "eta_s": None if eta is None else float(eta),
         "holds": holds,

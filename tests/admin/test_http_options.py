@@ -66,7 +66,9 @@ def test_a_bookie_shows_itself_and_nothing_else(cluster: Inside) -> None:
         assert client.get("/healthz?verbose")["verdict"] == "ok"
         for path in ("/api/v1/cluster", "/api/v1/bookies", "/api/v1/settings"):
             assert client.ask("GET", path)[0] == 404, path
-        assert client.get("/api/v1/openapi.json")["paths"].keys() == {"/api/v1/bookies/self"}
+        assert client.get("/api/v1/openapi.json")["paths"].keys() == {
+            f"/api/v1/{each}" for each in ("bookies/self", "load", "series", "events")
+        }
 
 
 def test_a_bookie_that_hangs_is_not_live(cluster: Inside, monkeypatch: pytest.MonkeyPatch) -> None:

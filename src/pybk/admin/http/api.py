@@ -12,6 +12,7 @@ from http import HTTPStatus
 from itertools import islice
 from typing import Any, Final
 
+from pybk.admin.http.activity import ACTIVITY, events, load, series
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.routes import Route, Scope, route
 from pybk.admin.http.view import View
@@ -502,8 +503,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     *(cluster, bookies, bookie, drain_progress, drain, cancel_drain, maintenance, end_maintenance),
     *(ok_to_stop, ok_to_remove, remove, ledgers, ledger, repairs, pause_repairs, resume_repairs, scrubs, run_scrub),
     *(settings, change_settings),
+    *ACTIVITY,
 )
 """All routes of the interface; the more special of two that match the same path comes first."""
 
-OWN_ROUTES: Final[tuple[Route, ...]] = (own_bookie,)
+OWN_ROUTES: Final[tuple[Route, ...]] = (own_bookie, load, series, events)
 """The routes on a bookie's own port."""

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from pybk.admin.http import probes
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
+from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.json_values import as_json
 from pybk.admin.http.messages import BODY_BYTES_MAX, JSON, Request, Response
 from pybk.admin.http.openapi import openapi_of
@@ -53,6 +54,8 @@ class AdminApplication:
         open_reads: Whether everybody may look; else each request but the probes needs a token.
         bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``, for which nothing is
             read from the metadata store. None shows the whole cluster, or the store.
+        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
+            does alone.
 
     Threads: any.
     """
@@ -65,8 +68,9 @@ class AdminApplication:
         hosts: Collection[str] = (),
         open_reads: bool = True,
         bookie: BookieServer | None = None,
+        ports: BookiePorts | None = None,
     ) -> None:
-        self.view: Final = View(manager, bookie)
+        self.view: Final = View(manager, bookie, ports)
         self.tokens: tuple[Token, ...] = tuple(tokens)
         self._hosts = LOOPBACK_NAMES.union(hosts)
         self._open_reads = open_reads

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from pybk.admin.http.application import AdminApplication
+from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.messages import BODY_BYTES_MAX, Request
 from pybk.admin.http.tokens import Token
 from pybk.manager import LedgerManager
@@ -24,6 +25,7 @@ def asgi_app(
     tokens: Iterable[Token] = (),
     hosts: Collection[str] = (),
     open_reads: bool = True,
+    ports: BookiePorts | None = None,
 ) -> AsgiApplication:
     """Return an ASGI application with the administration interface and its page.
 
@@ -35,8 +37,10 @@ def asgi_app(
         tokens: The valid tokens; without one nothing can be changed.
         hosts: The names that requests may give in ``Host``, besides those of loopback; ``"*"`` allows all.
         open_reads: Whether everybody whom the server lets in may look.
+        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
+            does alone.
     """
-    application = AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads)
+    application = AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports)
 
     async def answer(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from pybk.admin.http.application import AdminApplication
+from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.messages import BODY_BYTES_MAX, Request, Response
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.tokens import Token
@@ -55,6 +56,8 @@ class AdminServer:
         certificate: Files of a certificate and its key, in PEM; None serves without TLS.
         bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``. Its port may be one
             that others can reach, without tokens and certificate: it answers nothing but probes then.
+        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
+            does alone.
 
     Attributes:
         url: Where it is.
@@ -76,6 +79,7 @@ class AdminServer:
         hosts: Collection[str] = (),
         certificate: tuple[str, str] | None = None,
         bookie: BookieServer | None = None,
+        ports: BookiePorts | None = None,
     ) -> None:
         tokens = tuple(tokens)
         local = _is_loopback(host)
@@ -88,7 +92,9 @@ class AdminServer:
         self._context = None if certificate is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._load_certificate()
         names = {host, *hosts} if local or hosts else {"*"}
-        self.application: Final = AdminApplication(manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie)
+        self.application: Final = AdminApplication(
+            manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie, ports=ports
+        )
         try:
             self._server = _Server((host, port), self.application, self._context)
         except OSError as error:

@@ -1,7 +1,8 @@
 """What the routes look at: a manager, the administration of its cluster, and what was seen of both a moment ago.
 
 A page and its probes ask often, and a bookie must not notice. So a thread looks once in ``LOOK_SECONDS``, and routes
-that are asked often read what it has seen; none of them calls the manager. The thread rests while nobody asks.
+that are asked often read what it has seen; none of them calls the manager. While nobody asks, the thread only adds to
+the ``history``, for which it reads counters of this process, and nothing from the metadata store.
 """
 
 from __future__ import annotations
@@ -9,16 +10,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pybk.admin.http.bookie_loads import BookieLoads, BookiePorts
+from pybk.admin.http.events import Events
+from pybk.admin.http.history import FreeSpace, History, Sample
 from pybk.admin.http.problems import ProblemError
+from pybk.admin.http.rates import LedgerCounts, Load, RateMeter, Rates, together
 from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import BookieStatus, ClusterStatus
+from pybk.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict
 from pybk.errors import ClosedError, PybkError
 from pybk.health import Health
+from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
-from pybk.metrics import MetricsSnapshot
 from pybk.storage.io.failures import start_thread
 
 if TYPE_CHECKING:
@@ -28,7 +35,14 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 30.0
-"""The thread rests once nobody has asked for so long."""
+"""The thread looks no more once nobody has asked for so long, and only adds to the history."""
+
+
+COUNT_SECONDS: Final = 10.0
+"""The ledgers of a store are counted once in so long."""
+
+COUNTED_MAX: Final = 20_000
+"""The most ledgers that are counted."""
 
 
 class Seen(NamedTuple):
@@ -37,7 +51,12 @@ class Seen(NamedTuple):
     Attributes:
         seen_ns: When, nanoseconds since 1970.
         health: The health of the manager.
-        metrics: Its counters.
+        load: What this process did.
+        loads: What the bookies did, by name, of those that are asked and answer; empty for a store.
+        total: What the bookies did together, or this process if none is asked.
+        types: The same by ledger type.
+        ledgers: How many ledgers there are by type; empty if nobody counts them.
+        free: Free space by tier of the cluster, or by directory of the store.
         cluster: How the cluster is; None for a store.
         bookies: The bookies of the cluster; empty for a store.
         trouble: Why ``cluster`` and ``bookies`` are older than the rest; empty if they are not.
@@ -45,7 +64,12 @@ class Seen(NamedTuple):
 
     seen_ns: int
     health: Health
-    metrics: MetricsSnapshot
+    load: Load
+    loads: Mapping[str, Load]
+    total: Rates
+    types: Mapping[str, Rates]
+    ledgers: Mapping[str, LedgerCounts]
+    free: Mapping[str, FreeSpace]
     cluster: ClusterStatus | None = None
     bookies: tuple[BookieStatus, ...] = ()
     trouble: str = ""
@@ -57,18 +81,30 @@ class View:
     Args:
         manager: The manager; it is not closed.
         bookie: The bookie in this process, if it is looked at alone.
+        ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
+            does alone.
 
     Attributes:
         manager: The manager.
         bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
+        history: What was seen in the last quarter of an hour.
+        events: The last events.
 
-    Threads: any; it has one of its own until ``close``.
+    Threads: any; it has some of its own from the first look until ``close``.
     """
 
-    def __init__(self, manager: LedgerManager, bookie: BookieServer | None = None) -> None:
+    def __init__(
+        self, manager: LedgerManager, bookie: BookieServer | None = None, ports: BookiePorts | None = None
+    ) -> None:
         self.manager: Final = manager
         self.bookie: Final = bookie
+        self.history: Final = History()
+        self.events: Final = Events()
         self._admin: Final = ClusterAdmin(manager) if manager.is_cluster and bookie is None else None
+        self._meter: Final = RateMeter()
+        self._counter: Final = None if manager.is_cluster else _LedgerCounter(manager)
+        self._ports = ports
+        self._loads: BookieLoads | None = None
         self._condition = threading.Condition()
         """Guards the attributes below."""
         self._seen: Seen | None = None
@@ -94,8 +130,7 @@ class View:
             idle = time.monotonic() - self._asked > IDLE_SECONDS
             self._asked = time.monotonic()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pybk-http-view", daemon=True)
-                start_thread(self._thread)
+                self._begin()
             elif idle:
                 self._seen = None
                 self._condition.notify_all()
@@ -105,38 +140,152 @@ class View:
                 raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "closed", "the manager is being closed")
             return self._seen
 
+    def _begin(self) -> None:
+        self.events.begin()
+        if self._ports is not None and self._admin is not None:
+            self._loads = BookieLoads(self._ports, self.events)
+        self._thread = threading.Thread(target=self._run, name="pybk-http-view", daemon=True)
+        start_thread(self._thread)
+
     def _run(self) -> None:
         seen: Seen | None = None
-        while True:
+        while not self._closed:
             try:
-                seen = self._look(seen)
+                if self._is_wanted():
+                    before, seen = seen, self._look(seen)
+                    self._note_changes(before, seen)
+                else:
+                    self._measure(None if seen is None else seen.bookies)
             except ClosedError:
                 self.close()
+                return
             with self._condition:
-                self._seen = seen
-                self._condition.notify_all()
-                self._condition.wait_for(lambda: self._closed, LOOK_SECONDS)
-                while not self._closed and self._seen is not None and time.monotonic() - self._asked > IDLE_SECONDS:
-                    self._condition.wait()
-                if self._closed:
-                    return
+                if self._is_wanted():
+                    self._seen = seen
+                    self._condition.notify_all()
+                self._condition.wait_for(lambda: self._closed or self._seen is None, LOOK_SECONDS)
+
+    def _is_wanted(self) -> bool:
+        with self._condition:
+            return self._seen is None or time.monotonic() - self._asked <= IDLE_SECONDS
 
     def _look(self, before: Seen | None) -> Seen:
+        cluster, bookies, trouble = (
+            None if before is None else before.cluster,
+            () if before is None else before.bookies,
+            "",
+        )
+        if self._admin is not None:
+            try:
+                cluster, bookies = self._admin.status(), self._admin.bookies()
+            except ClosedError:
+                raise
+            except PybkError as error:
+                logger.warning("the state of the cluster is not seen now: %s", error)
+                trouble = str(error)
+        return self._measure(bookies)._replace(cluster=cluster, bookies=bookies, trouble=trouble)
+
+    def _measure(self, bookies: tuple[BookieStatus, ...] | None) -> Seen:
+        """Return what costs no request to the metadata store, and add it to the history."""
         health, metrics = self.manager.health(), self.manager.metrics()
         now_ns = time.time_ns()
-        if self._admin is None:
-            return Seen(now_ns, health, metrics)
-        try:
-            return Seen(now_ns, health, metrics, self._admin.status(), self._admin.bookies())
-        except ClosedError:
-            raise
-        except PybkError as error:
-            logger.warning("the state of the cluster is not seen now: %s", error)
-            cluster, bookies = (None, ()) if before is None else (before.cluster, before.bookies)
-            return Seen(now_ns, health, metrics, cluster, bookies, str(error))
+        load = self._meter.measure(now_ns, metrics)
+        loads = {} if self._loads is None else self._loads.fresh()
+        total, types, ledgers = load.total, load.types, load.ledgers
+        if loads:
+            total = together(each.total for each in loads.values())
+            types = _types_together(loads.values())
+            ledgers = next((each.ledgers for each in loads.values() if each.ledgers), {})
+        if self._counter is not None:
+            ledgers = self._counter.count()
+        free = _free_of(bookies or ()) if self._admin is not None else _free_of_store(health)
+        rates = {name: each.total for name, each in loads.items()}
+        self.history.add(Sample(now_ns, total, types, rates, free))
+        return Seen(now_ns, health, load, loads, total, types, ledgers, free)
+
+    def _note_changes(self, before: Seen | None, now: Seen) -> None:
+        """Add to the events how the cluster has changed."""
+        if before is None or before.cluster is None or now.cluster is None:
+            return
+        if before.cluster.verdict is not now.cluster.verdict:
+            verdict = now.cluster.verdict
+            texts = "; ".join(each.text for each in now.cluster.reasons[:3]) or "nothing needs attention"
+            self.events.add("cluster.verdict", f"the cluster is {verdict}: {texts}", level=_LEVELS[verdict])
+        known = {each.name: _standing(each) for each in before.bookies}
+        for each in now.bookies:
+            if known.get(each.name) != (standing := _standing(each)):
+                level = logging.INFO if each.writable else logging.WARNING
+                self.events.add("cluster.bookie", f"bookie {each.name}: {standing}", level=level)
 
     def close(self) -> None:
         """Look no more. Idempotent; the manager stays open."""
+        self.events.close()
         with self._condition:
             self._closed = True
+            if self._loads is not None:
+                self._loads.close()
             self._condition.notify_all()
+
+
+class _LedgerCounter:
+    """Counts the ledgers of a store by type, now and then; of a store with very many, it counts none.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self, manager: LedgerManager) -> None:
+        self._manager = manager
+        self._counted = float("-inf")
+        self._found: dict[str, LedgerCounts] = {}
+
+    def count(self) -> Mapping[str, LedgerCounts]:
+        """Return the counts of now, or of ``COUNT_SECONDS`` ago; empty if there are too many ledgers."""
+        if time.monotonic() - self._counted < COUNT_SECONDS:
+            return self._found
+        counts: dict[str, list[int]] = {}
+        total = 0
+        for each in islice(self._manager.ledgers(), COUNTED_MAX + 1):
+            of_type = counts.setdefault(str(each.metadata.ledger_type), [0, 0])
+            of_type[each.metadata.state is LedgerState.CLOSED] += 1
+            total += 1
+        self._found = {} if total > COUNTED_MAX else {name: LedgerCounts(*each) for name, each in counts.items()}
+        self._counted = time.monotonic()
+        return self._found
+
+
+def _standing(bookie: BookieStatus) -> str:
+    """Return in words how a bookie stands."""
+    if not bookie.registered:
+        return f"does not run, {bookie.state}"
+    return f"runs, {bookie.state}{'' if bookie.writable else ', takes no entries'}"
+
+
+def _types_together(loads: Iterable[Load]) -> dict[str, Rates]:
+    """Return the rates by ledger type of several processes, the busiest type first."""
+    found: dict[str, list[Rates]] = {}
+    for load in loads:
+        for name, rates in load.types.items():
+            found.setdefault(name, []).append(rates)
+    summed = {name: together(each) for name, each in found.items()}
+    return dict(sorted(summed.items(), key=lambda each: -(each[1].append_entries + each[1].read_entries)))
+
+
+def _free_of(bookies: Iterable[BookieStatus]) -> dict[str, FreeSpace]:
+    """Return the free space of each tier of a cluster."""
+    found: dict[str, FreeSpace] = {}
+    for bookie in bookies:
+        for tier, free in bookie.free_bytes.items():
+            size, members = found.get(tier.value, FreeSpace(0))
+            found[tier.value] = FreeSpace(size + free, members | {bookie.name})
+    return found
+
+
+def _free_of_store(health: Health) -> dict[str, FreeSpace]:
+    return {name: FreeSpace(free) for name, free in health.free_bytes.items()}
+
+
+_LEVELS: Final = {
+    ClusterVerdict.OK: logging.INFO,
+    ClusterVerdict.WARN: logging.WARNING,
+    ClusterVerdict.BAD: logging.ERROR,
+}

@@ -1,0 +1,115 @@
+"""The last events: what was logged under a name of ``pybk.log_events``, and changes of the cluster that were seen.
+
+Logging calls ``Events`` in the thread that logs, which adds to a short list and waits for nothing. What the level of
+the logger ``pybk`` keeps out of the log is not here either.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+EVENTS_MAX: Final = 200
+"""Events that are kept."""
+
+MESSAGE_MAX: Final = 500
+"""Characters of a message that are kept."""
+
+SEEN: Final[Mapping[str, str]] = {
+    "cluster.verdict": "The verdict of the cluster changed.",
+    "cluster.bookie": "A bookie began or ceased to run, or to take entries, or its state changed.",
+}
+"""Events that are seen, and not logged; by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        number: Its number, which grows in the order in which this process got to know of events.
+        time_ns: When it happened, nanoseconds since 1970.
+        level: ``info``, ``warning`` or ``error``.
+        event: Its name.
+        message: What happened, a sentence.
+        bookie: The bookie whose process logged it; empty for the process that answers.
+    """
+
+    number: int
+    time_ns: int
+    level: str
+    event: str
+    message: str
+    bookie: str = ""
+
+
+_LOGGER: Final = logging.getLogger("pybk")
+
+
+class Events(logging.Handler):
+    """Keeps events; between ``begin`` and ``close`` those that are logged, too.
+
+    Threads: any.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: deque[Event] = deque(maxlen=EVENTS_MAX)
+        self._guard = threading.Lock()
+        """Guards ``_kept``."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record of an event; others are not kept."""
+        name = getattr(record, "event", "")
+        if name:
+            self.add(name, record.getMessage(), level=record.levelno, time_ns=int(record.created * 1e9))
+
+    def begin(self) -> None:
+        """Keep what is logged from now on."""
+        _LOGGER.addHandler(self)
+
+    def close(self) -> None:
+        """Keep nothing more of the log. Idempotent."""
+        _LOGGER.removeHandler(self)
+        super().close()
+
+    def add(
+        self, event: str, message: str, *, level: int = logging.INFO, time_ns: int | None = None, bookie: str = ""
+    ) -> None:
+        """Keep an event; arguments as the attributes of ``Event``, and ``level`` as logging has it."""
+        with self._guard:
+            # Numbers grow from one process to the next, so that one that asks by number notices no restart.
+            number = max(time.time_ns(), self._kept[-1].number + 1 if self._kept else 0)
+            self._kept.append(
+                Event(
+                    number=number,
+                    time_ns=number if time_ns is None else time_ns,
+                    level=logging.getLevelName(level).lower(),
+                    event=event[:100],
+                    message=message[:MESSAGE_MAX],
+                    bookie=bookie,
+                )
+            )
+
+    def take_in(self, events: Iterable[Mapping[str, Any]], bookie: str) -> int:
+        """Keep events of a bookie, as its interface sent them; return the number of the last, or 0.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: One is not an event.
+        """
+        last = 0
+        for each in events:
+            level = logging.getLevelNamesMapping().get(str(each["level"]).upper(), logging.INFO)
+            self.add(str(each["event"]), str(each["message"]), level=level, time_ns=int(each["time_ns"]), bookie=bookie)
+            last = int(each["number"])
+        return last
+
+    def after(self, number: int = 0) -> tuple[Event, ...]:
+        """Return the events after one, by number."""
+        with self._guard:
+            return tuple(each for each in self._kept if each.number > number)

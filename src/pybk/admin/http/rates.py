@@ -1,0 +1,264 @@
+"""Rates per second and latencies of the last moment, from the counters of two moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from pybk.metrics import (
+    APPEND_LATENCY,
+    APPENDED_BYTES,
+    APPENDED_ENTRIES,
+    CLIENT_BYTES,
+    CLIENT_ENTRIES,
+    CLIENT_LATENCY,
+    LOG_SYNC,
+    OTHER_TYPES,
+    READ_BYTES,
+    READ_ENTRIES,
+    READ_LATENCY,
+    HistogramSnapshot,
+    MetricKey,
+    MetricsSnapshot,
+)
+
+TYPES_MAX: Final = 200
+"""The most ledger types of which rates are sent; the others are sent together, as type ``OTHER_TYPES``."""
+
+_NONE: Final = HistogramSnapshot(0, 0, 0, ())
+
+
+class Rates(NamedTuple):
+    """What was appended and read a second.
+
+    Attributes:
+        append_entries: Entries that became durable; at a client, that an ack quorum acknowledged.
+        append_bytes: Their encoded bytes.
+        append_p50_s: The latency that half of them did not exceed, seconds; null without any.
+        append_p99_s: The latency that 99 % of them did not exceed.
+        read_entries: Entries that were read and verified.
+        read_bytes: Their encoded bytes.
+        read_p99_s: The latency that 99 % of the reads did not exceed.
+    """
+
+    append_entries: float = 0.0
+    append_bytes: float = 0.0
+    append_p50_s: float | None = None
+    append_p99_s: float | None = None
+    read_entries: float = 0.0
+    read_bytes: float = 0.0
+    read_p99_s: float | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything was appended or read."""
+        return bool(self.append_entries or self.read_entries)
+
+
+class LedgerCounts(NamedTuple):
+    """How many ledgers there are.
+
+    Attributes:
+        open: Those that are open, or in recovery.
+        closed: Those that are closed.
+    """
+
+    open: int
+    closed: int
+
+
+class Load(NamedTuple):
+    """What a process did in the last second.
+
+    Attributes:
+        seen_ns: When that was seen, nanoseconds since 1970.
+        total: Of all ledger types together.
+        types: By ledger type.
+        sync_p99_s: How long 99 % of the syncs of its log took at most, seconds; null without any.
+        limbo_ledgers: How many ledgers are in limbo at its bookie; null without a bookie.
+        ledgers: The cluster's ledgers by type, if its auditor leads; empty otherwise.
+    """
+
+    seen_ns: int
+    total: Rates
+    types: Mapping[str, Rates]
+    sync_p99_s: float | None
+    limbo_ledgers: int | None
+    ledgers: Mapping[str, LedgerCounts]
+
+
+class RateMeter:
+    """Measures the rates of a process, from one call of ``measure`` to the next.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._before: MetricsSnapshot | None = None
+        self._before_ns = 0
+
+    def measure(self, now_ns: int, metrics: MetricsSnapshot) -> Load:
+        """Return what was done since the last call; nothing at the first one.
+
+        Args:
+            now_ns: The time of the snapshot, nanoseconds since 1970.
+            metrics: The snapshot.
+        """
+        before = metrics if self._before is None else self._before
+        seconds = max((now_ns - self._before_ns) / 1e9, 1e-3)
+        self._before, self._before_ns = metrics, now_ns
+        since = _Since(before, metrics, seconds)
+        types = since.by_type()
+        limbo = metrics.gauges.get(MetricKey("limbo_ledgers"))
+        return Load(
+            seen_ns=now_ns,
+            total=since.rates(None),
+            types=types,
+            sync_p99_s=_seconds(since.histogram({LOG_SYNC}, None), 0.99),
+            limbo_ledgers=None if limbo is None else int(limbo),
+            ledgers=_ledgers_of(metrics.gauges),
+        )
+
+
+class _Since:
+    """The difference of two snapshots."""
+
+    def __init__(self, before: MetricsSnapshot, after: MetricsSnapshot, seconds: float) -> None:
+        self._seconds = seconds
+        of_bookie = any(key.name == APPENDED_ENTRIES for key in after.counters)
+        self._appends = (
+            (APPENDED_ENTRIES, APPENDED_BYTES, APPEND_LATENCY)
+            if of_bookie
+            else (CLIENT_ENTRIES, CLIENT_BYTES, CLIENT_LATENCY)
+        )
+        wanted = {*self._appends, READ_ENTRIES, READ_BYTES, READ_LATENCY, LOG_SYNC}
+        self._counters = {
+            key: grown
+            for key, value in after.counters.items()
+            if key.name in wanted and (grown := value - before.counters.get(key, 0)) > 0
+        }
+        self._histograms = {
+            key: _minus(value, before.histograms.get(key, _NONE))
+            for key, value in after.histograms.items()
+            if key.name in wanted and value.count > before.histograms.get(key, _NONE).count
+        }
+
+    def by_type(self) -> dict[str, Rates]:
+        """Return the rates of the types of which anything was appended or read, the busiest first."""
+        sizes: dict[str, int] = {}
+        for key, grown in self._counters.items():
+            if key.name in (self._appends[0], READ_ENTRIES):
+                sizes[key.ledger_type] = sizes.get(key.ledger_type, 0) + grown
+        ordered = sorted(sizes, key=lambda each: (-sizes[each], each))
+        found = {each: self.rates({each}) for each in ordered[:TYPES_MAX]}
+        if others := set(ordered[TYPES_MAX:]):
+            found[OTHER_TYPES] = self.rates(others | ({OTHER_TYPES} & found.keys()))
+        return found
+
+    def rates(self, types: set[str] | None) -> Rates:
+        """Return the rates of some types together; None for all."""
+        entries, sizes, latency = self._appends
+        appends, reads = self.histogram({latency}, types), self.histogram({READ_LATENCY}, types)
+        return Rates(
+            self._rate(entries, types),
+            self._rate(sizes, types),
+            _seconds(appends, 0.5),
+            _seconds(appends, 0.99),
+            self._rate(READ_ENTRIES, types),
+            self._rate(READ_BYTES, types),
+            _seconds(reads, 0.99),
+        )
+
+    def _rate(self, name: str, types: set[str] | None) -> float:
+        found = sum(
+            grown
+            for key, grown in self._counters.items()
+            if key.name == name and (types is None or key.ledger_type in types)
+        )
+        return found / self._seconds
+
+    def histogram(self, names: set[str], types: set[str] | None) -> HistogramSnapshot:
+        """Return the values that were recorded, of some types; None for all."""
+        found = _NONE
+        for key, value in self._histograms.items():
+            if key.name in names and (types is None or key.ledger_type in types):
+                found = found + value
+        return found
+
+
+def _minus(after: HistogramSnapshot, before: HistogramSnapshot) -> HistogramSnapshot:
+    counts = dict(before.buckets)
+    buckets = tuple(
+        (highest, grown) for highest, count in after.buckets if (grown := count - counts.get(highest, 0)) > 0
+    )
+    maximum = min(after.maximum, buckets[-1][0]) if buckets else 0
+    return HistogramSnapshot(after.count - before.count, after.sum - before.sum, maximum, buckets)
+
+
+def _seconds(histogram: HistogramSnapshot, q: float) -> float | None:
+    return histogram.quantile(q) / 1e9 if histogram.count else None
+
+
+def _ledgers_of(gauges: Mapping[MetricKey, float]) -> dict[str, LedgerCounts]:
+    found: dict[str, LedgerCounts] = {}
+    for key, value in gauges.items():
+        if key.name == "ledgers":
+            counts = found.get(key.ledger_type, LedgerCounts(0, 0))
+            is_open = ("state", "open") in key.labels
+            found[key.ledger_type] = counts._replace(**{"open" if is_open else "closed": int(value)})
+    if len(found) > TYPES_MAX:
+        ordered = sorted(found, key=lambda each: -sum(found[each]))
+        others = [found.pop(each) for each in ordered[TYPES_MAX:]]
+        found[OTHER_TYPES] = LedgerCounts(*map(sum, zip(*others, strict=True)))
+    return found
+
+
+def together(rates: Iterable[Rates]) -> Rates:
+    """Return the rates of several processes: their sums, and of latencies the longest."""
+    found = tuple(rates)
+
+    def longest(latency: Callable[[Rates], float | None]) -> float | None:
+        return max((each for one in found if (each := latency(one)) is not None), default=None)
+
+    return Rates(
+        sum(each.append_entries for each in found),
+        sum(each.append_bytes for each in found),
+        longest(lambda each: each.append_p50_s),
+        longest(lambda each: each.append_p99_s),
+        sum(each.read_entries for each in found),
+        sum(each.read_bytes for each in found),
+        longest(lambda each: each.read_p99_s),
+    )
+
+
+def decode_load(values: Mapping[str, Any]) -> Load:
+    """Return the load in a decoded response.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: It is not one.
+    """
+    limbo, sync = values["limbo_ledgers"], values["sync_p99_s"]
+    types = dict(list(values["types"].items())[: TYPES_MAX + 1])
+    ledgers = dict(list(values["ledgers"].items())[: TYPES_MAX + 1])
+    return Load(
+        seen_ns=int(values["seen_ns"]),
+        total=_decode_rates(values["total"]),
+        types={name: _decode_rates(each) for name, each in types.items()},
+        sync_p99_s=None if sync is None else float(sync),
+        limbo_ledgers=None if limbo is None else int(limbo),
+        ledgers={name: LedgerCounts(int(each["open"]), int(each["closed"])) for name, each in ledgers.items()},
+    )
+
+
+def _decode_rates(values: Mapping[str, Any]) -> Rates:
+    def latency(name: str) -> float | None:
+        return None if values[name] is None else float(values[name])
+
+    return Rates(
+        append_entries=float(values["append_entries"]),
+        append_bytes=float(values["append_bytes"]),
+        append_p50_s=latency("append_p50_s"),
+        append_p99_s=latency("append_p99_s"),
+        read_entries=float(values["read_entries"]),
+        read_bytes=float(values["read_bytes"]),
+        read_p99_s=latency("read_p99_s"),
+    )
