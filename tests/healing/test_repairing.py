@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,6 +263,50 @@ def test_a_paused_repair_waits_and_continues_by_itself(
     assert len(metadata.list_under_replicated()) == marked > 0
     clock[0] += 2
     wait_until(is_done(metadata))
+
+
+def test_a_pause_stops_the_pass_under_way(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass may take long: it makes many batches, and a batch has many ledgers."""
+    monkeypatch.setattr(repairing, "COPIES", 1)
+    monkeypatch.setattr(repairing, "BUCKETS", 2)
+    client = four.connect()
+    metadata = metadata_of(client)
+    ledgers = [fill(client, 5, ensemble_size=4, write_quorum=4) for _ in range(8)]
+    own = metadata.read_ledger(ledgers[0]).metadata.fragments[0].ensemble[0]
+    for ledger_id in ledgers:
+        metadata.mark_under_replicated(ledger_id, own, 0, reason=RepairReason.DAMAGED)
+    manager = next(manager for manager in four.bookies if service_of(manager).bookie == own)
+    begin = FragmentCopy.__init__
+
+    def paused_by_the_first(copy: FragmentCopy, *arguments: Any) -> None:
+        until_ns = time.time_ns() + 3_600 * 10**9
+        metadata.change_settings(lambda old: replace(old, repair=replace(old.repair, paused_until_ns=until_ns)))
+        wait_until(lambda: metadata_of(manager).settings.repair.paused_until_ns == until_ns)
+        begin(copy, *arguments)
+
+    monkeypatch.setattr(FragmentCopy, "__init__", paused_by_the_first)
+    leases: list[str] = []
+    try_lock = ClusterMetadata.try_lock
+
+    def counted(store: ClusterMetadata, name: str, owner: str) -> Any:
+        leases.append(name)
+        return try_lock(store, name, owner)
+
+    monkeypatch.setattr(ClusterMetadata, "try_lock", counted)
+    passes: list[bool] = []
+    look = Repairer.look
+
+    def watched(worker: Repairer) -> bool:
+        passes.append(look(worker))
+        return passes[-1]
+
+    monkeypatch.setattr(Repairer, "look", watched)
+    worker = start(manager)
+    wait_until(lambda: passes[:2] == [True, False], "a pass, and one that the pause keeps from anything")
+    assert (worker.repaired, len(leases)) == (1, 1)
+    assert len(metadata.list_under_replicated()) == 7
 
 
 def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> None:

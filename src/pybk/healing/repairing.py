@@ -245,7 +245,7 @@ class Repairer:
     def look(self) -> bool:
         """Make a pass; return whether this bookie did something, so that another pass should follow at once."""
         self._sample()
-        if self._repair_settings.paused_until_ns > time.time_ns():
+        if self._is_paused():
             return False
         began = time.monotonic()
         self._news.clear()
@@ -264,7 +264,7 @@ class Repairer:
         waited_for: Candidate | None = None
         for batch in listed:
             share = _LISTING_SHARE if self._news.is_set() else _LISTING_SHARE_WITHOUT_NEWS
-            if self._stopping.is_set() or time.monotonic() > began + max(PASS_S, share * took):
+            if self._stopping.is_set() or self._is_paused() or time.monotonic() > began + max(PASS_S, share * took):
                 break
             # While another worker has the lease of more urgent ledgers, one ledger is repaired before the next look.
             less_urgent = waited_for is not None and batch[0][:2] > waited_for[:2]
@@ -351,7 +351,7 @@ class Repairer:
         """
         keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
-            pause = 0.0 if self._stopping.is_set() else self._repair(ledger_id, keys)
+            pause = 0.0 if self._stopping.is_set() or self._is_paused() else self._repair(ledger_id, keys)
             if pause:
                 self._pause(ledger_id, pause)
             else:
@@ -476,6 +476,10 @@ class Repairer:
         self.copied_bytes += machine.copied_bytes
 
     # ---- judgements ----------------------------------------------------------------------------------------------
+
+    def _is_paused(self) -> bool:
+        """Return whether a person has paused the repairs; copies that are under way end all the same (H7)."""
+        return self._repair_settings.paused_until_ns > time.time_ns()
 
     @property
     def _may_recover(self) -> bool:
