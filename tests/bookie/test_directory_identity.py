@@ -118,8 +118,8 @@ def test_an_invalid_directory_identity_is_refused(fs: SimFileSystem, data: bytes
     (metadata,) = replicas.store.ledgers()
     with pytest.raises(CorruptError, match="names no bookie"):
         DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: data}))
-    newer = DirectoryIdentity.of(metadata).encode().replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(UnsupportedFormatError, match="format 2"):
+    newer = DirectoryIdentity.of(metadata).encode().replace(b'"format": 1', b'"format": 3')
+    with pytest.raises(UnsupportedFormatError, match="format 3"):
         DirectoryIdentity.of(replace(metadata, custom_metadata={IDENTITY_KEY: newer}))
 
 

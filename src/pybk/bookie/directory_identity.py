@@ -20,6 +20,9 @@ from pybk.metadata.epochs import MetadataEpoch
 
 IDENTITY_KEY: Final = ".bookie"
 IDENTITY_FORMAT: Final = 1
+RESTORED_FORMAT: Final = 2
+"""Format of the identity in a directory that was restored from a backup: that of format 1, and the incarnation."""
+
 CLUSTER_KEY: Final = ".cluster"
 """Key of a copy of the cluster's own metadata value: id, scrypt salt and cost, proof of the secret, feature level.
 
@@ -114,6 +117,8 @@ class DirectoryIdentity(NamedTuple):
         instance: Random bytes that distinguish this bookie from earlier bookies of the same name.
         boots: The number of starts. It grows with each start, so an older copy of the directory has a lower number.
         inode: The directory's inode number; a copy of the directory has another.
+        incarnation: That of the store's cookie at this start. A store that was restored from a backup has another until
+            the bookie is started on it.
     """
 
     cluster_id: bytes
@@ -121,6 +126,7 @@ class DirectoryIdentity(NamedTuple):
     instance: bytes
     boots: int
     inode: int
+    incarnation: int = 0
 
     def __str__(self) -> str:
         """Name the bookie and the cluster."""
@@ -131,14 +137,16 @@ class DirectoryIdentity(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the value of ``IDENTITY_KEY``."""
-        fields = {
+        fields: dict[str, str | int] = {
             "bookie": self.bookie_id,
             "boots": self.boots,
             "cluster": self.cluster_id.hex(),
-            "format": IDENTITY_FORMAT,
+            "format": RESTORED_FORMAT if self.incarnation else IDENTITY_FORMAT,
             "inode": self.inode,
             "instance": self.instance.hex(),
         }
+        if self.incarnation:
+            fields["incarnation"] = f"{self.incarnation:016x}"
         return json.dumps(fields, sort_keys=True).encode()
 
     @classmethod
@@ -152,10 +160,10 @@ class DirectoryIdentity(NamedTuple):
         data = metadata.custom_metadata.get(IDENTITY_KEY, b"")
         try:
             fields = json.loads(data)
-            if fields["format"] != IDENTITY_FORMAT:
+            if fields["format"] not in (IDENTITY_FORMAT, RESTORED_FORMAT):
                 raise UnsupportedFormatError(
                     f"ledger {metadata.ledger_id}: a bookie's identity of format {fields['format']!r}; this pybk reads "
-                    f"{IDENTITY_FORMAT}: open the directory with the pybk that wrote it, or newer"
+                    f"{IDENTITY_FORMAT} and {RESTORED_FORMAT}: open the directory with the pybk that wrote it, or newer"
                 )
             identity = cls(
                 bytes.fromhex(fields["cluster"]),
@@ -163,6 +171,7 @@ class DirectoryIdentity(NamedTuple):
                 bytes.fromhex(fields["instance"]),
                 fields["boots"],
                 fields["inode"],
+                int(fields.get("incarnation", "0"), 16),
             )
             sound = identity.encode() == data
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:

@@ -161,6 +161,17 @@ class Replicas:
         """The bookie that the directory belongs to, as of its last start; None for a new directory."""
         return max(self._identities, key=_order_of)[0] if self._identities else None
 
+    @property
+    def restored(self) -> bool:
+        """Whether the directory was restored from a backup, and the bookie was not started on it since.
+
+        Then it may lack what the bookie acknowledged after the backup, so all its ledgers are put in limbo: a restore
+        leaves the file ``accepted-loss``. It is a copy of the bookie's directory on purpose, so neither its inode nor
+        the number of starts in it says anything.
+        """
+        identity = self.identity
+        return identity is not None and identity.incarnation != self.store.cookie.incarnation
+
     def check_identity(self, cluster_id: bytes, bookie_id: str, instance: bytes, boots: int) -> None:
         """Check that the directory is the one that the metadata store records.
 
@@ -168,8 +179,8 @@ class Replicas:
             cluster_id: The cluster.
             bookie_id: The bookie.
             instance: The instance that the metadata store records.
-            boots: The number of the last start that the metadata store records. A salvaged directory may have a lower
-                one, because all its ledgers are put in limbo.
+            boots: The number of the last start that the metadata store records. A directory that was salvaged, or
+                restored from a backup, may have a lower one, because all its ledgers are put in limbo.
 
         Raises:
             CookieError: The directory is new, another bookie's, or older; the message names the remedy.
@@ -181,7 +192,7 @@ class Replicas:
                 f"{self.store.volumes.root} does not belong to a bookie yet, but the metadata store knows {expected}: "
                 "mount or name the directory that it had, or choose another name for a new bookie"
             )
-        if self.store.salvage is not None:
+        if self.store.salvage is not None or (self.restored and self.store.accepted_loss):
             expected = expected._replace(boots=min(boots, identity.boots))
         identity.check(expected, self.store.volumes.root)
 
@@ -220,10 +231,11 @@ class Replicas:
         before = self.identity
         if before is not None:
             self.check_identity(cluster_id, bookie_id, instance, boots)
-            if not moved:
+            if not (moved or (self.restored and self.store.accepted_loss)):
                 before.check_place(inode, self.store.volumes.root)
             boots = max(boots, before.boots)
-        identity = DirectoryIdentity(cluster_id, bookie_id, instance, boots + 1, inode)
+        incarnation = self.store.cookie.incarnation
+        identity = DirectoryIdentity(cluster_id, bookie_id, instance, boots + 1, inode, incarnation)
         self.about = about
         self._keep_identity(identity)
         return identity.boots

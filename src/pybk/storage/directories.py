@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from pybk import keys
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
@@ -26,7 +26,7 @@ from pybk.storage.format.cookie import (
     read_cookie,
     write_cookie,
 )
-from pybk.storage.format.index_rows import CheckpointMark, FileRow
+from pybk.storage.format.index_rows import CheckpointMark, FileRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import CATALOG_PREFIX, catalog_ids, catalog_path
@@ -111,7 +111,7 @@ def find_cookie(fs: FileSystem, root: str, tiers: Mapping[StorageHint, str | Seq
     if cookie is not None:
         levels = [other.level for other in others if other.store_id == cookie.store_id]
         return replace(cookie, level=max([cookie.level, *levels]))
-    known = {(other.store_id, other.salt, other.scrypt_cost) for other in others}
+    known = {(other.store_id, other.salt, other.scrypt_cost, other.incarnation) for other in others}
     if len(known) > 1:
         raise CookieError(
             f"{root} has no sound cookie, and its tiers and catalogs name {len(known)} different stores; put the right "
@@ -156,7 +156,8 @@ def _repeated_cookies(
         except CorruptError:
             continue
         if header.level > FeatureLevel.BASE:
-            yield Cookie(header.store_id, bytes(16), MAIN, 0, header.salt, header.scrypt_cost, header.level)
+            salt, cost, incarnation = header.salt, header.scrypt_cost, header.incarnation
+            yield Cookie(header.store_id, bytes(16), MAIN, 0, salt, cost, header.level, incarnation)
 
 
 def store_directories(
@@ -387,16 +388,60 @@ def check_present(volumes: Volumes) -> None:
         )
 
 
+class RestoredStore(NamedTuple):
+    """What a new store takes over from the one that is restored to it; the rest is appended to it afterwards.
+
+    Attributes:
+        store_id: The 16 bytes of the store.
+        salt: Its scrypt salt.
+        scrypt_cost: scrypt's N.
+        durable_lsn: The LSN of the last commit that was backed up. The log continues after it, because the versions of
+            named records are LSNs, and no version is used twice.
+        next_ledger_id: The lowest ledger id that was never used.
+        next_creation_sequence: The next creation sequence.
+        named: The named records.
+    """
+
+    store_id: bytes
+    salt: bytes
+    scrypt_cost: int
+    durable_lsn: int
+    next_ledger_id: int
+    next_creation_sequence: int
+    named: Sequence[NamedRow]
+
+    def cookie(self) -> Cookie:
+        """Return a main cookie with a new incarnation."""
+        return Cookie(
+            store_id=self.store_id,
+            instance=secrets.token_bytes(16),
+            tier=MAIN,
+            directory=0,
+            salt=self.salt,
+            scrypt_cost=self.scrypt_cost,
+            level=NEWEST_STORE_LEVEL,
+            incarnation=secrets.randbelow((1 << 64) - 1) + 1,
+        )
+
+
 def create_store(
     fs: FileSystem,
     root: str,
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     environment: OpenEnvironment,
+    restored: RestoredStore | None = None,
 ) -> Cookie:
     """Make an empty store; its main cookie is written last, so that a store exists completely or not at all.
 
     The cookie is first written under another name, so that a making that was interrupted is known by its store id and
     can be taken up again, and no directory of another store is ever mistaken for a leftover.
+
+    Args:
+        fs: The file system.
+        root: The store's directory.
+        tiers: Where the tiers are to be.
+        environment: Opens LMDB environments.
+        restored: What the store takes over from a backup; None for a store of its own.
 
     Raises:
         UsageError: ``tiers`` is malformed or names a path that is not a directory.
@@ -410,24 +455,29 @@ def create_store(
         fs.sync_directory(os.path.dirname(directory.path))
     fs.sync_directory(os.path.dirname(root))
     if planned is None:
-        cookie = Cookie(
-            store_id=secrets.token_bytes(16),
-            instance=secrets.token_bytes(16),
-            tier=MAIN,
-            directory=0,
-            salt=secrets.token_bytes(SALT_BYTES_MIN),
-            scrypt_cost=keys.SCRYPT_COST,
-            level=NEWEST_STORE_LEVEL,
-        )
+        cookie = _new_cookie() if restored is None else restored.cookie()
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
     else:
         cookie = planned
         _clear_environments(fs, directories)
-    _fill_directories(fs, root, directories, cookie, environment)
+    _fill_directories(fs, root, directories, cookie, environment, restored)
     write_cookie(fs, root, cookie)
     fs.unlink(os.path.join(root, _PLANNED))
     fs.sync_directory(root)
     return cookie
+
+
+def _new_cookie() -> Cookie:
+    """Return the main cookie of a store of its own."""
+    return Cookie(
+        store_id=secrets.token_bytes(16),
+        instance=secrets.token_bytes(16),
+        tier=MAIN,
+        directory=0,
+        salt=secrets.token_bytes(SALT_BYTES_MIN),
+        scrypt_cost=keys.SCRYPT_COST,
+        level=NEWEST_STORE_LEVEL,
+    )
 
 
 def _planned_cookie(fs: FileSystem, root: str) -> Cookie | None:
@@ -486,7 +536,12 @@ def _clear_environments(fs: FileSystem, directories: Sequence[Directory]) -> Non
 
 
 def _fill_directories(
-    fs: FileSystem, root: str, directories: Sequence[Directory], cookie: Cookie, environment: OpenEnvironment
+    fs: FileSystem,
+    root: str,
+    directories: Sequence[Directory],
+    cookie: Cookie,
+    environment: OpenEnvironment,
+    restored: RestoredStore | None,
 ) -> None:
     """Write everything of a new store but its own cookie, durably."""
     volumes = Volumes(fs, root, directories)
@@ -499,7 +554,7 @@ def _fill_directories(
     ]
     for row in rows:
         environment(volumes.path_of(row)).close()
-    _first_mark(fs, volumes, cookie, rows, environment)
+    _first_mark(fs, volumes, cookie, rows, environment, restored)
     watermark = os.path.join(root, "watermark")
     if fs.exists(watermark):  # of a making that was interrupted
         fs.unlink(watermark)
@@ -507,7 +562,12 @@ def _fill_directories(
 
 
 def _first_mark(
-    fs: FileSystem, volumes: Volumes, cookie: Cookie, rows: list[FileRow], environment: OpenEnvironment
+    fs: FileSystem,
+    volumes: Volumes,
+    cookie: Cookie,
+    rows: list[FileRow],
+    environment: OpenEnvironment,
+    restored: RestoredStore | None,
 ) -> None:
     """Write the first catalog and the first index of a new store."""
     catalog_id = volumes.new_id()
@@ -517,17 +577,18 @@ def _first_mark(
     mark = CheckpointMark(
         store_id=cookie.store_id.hex(),
         first_log_file_id=catalog_id,
-        next_lsn=1,
-        durable_lsn=0,
+        next_lsn=1 if restored is None else restored.durable_lsn + 1,
+        durable_lsn=0 if restored is None else restored.durable_lsn,
         next_file_id=volumes.next_file_id,
-        next_ledger_id=0,
-        next_creation_sequence=0,
+        next_ledger_id=0 if restored is None else restored.next_ledger_id,
+        next_creation_sequence=0 if restored is None else restored.next_creation_sequence,
         catalog_file_id=catalog_id,
         catalog_bytes=0,
     )
+    named = () if restored is None else restored.named
     catalog = CatalogWriter.create(fs, path, cookie.store_id, catalog_id, cookie=cookie)
     try:
-        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows, changed=rows))
+        mark = mark._replace(catalog_bytes=catalog.append([], [], mark, rows, changed=rows, named=named))
     finally:
         catalog.close()
     opened = environment(os.path.join(volumes.tier_paths(StorageHint.SSD)[0], INDEX))
@@ -535,6 +596,8 @@ def _first_mark(
         with Index(opened).update() as update:
             for row in rows:
                 update.put_file(row)
+            for record in named:
+                update.put_named(record)
             update.put_mark(mark)
     finally:
         opened.close()

@@ -27,6 +27,7 @@ from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.lmdb_file import LMDB_FILE
 from pybk.storage.log.recovery import apply_commit
 from pybk.storage.log.replay import OpenLogFile, scan_commits
+from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
@@ -169,6 +170,31 @@ class ReadOnlyStore(StoreReader):
                 f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
                 f"{self._watermark.stored_lsn()} were durable; run `pybk verify {self.volumes.root}`"
             )
+
+    def cut(self) -> StoreCut:
+        """Return the state after one commit, which is not older than the last that was acknowledged before the call.
+
+        Call it while no ledger or record is followed, because a follower's thread applies commits, too.
+
+        Raises:
+            CorruptError: The log or the index is damaged.
+
+        Cost: As ``store_cut.merged``.
+        """
+        while True:
+            self.catch_up()
+            with self.index.snapshot() as snapshot:
+                mark = snapshot.mark()
+                if mark is None or not _log_begins_there(mark, self._mark):
+                    continue  # a checkpoint came between; what it wrote is newer than what was read of the log
+                with self.lock:
+                    rows = rows_of(self._dirty.values())
+                    changed = list(self._dirty.values())
+                next_id = max([mark.next_ledger_id, *(ledger_id + 1 for ledger_id in rows)])
+                sequences = (each.metadata.creation_sequence + 1 for each in changed)
+                sequence = max([mark.next_creation_sequence, *sequences])
+                tail = CutTail(self._lsn - 1, next_id, sequence, rows, tuple(self.named.tail()))
+                return merged(snapshot, tail)
 
     def keep_looking(self) -> None:
         """Start a thread that polls for new commits until no ledger is followed any more."""

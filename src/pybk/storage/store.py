@@ -105,6 +105,7 @@ from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries
 from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
+from pybk.storage.index.index import IndexSnapshot
 from pybk.storage.io.failures import storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
@@ -117,6 +118,7 @@ from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_lo
 from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_locked
+from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_parts import PartsOpener, StoreParts
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.tier import ENTRIES
@@ -728,6 +730,39 @@ class Store(StoreReader):
         for descriptor, commit in staged:
             self._finish_change(descriptor, commit)
         self.scheduler.move(descriptors, tier)
+
+    def change_all(self, changes: Iterable[tuple[LedgerDescriptor, LedgerMetadata]]) -> None:
+        """Make new metadata of several ledgers durable, with shared commits, and then visible."""
+        staged = [(descriptor, self._stage_change(descriptor, metadata)) for descriptor, metadata in changes]
+        for descriptor, commit in staged:
+            self._finish_change(descriptor, commit)
+
+    # ---- cuts --------------------------------------------------------------------------------------------------------
+
+    def cut(self) -> StoreCut:
+        """Return the state after one commit, with everything that was appended before the call, deferred entries, too.
+
+        Raises:
+            PybkError: What was appended could not be made durable.
+
+        Cost: The log stands still while ledgers that changed since the last checkpoint are copied, up to 8192 or so;
+            the rest is as ``store_cut.merged``.
+        """
+        self.log.flush(kept=True)
+        tails: list[CutTail] = []
+        with ExitStack() as snapshots:
+            found: list[IndexSnapshot] = []
+
+            def look() -> None:
+                # The index is not newer than the log, and what it lacks is dirty: a checkpoint cleans after it wrote.
+                found[:] = [snapshots.enter_context(self.index.snapshot())]
+                rows = rows_of(self.take_dirty().values())
+                named = tuple(self.named.tail())
+                numbers = self.next_ledger_id, self.next_creation_sequence
+                tails[:] = [CutTail(self.log.durable_lsn, *numbers, rows, named)]
+
+            self.log.stand_still(look)
+            return merged(found[0], tails[0])
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -477,6 +478,23 @@ def test_the_header_of_format_2_repeats_the_cookie(path: Path) -> None:
     header = read_header(FS, str(path))
     assert (header.store_id, header.file_id, header.format) == (STORE_ID, CATALOG_ID, 2)
     assert (header.level, header.salt, header.scrypt_cost) == (COOKIE.level, COOKIE.salt, COOKIE.scrypt_cost)
+
+
+def test_the_catalog_of_a_restored_store_has_its_incarnation(path: Path) -> None:
+    writer = CatalogWriter.create(
+        FS, str(path), STORE_ID, CATALOG_ID, cookie=replace(COOKIE, incarnation=0x1122334455667788)
+    )
+    end = writer.append([], [], MARK, FILES, changed=FILES)
+    writer.close()
+    header = read_header(FS, str(path))
+    assert (header.format, header.incarnation) == (3, 0x1122334455667788)
+    assert path.read_bytes()[64:72] == bytes.fromhex("8877665544332211")
+    assert read(path).files == {row.file_id: row for row in FILES}
+    whole = path.read_bytes()
+    for at in range(200):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises((CorruptError, UnsupportedFormatError)):
+            check_catalog(FS, str(path), STORE_ID, CATALOG_ID, at_least=end)
 
 
 def test_every_changed_byte_of_format_2_is_noticed(path: Path) -> None:

@@ -21,6 +21,15 @@ GOLDEN = (
     b'"store": "000102030405060708090a0b0c0d0e0f", "tier": "hdd"}'
 )
 
+RESTORED = replace(
+    TIER, salt=b"salt" * 4, scrypt_cost=1 << 14, level=FeatureLevel.SEALS, incarnation=0x1122334455667788
+)
+GOLDEN_RESTORED = (
+    b'{"checksum": "e19d1e5612378af5", "directory": 2, "features": 0, "format": 3, "incarnation": "1122334'
+    b'455667788", "instance": "202122232425262728292a2b2c2d2e2f", "level": 1, "salt": "73616c7473616c74736'
+    b'16c7473616c74", "scrypt": 16384, "store": "000102030405060708090a0b0c0d0e0f", "tier": "hdd"}'
+)
+
 
 @pytest.fixture
 def fs() -> SimFileSystem:
@@ -42,7 +51,7 @@ def fields_of(cookie: Cookie) -> dict[str, object]:
     return fields
 
 
-@pytest.mark.parametrize("cookie", [MAIN, TIER])
+@pytest.mark.parametrize("cookie", [MAIN, TIER, RESTORED])
 def test_cookie_comes_back(fs: SimFileSystem, cookie: Cookie) -> None:
     assert read_cookie(fs, "/tier") is None
     write_cookie(fs, "/tier", cookie)
@@ -53,7 +62,26 @@ def test_bytes_on_disk() -> None:
     assert encode_cookie(TIER) == GOLDEN
 
 
-@pytest.mark.parametrize("cookie", [MAIN, TIER])
+def test_bytes_on_disk_of_a_restored_store() -> None:
+    assert encode_cookie(RESTORED) == GOLDEN_RESTORED
+    assert decode_cookie(GOLDEN_RESTORED, where="here") == RESTORED
+
+
+def test_an_incarnation_takes_its_own_format() -> None:
+    fields = fields_of(RESTORED)
+    for change in ({"format": 2}, {"incarnation": "0" * 16}, {"incarnation": 7}, {"incarnation": "1" * 17}):
+        with pytest.raises(CorruptError):
+            decode_cookie(sealed(fields | change), where="here")
+    with pytest.raises(CorruptError):
+        decode_cookie(sealed(fields_of(TIER) | {"incarnation": "00000000000000aa"}), where="here")
+
+
+def test_a_directory_of_another_incarnation_is_refused() -> None:
+    with pytest.raises(CookieError, match="one of the two was restored from a backup"):
+        check_cookie(replace(RESTORED, incarnation=0), RESTORED, "/tier")
+
+
+@pytest.mark.parametrize("cookie", [MAIN, TIER, RESTORED])
 def test_every_flipped_bit_and_every_cut_is_noticed(cookie: Cookie) -> None:
     sound = encode_cookie(cookie)
     for bit in range(8 * len(sound)):
@@ -100,8 +128,8 @@ def test_missing_fields_are_refused(name: str) -> None:
 
 
 def test_a_newer_cookie_format_is_refused_with_its_version() -> None:
-    with pytest.raises(UnsupportedFormatError, match="cookie format 3; this pybk reads 2 and older"):
-        decode_cookie(sealed(fields_of(TIER) | {"format": 3, "more": 1}), where="here")
+    with pytest.raises(UnsupportedFormatError, match="cookie format 4; this pybk reads 3 and older"):
+        decode_cookie(sealed(fields_of(TIER) | {"format": 4, "more": 1}), where="here")
 
 
 def test_huge_cookie_is_not_read(fs: SimFileSystem) -> None:

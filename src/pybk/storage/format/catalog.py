@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, StorageFailedError, UnsupportedFormatError
 from pybk.feature_level import FeatureLevel
-from pybk.storage.format.cookie import Cookie, check_known
+from pybk.storage.format.cookie import RESTORED_FORMAT, Cookie, check_known, format_of
 from pybk.storage.format.index_rows import (
     CheckpointMark,
     EncodedLedger,
@@ -56,12 +56,12 @@ from pybk.storage.io.failures import syncing
 from pybk.storage.io.filesystem import File, FileSystem
 
 CATALOG_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2}
-"""The format of the catalog at each feature level."""
+"""The format of the catalog at each feature level, for a store that was never restored from a backup."""
 
 _MAGIC: Final = b"PYBKCAT1"
 _MARK_HEAD: Final = encode_control(RecordKind.MARK, 0, 0)[:4]
 _HEADER: Final = struct.Struct("<8sI4x16sQ16x")
-_HEADER_2: Final = struct.Struct("<8sII16sQII16s8x")
+_HEADER_2: Final = struct.Struct("<8sII16sQII16sQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _PIECE_BYTES: Final = 1 << 20
 REWRITE_BYTES_MIN: Final = 4 << 20
@@ -71,7 +71,8 @@ _FILE_ROW_BYTES: Final = 160
 _ROW_BYTES: Final = RECORD_HEADER_BYTES + 24
 _REMEDY: Final = "restore the file from a backup"
 _BASE_KINDS: Final = frozenset({RecordKind.LEDGER, RecordKind.DELETE})
-_KINDS: Final = {1: _BASE_KINDS, 2: _BASE_KINDS | {RecordKind.FILE, RecordKind.NAMED}}
+_SEALS_KINDS: Final = _BASE_KINDS | {RecordKind.FILE, RecordKind.NAMED}
+_KINDS: Final = {1: _BASE_KINDS, 2: _SEALS_KINDS, RESTORED_FORMAT: _SEALS_KINDS}
 """The kinds of records before a mark, by format."""
 
 
@@ -93,10 +94,11 @@ class CatalogHeader(NamedTuple):
     Attributes:
         store_id: The 16 bytes of the store.
         file_id: The catalog's id.
-        format: 1 or 2.
+        format: 1, 2, or 3 for a store that was restored from a backup.
         level: The store's feature level when the catalog was begun.
         salt: The store's scrypt salt; None in format 1.
         scrypt_cost: scrypt's N; None in format 1.
+        incarnation: As in ``Cookie``; 0 below format 3.
     """
 
     store_id: bytes
@@ -105,6 +107,7 @@ class CatalogHeader(NamedTuple):
     level: FeatureLevel
     salt: bytes | None
     scrypt_cost: int | None
+    incarnation: int = 0
 
 
 class _Rows:
@@ -169,12 +172,12 @@ class CatalogWriter:
             path: The catalog's path; must not exist.
             store_id: The 16 bytes of the store.
             file_id: The id that the marks will name.
-            cookie: The store's main cookie. Its level decides the format; None stands for level BASE.
+            cookie: The store's main cookie, which decides the format; None stands for level BASE.
 
         Raises:
             OSError: The file may exist, without a checkpoint.
         """
-        level = FeatureLevel.BASE if cookie is None else cookie.level
+        form = CATALOG_FORMATS[FeatureLevel.BASE] if cookie is None else format_of(cookie, CATALOG_FORMATS)
         file = fs.create(path, 0)
         try:
             file.write((_encode_file_header(store_id, file_id, cookie),), 0)
@@ -184,7 +187,7 @@ class CatalogWriter:
         except BaseException:
             file.close()
             raise
-        return cls(file, path, CATALOG_FORMATS[level], BLOCK_BYTES, 0)
+        return cls(file, path, form, BLOCK_BYTES, 0)
 
     @classmethod
     def examine(cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, length: int) -> CatalogWriter:
@@ -502,7 +505,8 @@ def _encode_file_header(store_id: bytes, file_id: int, cookie: Cookie | None) ->
         salt, cost = cookie.salt, cookie.scrypt_cost
         assert salt is not None, "above level BASE every cookie has the salt and the cost"
         assert cost is not None, "above level BASE every cookie has the salt and the cost"
-        head = _HEADER_2.pack(_MAGIC, CATALOG_FORMATS[cookie.level], 0, store_id, file_id, cookie.level, cost, salt)
+        form, level, incarnation = format_of(cookie, CATALOG_FORMATS), cookie.level, cookie.incarnation
+        head = _HEADER_2.pack(_MAGIC, form, 0, store_id, file_id, level, cost, salt, incarnation)
     return (head + _CHECKSUM.pack(xxh3_64_intdigest(head))).ljust(BLOCK_BYTES, b"\0")
 
 
@@ -516,9 +520,9 @@ def _decode_file_header(data: bytes | memoryview, path: str) -> CatalogHeader:
     size = layout.size
     if _CHECKSUM.unpack_from(block, size)[0] != xxh3_64_intdigest(block[:size]) or magic != _MAGIC:
         raise CorruptError(f"{path}: no catalog header: it begins with {magic!r}; {_REMEDY}")
-    if version not in CATALOG_FORMATS.values():
+    if version not in _KINDS:
         raise UnsupportedFormatError(
-            f"{path}: catalog format {version}; this pybk reads {max(CATALOG_FORMATS.values())} and older; open the "
+            f"{path}: catalog format {version}; this pybk reads {max(_KINDS)} and older; open the "
             "store with the pybk that wrote it, or newer"
         )
     if not _is_zeros(block[size + _CHECKSUM.size :]):
@@ -526,8 +530,11 @@ def _decode_file_header(data: bytes | memoryview, path: str) -> CatalogHeader:
     if version == 1:
         _, _, store_id, file_id = layout.unpack_from(block)
         return CatalogHeader(store_id, file_id, version, FeatureLevel.BASE, None, None)
-    _, _, features, store_id, file_id, level, cost, salt = layout.unpack_from(block)
-    return CatalogHeader(store_id, file_id, version, check_known(level, features, where=path), salt, cost)
+    _, _, features, store_id, file_id, level, cost, salt, incarnation = layout.unpack_from(block)
+    if bool(incarnation) != (version == RESTORED_FORMAT):
+        raise CorruptError(f"{path}: a catalog header of format {version} with incarnation {incarnation}; {_REMEDY}")
+    known = check_known(level, features, where=path)
+    return CatalogHeader(store_id, file_id, version, known, salt, cost, incarnation)
 
 
 def _check_file_header(data: bytes | memoryview, store_id: bytes, file_id: int, path: str) -> CatalogHeader:

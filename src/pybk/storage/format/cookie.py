@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -20,7 +21,10 @@ from pybk.storage.io.filesystem import FileSystem, replace_file
 
 COOKIE_NAME: Final = "cookie"
 COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2}
-"""The format of a cookie at each feature level."""
+"""The format of a cookie at each feature level, for a store that was never restored from a backup."""
+
+RESTORED_FORMAT: Final = 3
+"""Format of a cookie, and of a catalog, with an incarnation: that of level SEALS, and the incarnation."""
 
 COOKIE_BYTES_MAX: Final = 4096
 
@@ -39,6 +43,9 @@ class Cookie:
         salt: Salt of the store's password hashing. Not secret. At level BASE only in the store's own directory.
         scrypt_cost: scrypt's N. At level BASE only in the store's own directory.
         level: The store's feature level.
+        incarnation: 0 for a store that was never restored from a backup; otherwise a random number of 64 bits that the
+            restore drew. Store id and salt stay, because keys depend on them, so it alone distinguishes a restored
+            store from the one that was backed up. Only at level SEALS and above.
     """
 
     store_id: bytes
@@ -48,6 +55,17 @@ class Cookie:
     salt: bytes | None = None
     scrypt_cost: int | None = None
     level: FeatureLevel = FeatureLevel.BASE
+    incarnation: int = 0
+
+
+def format_of(cookie: Cookie, formats: Mapping[FeatureLevel, int]) -> int:
+    """Return the format in which a cookie or a catalog of a store is written.
+
+    Args:
+        cookie: The store's cookie.
+        formats: The format at each feature level, for stores without an incarnation.
+    """
+    return RESTORED_FORMAT if cookie.incarnation else formats[cookie.level]
 
 
 def check_known(level: int, features: int, *, where: str) -> FeatureLevel:
@@ -73,7 +91,7 @@ def encode_cookie(cookie: Cookie) -> bytes:
     """Return a cookie's bytes on disk."""
     fields: dict[str, str | int] = {
         "directory": cookie.directory,
-        "format": COOKIE_FORMATS[cookie.level],
+        "format": format_of(cookie, COOKIE_FORMATS),
         "instance": cookie.instance.hex(),
         "store": cookie.store_id.hex(),
         "tier": cookie.tier,
@@ -85,6 +103,8 @@ def encode_cookie(cookie: Cookie) -> bytes:
     if cookie.level > FeatureLevel.BASE:
         fields["features"] = 0
         fields["level"] = int(cookie.level)
+    if cookie.incarnation:
+        fields["incarnation"] = f"{cookie.incarnation:016x}"
     return _encode(fields)
 
 
@@ -110,10 +130,10 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
     # Only one encoding is valid, so that any changed byte is noticed, even in white space that JSON ignores.
     if not isinstance(fields, dict) or _encode({k: v for k, v in fields.items() if k != "checksum"}) != data:
         raise damage
-    if fields.get("format") not in COOKIE_FORMATS.values():
+    if fields.get("format") not in (*COOKIE_FORMATS.values(), RESTORED_FORMAT):
         raise UnsupportedFormatError(
             f"{where}: cookie format {fields.get('format')!r}; this pybk reads "
-            f"{max(COOKIE_FORMATS.values())} and older; open the store with the pybk that wrote it, or newer"
+            f"{RESTORED_FORMAT} and older; open the store with the pybk that wrote it, or newer"
         )
     level, features = fields.get("level", 0), fields.get("features", 0)
     if type(level) is not int or type(features) is not int or level < 0:
@@ -127,6 +147,7 @@ def decode_cookie(data: bytes, *, where: str) -> Cookie:
             salt=bytes.fromhex(fields["salt"]) if "salt" in fields else None,
             scrypt_cost=fields.get("scrypt"),
             level=check_known(level, features, where=where),
+            incarnation=int(fields.get("incarnation", "0"), 16),
         )
         sound = encode_cookie(cookie) == data
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -144,6 +165,8 @@ def _well_typed(cookie: Cookie) -> bool:
         and cookie.directory >= 0
         and type(cookie.scrypt_cost) in (int, type(None))
         and (cookie.level is FeatureLevel.BASE or not (cookie.salt is None or cookie.scrypt_cost is None))
+        and 0 <= cookie.incarnation < 1 << 64
+        and not (cookie.incarnation and cookie.level is FeatureLevel.BASE)
     )
 
 
@@ -187,10 +210,12 @@ def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
     """Check that a directory is the one that the store expects; salt and scrypt cost are not compared.
 
     Raises:
-        CookieError: It belongs to another store, tier or index, or it is a copy; names both and the remedy.
+        CookieError: It belongs to another store, incarnation, tier or index, or it is a copy; names both and the
+            remedy.
     """
-    if (found.store_id, found.tier, found.directory, found.instance) == (
+    if (found.store_id, found.incarnation, found.tier, found.directory, found.instance) == (
         expected.store_id,
+        expected.incarnation,
         expected.tier,
         expected.directory,
         expected.instance,
@@ -198,7 +223,9 @@ def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
         return
     remedy = "mount or name the right directory"
     if found.store_id == expected.store_id and found.tier == expected.tier:
-        if found.directory != expected.directory:
+        if found.incarnation != expected.incarnation:
+            remedy = "one of the two was restored from a backup, so their directories do not belong together; " + remedy
+        elif found.directory != expected.directory:
             remedy = "name the directories of a tier in the order in which they were first given"
         else:
             remedy = "it is a copy or from an older backup; mount or name the one that the store last used"
@@ -207,6 +234,7 @@ def check_cookie(found: Cookie, expected: Cookie, directory: str) -> None:
 
 def _describe(cookie: Cookie) -> str:
     return (
-        f"directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()} "
+        f"directory {cookie.directory} of tier {cookie.tier} of store {cookie.store_id.hex()}"
+        f"{f', incarnation {cookie.incarnation:016x},' if cookie.incarnation else ''} "
         f"(instance {cookie.instance.hex()})"
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pybk.errors import PybkError, StorageFailedError
 from pybk.metrics import Gauge, MetricKey
 from pybk.storage.format.catalog import CATALOG_FORMATS, CatalogWriter, rewrite_is_due
+from pybk.storage.format.cookie import format_of
 from pybk.storage.format.index_rows import CheckpointMark, EncodedLedger, FileRow, LedgerRow, NamedRow
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.io.failures import is_refused, undoing
@@ -199,7 +200,7 @@ class CatalogAndIndex:
         if (
             renew
             or catalog is None
-            or catalog.format != CATALOG_FORMATS[self.cookie.level]
+            or catalog.format != format_of(self.cookie, CATALOG_FORMATS)
             or rewrite_is_due(catalog.length, self._index.totals())
         ):
             return self._begin_catalog(changed, mark)

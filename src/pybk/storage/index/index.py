@@ -221,18 +221,14 @@ class Index:
 
         Without a prefix they are checked to be all.
         """
-        start = named_key(prefix)
-        rows = []
         with self._environment.read() as transaction:
-            stored = stored_mark(transaction)
-            for key, value in transaction.items(start, b"O"):
-                if not key.startswith(start):
-                    break
-                rows.append(decode_named_value(key, value))
-        count = 0 if stored is None else stored[1].named
-        if not prefix and len(rows) != count:
-            raise damaged(f"the index counts {count} named records, but has {len(rows)}")
-        return rows
+            return _named_in(transaction, prefix)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[IndexSnapshot]:
+        """Provide a snapshot of the index, for one thread; LMDB keeps its pages until the ``with`` ends."""
+        with self._environment.read() as transaction:
+            yield IndexSnapshot(transaction)
 
     @contextmanager
     def update(self) -> Iterator[IndexUpdate]:
@@ -249,6 +245,45 @@ class Index:
             update = IndexUpdate(transaction)
             yield update
             update.finish()
+
+
+class IndexSnapshot:
+    """One state of the index. Threads: one. Its methods raise as those of ``Index``."""
+
+    def __init__(self, transaction: ReadTransaction) -> None:
+        self._transaction = transaction
+
+    def mark(self) -> CheckpointMark | None:
+        """Return the mark of the last checkpoint; None for an index without any row."""
+        stored = stored_mark(self._transaction)
+        return None if stored is None else stored[0]
+
+    def ledgers(self) -> Iterator[LedgerRow]:
+        """Yield the rows of all ledgers, ascending."""
+        after = -1
+        while after < CHAIN_TAIL:
+            found, after = _ledgers_after(self._transaction, max(after, CHAIN_HEAD), LEDGERS_AT_A_TIME)
+            for ledger_id, state in found:
+                yield decode_state(ledger_id, state, where="index")
+
+    def named(self) -> list[NamedRow]:
+        """Return the named records, sorted by name; checks that they are all."""
+        return _named_in(self._transaction, "")
+
+
+def _named_in(transaction: ReadTransaction, prefix: str) -> list[NamedRow]:
+    """Return the named records whose names begin with ``prefix``, sorted; without a prefix checked to be all."""
+    start = named_key(prefix)
+    stored = stored_mark(transaction)
+    rows = []
+    for key, value in transaction.items(start, b"O"):
+        if not key.startswith(start):
+            break
+        rows.append(decode_named_value(key, value))
+    count = 0 if stored is None else stored[1].named
+    if not prefix and len(rows) != count:
+        raise damaged(f"the index counts {count} named records, but has {len(rows)}")
+    return rows
 
 
 def _ledgers_after(transaction: ReadTransaction, after: int, count: int) -> tuple[list[tuple[int, bytes]], int]:

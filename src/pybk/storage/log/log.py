@@ -559,6 +559,16 @@ class Log:
 
     # ---- cutting and closing -------------------------------------------------------------------------------------
 
+    def stand_still(self, look: Callable[[], None]) -> None:
+        """Call a function while no commit can be published, to see the state after exactly one commit."""
+
+        def at_rest() -> None:
+            while self.inflight is not None:
+                self.step()
+            look()
+
+        self.group.lead(at_rest)
+
     def cut(self, snapshot: Callable[[], None]) -> int:
         """Leave the current log file, so that the next commit begins another.
 
