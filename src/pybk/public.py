@@ -3,6 +3,20 @@
 from pybk.arguments import ClusterOptions, LedgerOptions, Tiers
 from pybk.atomic_group import AtomicGroup
 from pybk.backend import Replicated
+from pybk.backup import (
+    back_up,
+    back_up_async,
+    list_backup_runs,
+    list_backup_runs_async,
+    restore_backup,
+    restore_backup_async,
+    verify_backup,
+    verify_backup_async,
+)
+from pybk.backup.backing_up import BackupReport
+from pybk.backup.chain import BackupRunInfo
+from pybk.backup.restoring import RestoreReport
+from pybk.backup.verifying import BackupCheckReport
 from pybk.cluster_admin import ClusterAdmin
 from pybk.cluster_checks import (
     BookieStatus,
@@ -144,6 +158,9 @@ __all__ = [
     "AppendFuture",
     "AppendTimeoutError",
     "AtomicGroup",
+    "BackupCheckReport",
+    "BackupReport",
+    "BackupRunInfo",
     "BlobData",
     "BlobError",
     "BlobExistsError",
@@ -262,6 +279,7 @@ __all__ = [
     "ReplicaProblem",
     "ReplicasCheck",
     "Replicated",
+    "RestoreReport",
     "Retention",
     "RewoundError",
     "SafetyCheckError",
@@ -314,16 +332,24 @@ __all__ = [
     "Watch",
     "WriteAheadLog",
     "WriteFlag",
+    "back_up",
+    "back_up_async",
     "check_metadata",
     "check_metadata_async",
     "export_metadata",
     "export_metadata_async",
+    "list_backup_runs",
+    "list_backup_runs_async",
     "rebuild_index",
     "rebuild_index_async",
     "rebuild_metadata",
     "rebuild_metadata_async",
+    "restore_backup",
+    "restore_backup_async",
     "restore_metadata",
     "restore_metadata_async",
     "verify",
     "verify_async",
+    "verify_backup",
+    "verify_backup_async",
 ]

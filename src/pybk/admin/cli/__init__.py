@@ -52,6 +52,8 @@ NOUNS: Final = (
     Noun("metadata", "export, check, restore or rebuild a cluster's metadata"),
     Noun("secret", "replace the secret of a cluster: add, switch, reseal, retire"),
     Noun("store", "look at the files of a store, verify and mend it"),
+    Noun("backup", "make, verify and show backups of stores and bookies' directories", "make"),
+    Noun("restore", "restore a store from a backup, to a new directory"),
     Noun("permissions", "show which files others may use, or narrow that"),
     Noun("wal", "list, read and change write-ahead logs"),
     Noun("log", "list, read and change named logs"),

@@ -1,0 +1,133 @@
+"""The command ``pybk backup``: make, verify and show backups of stores and bookies' directories."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.admin.cli.arguments import STORE, CommandParser, add_command, directory_of
+from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords
+from pybk.admin.cli.output import (
+    DAMAGED,
+    SOUND,
+    counted,
+    print_json,
+    print_table,
+    progress_bar,
+    shown_bytes,
+    shown_time,
+)
+from pybk.credentials import PASSWORD
+
+if TYPE_CHECKING:
+    from pybk.backup.backing_up import BackupReport
+    from pybk.backup.verifying import BackupCheckReport
+
+TARGET: Final = "the directory of the backup, or a URL of fsspec, such as s3://bucket/path"
+_NEEDS_PASSWORD: Final = f"need the password: --passwords, --password-file or {PASSWORD}"
+
+
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk backup``."""
+    verbs = parser.add_subparsers()
+    text = "copy what is new since the last run to a backup, beside live writers; exit 1 if an entry is damaged"
+    make = add_command(verbs, "make", _make, text, STORE)
+    make.add_argument("target", metavar="TARGET", help=f"{TARGET}; empty, new, or that of the backup to continue")
+    make.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
+    takes_password(make)
+    takes_passwords(make)
+    text = "check every file and entry of a backup; exit 1 if there are problems"
+    verify = _add_of_target(verbs, "verify", _verify, text)
+    takes_password(verify)
+    takes_passwords(verify)
+    _add_of_target(verbs, "show", _show, "list the runs of a backup")
+
+
+def _add_of_target(verbs: Any, name: str, run: Any, text: str) -> CommandParser:
+    return add_command(verbs, name, run, text, TARGET)
+
+
+def _make(parsed: argparse.Namespace) -> int:
+    from pybk.backup import back_up
+
+    with progress_bar(parsed, "backup") as progress:
+        made = back_up(
+            directory_of(parsed),
+            parsed.target,
+            passwords=passwords_of(parsed),
+            dry_run=parsed.dry_run,
+            progress=progress,
+        )
+    if parsed.json:
+        print_json({**made._asdict(), "dry_run": parsed.dry_run})
+    else:
+        print(_made(made, dry_run=parsed.dry_run))
+    return DAMAGED if parsed.strict and made.unauthenticated else SOUND
+
+
+def _made(made: BackupReport, *, dry_run: bool) -> str:
+    entries = f"{counted(made.entries, 'entry', 'entries')} with {shown_bytes(made.payload_bytes)}"
+    if dry_run:
+        return f"run {made.run} would copy {entries}; {counted(made.changed, 'ledger')} changed; nothing was written"
+    text = (
+        f"run {made.run}: {entries} copied, {shown_bytes(made.written_bytes)} written; "
+        f"{counted(made.ledgers, 'ledger')} in the backup, {made.changed} new or changed, {made.gone} gone"
+    )
+    if made.durable_lsn:
+        text += f"; up to LSN {made.durable_lsn}"
+    if made.continued_entries:
+        text += f"; {counted(made.continued_entries, 'entry', 'entries')} of an interrupted run taken over"
+    return text + _unauthenticated(made.unauthenticated)
+
+
+def _unauthenticated(count: int) -> str:
+    if not count:
+        return ""
+    return f"; the entries of {counted(count, 'ledger')} were checked by checksum only, their digests {_NEEDS_PASSWORD}"
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    from pybk.backup import verify_backup
+
+    with progress_bar(parsed, "backup verify") as progress:
+        found = verify_backup(parsed.path, passwords=passwords_of(parsed), progress=progress)
+    if parsed.json:
+        print_json({**_fields(found), "sound": not found.problems, "complete": found.complete})
+    else:
+        for problem in found.problems:
+            print(problem)
+        print(
+            f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in "
+            f"{counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')} as of run "
+            f"{found.runs[-1].run} of the backup of {found.source}{_unauthenticated(found.unauthenticated)}"
+        )
+    return DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
+
+
+def _fields(found: BackupCheckReport) -> dict[str, Any]:
+    return {**found._asdict(), "runs": [run._asdict() for run in found.runs]}
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    from pybk.backup import list_backup_runs
+
+    runs = list_backup_runs(parsed.path)
+    if parsed.json:
+        print_json({"runs": [run._asdict() for run in runs]})
+        return SOUND
+    print_table(
+        (
+            (
+                run.run,
+                shown_time(run.created_ns),
+                run.durable_lsn,
+                run.ledgers,
+                run.changed,
+                run.gone,
+                shown_bytes(run.nbytes),
+            )
+            for run in runs
+        ),
+        ("run", "ended (UTC)", "LSN", "ledgers", "changed", "gone", "written"),
+    )
+    return SOUND

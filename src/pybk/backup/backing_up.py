@@ -1,0 +1,361 @@
+"""One run of a backup: copies what is new since the run before, while writers continue.
+
+Theory of operation
+===================
+
+1. *Read* the chain of the target. An empty target gets the manifest of run 0 first. A target that has another store's
+   backup, or files that are no backup, is refused.
+2. *Cut*: the source returns the state of all ledgers after one commit. Nothing stands still afterwards.
+3. *Copy*: for each ledger that grew, the entries after those that the backup has go into packs. Entries are immutable,
+   so copying them later than the cut makes no difference. A ledger that is deleted before its new entries were copied
+   cannot be copied as of the cut any more: then the run returns to step 2. It keeps what it copied, so each cut leaves
+   less to copy, and the time in which a ledger can vanish becomes shorter.
+4. *Publish*: the manifest of the run is put, in one step. Only now the backup has another state; whatever ends the run
+   before leaves the backup as it was.
+
+An interrupted run leaves packs that no manifest names. The next run checks them, and takes over the entries in those
+that are whole, so that it continues instead of beginning again.
+
+Why the result is a consistent prefix: every ledger is copied up to exactly its end in one cut, with the metadata, last
+add confirmed and length of that cut; lengths are checked against the entries. A cut holds everything that was
+acknowledged before it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pybk.backup.chain import pack_name, read_chain, run_name, unnamed_packs
+from pybk.backup.checking import LedgerChecks
+from pybk.backup.manifest import KeptLedger, Manifest, PackInfo
+from pybk.backup.pack import (
+    BACKUP_ID_BYTES,
+    PACK_BYTES,
+    LedgerKey,
+    PackBuilder,
+    Piece,
+    pack_hash,
+    read_pack,
+)
+from pybk.backup.source import Cut, LedgerCut, Source
+from pybk.backup.target import Target
+from pybk.credentials import Passwords
+from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, StorageRefusedError, UsageError
+
+CUTS_MAX: Final = 100
+"""Cuts of one run, before it gives up because ledgers are deleted faster than they are copied."""
+
+_BATCH_BYTES: Final = 1 << 20
+
+Progress = Callable[[int, int], None]
+
+
+class BackupReport(NamedTuple):
+    """The result of a run.
+
+    Attributes:
+        run: The number of the run; with ``dry_run``, that it would have.
+        ledgers: The ledgers in the backup now.
+        changed: The ledgers that are new or changed since the run before.
+        gone: The ledgers that are gone since the run before.
+        entries: The entries that were copied, or would be.
+        payload_bytes: Their payload bytes.
+        continued_entries: The entries that an interrupted run had copied, which were taken over.
+        written_bytes: The bytes that were written to the target; 0 with ``dry_run``.
+        durable_lsn: The backup has everything up to this commit of the store's log; 0 for a cluster.
+        unauthenticated: The ledgers whose new entries were checked by checksum alone, because their digests need a
+            password that was not given.
+        left_out: A sentence for each ledger of a cluster that could not be copied; the backup keeps its last copy.
+    """
+
+    run: int
+    ledgers: int
+    changed: int
+    gone: int
+    entries: int
+    payload_bytes: int
+    continued_entries: int
+    written_bytes: int
+    durable_lsn: int
+    unauthenticated: int
+    left_out: tuple[str, ...]
+
+
+class BackupRun:
+    """One run; see the head of this module.
+
+    Args:
+        source: What is backed up.
+        target: Where.
+        passwords: The known passwords.
+        progress: Called with the payload bytes copied and to copy.
+        pack_bytes: A pack with more bytes takes no more records.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        target: Target,
+        passwords: Passwords,
+        progress: Progress,
+        *,
+        pack_bytes: int = PACK_BYTES,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._progress = progress
+        self._pack_bytes = pack_bytes
+        self._identity = source.identity
+        self._checks = LedgerChecks(self._identity, passwords)
+        self._chain = read_chain(target)
+        self._check_chain()
+        self._keys: dict[int, LedgerKey] = {}
+        """The keys of the chain's ledgers, as far as they were decoded."""
+        self._copied: dict[LedgerKey, list[Piece]] = defaultdict(list)
+        """Pieces in packs that no manifest names, by ledger, ascending."""
+        self._packs: dict[int, PackInfo] = {}
+        """The packs that no manifest names."""
+        self._pack: PackBuilder | None = None
+        self._entries = self._payload_bytes = self._continued = self._written = 0
+        self._done_bytes = self._total_bytes = 0
+
+    def _check_chain(self) -> None:
+        found = self._chain.source
+        if found is None and self._target.names():
+            raise UsageError(
+                f"{self._target.where} is not empty, and is no backup: {self._target.names()[0]}; name an empty or new "
+                "directory"
+            )
+        if found is not None and found != self._identity:
+            raise CookieError(
+                f"{self._target.where} is the backup of {found}, and not of {self._identity}; name the backup of this "
+                "one, or an empty directory for a new backup"
+            )
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> BackupReport:
+        """Return what a run would do now; nothing is written."""
+        self._take_unnamed()
+        cut = self._cut()
+        for ledger in cut.ledgers:
+            first = self._pieces(ledger)[1]
+            if first <= ledger.last:
+                self._entries += ledger.last + 1 - first
+                known = self._known(ledger)
+                self._payload_bytes += ledger.length - (0 if known is None or first <= known.last else known.length)
+        changed = self._changes(cut, planned=True)
+        return self._report(cut, changed, self._next_run)
+
+    def run(self) -> BackupReport:
+        """Make the run; durable on return.
+
+        Raises:
+            CorruptError, DigestMismatchError: An entry is damaged; the backup is as it was before.
+            StorageRefusedError: Ledgers are deleted faster than they are copied.
+        """
+        self._begin()
+        self._take_unnamed(remove=True)
+        for _ in range(CUTS_MAX):
+            cut = self._cut()
+            try:
+                self._copy(cut)
+                break
+            except NoSuchLedgerError:
+                continue  # it was deleted after the cut: the next cut does not have it
+        else:
+            raise StorageRefusedError(
+                f"ledgers were deleted during each of {CUTS_MAX} attempts to copy their new entries; what was copied "
+                "is kept: run the backup again when fewer are deleted"
+            )
+        return self._publish(cut)
+
+    def _begin(self) -> None:
+        """Write the manifest of run 0 to an empty target."""
+        if self._chain.source is None:
+            manifest = Manifest(
+                secrets.token_bytes(BACKUP_ID_BYTES), 0, b"", self._identity, time.time_ns(), 0, 0, 0, ()
+            )
+            self._put_manifest(manifest)
+            self._chain = read_chain(self._target)
+
+    @property
+    def _next_run(self) -> int:
+        return len(self._chain.runs) + 1
+
+    def _cut(self) -> Cut:
+        """Return a cut of the source, which must not be older than the backup."""
+        cut = self._source.cut()
+        before = self._chain.last
+        older = f"{self._identity} was put back to an older state than {self._target.where} has; begin a new backup"
+        if before is not None and cut.durable_lsn < before.durable_lsn:
+            raise CookieError(f"{older}: its log ends at LSN {cut.durable_lsn}, the backup's at {before.durable_lsn}")
+        for ledger in cut.ledgers:
+            known = self._known(ledger)
+            if known is not None and ledger.last < known.last:
+                raise CookieError(
+                    f"{older}: ledger {ledger.metadata.ledger_id} ends with entry {ledger.last}, in the backup with "
+                    f"{known.last}"
+                )
+        return cut
+
+    # ---- the backup so far ---------------------------------------------------------------------------------------
+
+    def _take_unnamed(self, *, remove: bool = False) -> None:
+        """Take over the packs of an interrupted run that are whole; remove others if asked to."""
+        for number in unnamed_packs(self._target, self._chain):
+            data = self._target.read(pack_name(number))
+            where = f"{self._target.where}/{pack_name(number)}"
+            try:
+                found = list(read_pack(data, self._chain.backup_id, number, where=where))
+            except CorruptError:
+                if remove:
+                    self._target.remove(pack_name(number))
+                continue
+            self._packs[number] = PackInfo(number, len(data), pack_hash(data))
+            for entries in found:
+                self._continued += entries.last + 1 - entries.first
+                self._copied[entries.key].append(Piece(number, entries.first, entries.last))
+
+    def _known(self, ledger: LedgerCut) -> KeptLedger | None:
+        """Return a ledger as the last run has it; None if it has it not, or has another one of this id."""
+        ledger_id = ledger.metadata.ledger_id
+        kept = self._chain.ledgers.get(ledger_id)
+        if kept is None:
+            return None
+        key = self._keys.get(ledger_id)
+        if key is None:
+            key = self._keys[ledger_id] = LedgerKey.of(kept.decoded())
+        return kept if key == LedgerKey.of(ledger.metadata) else None
+
+    def _pieces(self, ledger: LedgerCut) -> tuple[list[Piece], int]:
+        """Return where a ledger's entries lie so far, and the first entry that is to be copied."""
+        known = self._known(ledger)
+        pieces, first = ([], 0) if known is None else (list(known.pieces), known.last + 1)
+        for piece in self._copied.get(LedgerKey.of(ledger.metadata), ()):
+            if piece.first <= first <= piece.last and first <= ledger.last:
+                last = min(piece.last, ledger.last)
+                if pieces and pieces[-1].pack == piece.pack and pieces[-1].last == first - 1:
+                    pieces[-1] = pieces[-1]._replace(last=last)
+                else:
+                    pieces.append(Piece(piece.pack, first, last))
+                first = last + 1
+        return pieces, first
+
+    # ---- copying -----------------------------------------------------------------------------------------------------
+
+    def _copy(self, cut: Cut) -> None:
+        """Copy the entries of a cut that the backup lacks.
+
+        Raises:
+            NoSuchLedgerError: A ledger was deleted meanwhile; what was copied so far is remembered.
+        """
+        known = (self._known(ledger) for ledger in cut.ledgers)
+        grown = sum(
+            each.length - (0 if kept is None else kept.length) for each, kept in zip(cut.ledgers, known, strict=True)
+        )
+        self._total_bytes = max(grown, self._done_bytes)
+        try:
+            for ledger in cut.ledgers:
+                first = self._pieces(ledger)[1]
+                if first <= ledger.last:
+                    self._copy_ledger(ledger, first)
+        finally:
+            self._put_pack()
+
+    def _copy_ledger(self, ledger: LedgerCut, first: int) -> None:
+        check = self._checks.of(ledger.metadata, first)
+        while first <= ledger.last:
+            found = self._source.read(ledger.metadata, first, ledger.last, _BATCH_BYTES)
+            nbytes = check.add(first, found.buffer, found.offsets, found.sizes)
+            if self._pack is None:
+                number = max([0, *self._chain.packs, *self._packs]) + 1
+                self._pack = PackBuilder(self._chain.backup_id, number)
+            self._pack.add(ledger.metadata, first, found)
+            first += len(found)
+            self._entries += len(found)
+            self._payload_bytes += nbytes
+            self._done_bytes += nbytes
+            self._progress(self._done_bytes, max(self._total_bytes, self._done_bytes))
+            if self._pack.nbytes >= self._pack_bytes:
+                self._put_pack()
+        check.finish(ledger.last, ledger.length)
+
+    def _put_pack(self) -> None:
+        """Write the pack that is being filled."""
+        pack, self._pack = self._pack, None
+        if pack is None or not pack.pieces:
+            return
+        data = pack.finish()
+        self._target.put(pack_name(pack.number), data)
+        self._written += len(data)
+        self._packs[pack.number] = PackInfo(pack.number, len(data), pack_hash(data))
+        for key, piece in pack.pieces:
+            self._copied[key].append(piece)
+
+    # ---- publishing --------------------------------------------------------------------------------------------------
+
+    def _changes(self, cut: Cut, *, planned: bool = False) -> dict[int, KeptLedger | None]:
+        """Return the ledgers that differ from the last run; with ``planned``, although entries are not copied yet."""
+        changes: dict[int, KeptLedger | None] = {}
+        kept_ids = {ledger_id for ledger_id, _ in cut.left_out}
+        for ledger in cut.ledgers:
+            pieces, first = self._pieces(ledger)
+            assert planned or first == ledger.last + 1, "all entries were copied"
+            kept = KeptLedger(ledger.metadata.encode(), ledger.last, ledger.lac, ledger.length, tuple(pieces))
+            kept_ids.add(ledger.metadata.ledger_id)
+            if self._chain.ledgers.get(ledger.metadata.ledger_id) != kept:
+                changes[ledger.metadata.ledger_id] = kept
+        changes.update((ledger_id, None) for ledger_id in self._chain.ledgers if ledger_id not in kept_ids)
+        return changes
+
+    def _publish(self, cut: Cut) -> BackupReport:
+        changes = self._changes(cut)
+        used = {piece.pack for kept in changes.values() if kept is not None for piece in kept.pieces}
+        named = {row.name: row for row in cut.named}
+        changed = [row for row in cut.named if self._chain.named.get(row.name) != row]
+        removed = [row._replace(value=None) for row in self._chain.named.values() if row.name not in named]
+        run = self._next_run
+        self._put_manifest(
+            Manifest(
+                backup_id=self._chain.backup_id,
+                run=run,
+                previous=self._chain.last_hash,
+                source=self._identity,
+                created_ns=time.time_ns(),
+                durable_lsn=cut.durable_lsn,
+                next_ledger_id=cut.next_ledger_id,
+                next_creation_sequence=cut.next_creation_sequence,
+                packs=tuple(info for number, info in sorted(self._packs.items()) if number in used),
+                ledgers=changes,
+                named=(*changed, *removed),
+            )
+        )
+        for number in self._packs.keys() - used:
+            self._target.remove(pack_name(number))  # all of its ledgers were deleted before the run ended
+        return self._report(cut, changes, run)
+
+    def _put_manifest(self, manifest: Manifest) -> None:
+        data = manifest.encode()
+        self._target.put(run_name(manifest.run), data)
+        self._written += len(data)
+
+    def _report(self, cut: Cut, changes: dict[int, KeptLedger | None], run: int) -> BackupReport:
+        gone = sum(kept is None for kept in changes.values())
+        return BackupReport(
+            run=run,
+            ledgers=len(cut.ledgers) + len(cut.left_out),
+            changed=len(changes) - gone,
+            gone=gone,
+            entries=self._entries,
+            payload_bytes=self._payload_bytes,
+            continued_entries=self._continued,
+            written_bytes=self._written,
+            durable_lsn=cut.durable_lsn,
+            unauthenticated=len(self._checks.unauthenticated),
+            left_out=tuple(why for _, why in cut.left_out),
+        )

@@ -1,0 +1,130 @@
+"""Checks of the entries of a backup: while they are copied, when a backup is verified, and when it is restored.
+
+Each entry's authentication code is checked if the ledger's digest needs no key, or its password is known; otherwise the
+entry's ids and sizes. Checksums of records are checked in any case, by the store or by ``read_pack``. The cumulative
+lengths in the entries' headers must add up to what is recorded of the ledger, so that no entry is missing in between.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from pybk.backup.manifest import CLUSTER, SourceIdentity
+from pybk.backup.pack import Int64s
+from pybk.credentials import Passwords
+from pybk.digest import DigestType, digest_bytes, entry_digest
+from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
+from pybk.errors import CorruptError
+from pybk.keys import KeyRing, LedgerKeys
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
+from pybk.seal import LedgerSeal
+from pybk.storage.format.extent import Extent
+
+
+class LedgerCheck:
+    """Checks the entries of one ledger, in the order of their ids; made by ``LedgerChecks``.
+
+    Args:
+        checks: Knows the passwords.
+        metadata: The ledger's metadata.
+        first: The id of the first entry that ``add`` is given.
+
+    Attributes:
+        authenticated: Whether the entries' digests are checked.
+    """
+
+    def __init__(self, checks: LedgerChecks, metadata: LedgerMetadata, first: int) -> None:
+        self._metadata = metadata
+        self._seal = checks.seal_of(metadata)
+        self._extent = Extent.of(metadata) or Extent(metadata.ledger_id, 0, 1, 0)
+        digest = digest_with(self._seal, metadata, self._extent.ledger_id)
+        self.authenticated: Final = digest is not None
+        self._digest = digest or entry_digest(DigestType.NONE, self._extent.ledger_id)
+        self._overhead = ENTRY_HEADER_BYTES + digest_bytes(metadata.digest_type)
+        from_start = first == 0 and self._extent.first == 0
+        self._end: LastEntry | None = LastEntry(0, b"") if from_start else None
+
+    def add(self, first: int, buffer: memoryview, offsets: Int64s, sizes: Int64s) -> int:
+        """Check entries that follow those of the call before, and return their payload bytes.
+
+        Args:
+            first: The id of the first entry in the store.
+            buffer: Holds them.
+            offsets: Where each starts, ``(n,)`` int64, bytes.
+            sizes: The encoded bytes of each, ``(n,)`` int64.
+
+        Raises:
+            CorruptError, DigestMismatchError: An entry is damaged or was changed.
+        """
+        extent = self._extent
+        ids = extent.entry_ids(np.arange(first, first + len(sizes), dtype=np.int64))
+        batch = EntryBatch(extent.ledger_id, ids, buffer, offsets, sizes, self._digest.size)
+        self._digest.check_many(batch)
+        dense = extent.stride == 1
+        before = self._end.length if self._end is not None and dense else None
+        try:
+            self._end = end_of(batch, self._metadata.digest_type, before, dense=dense)
+        except CorruptError as error:
+            raise CorruptError(f"ledger {self._metadata.ledger_id}: {error}") from error
+        return int(sizes.sum()) - self._overhead * len(sizes)
+
+    def finish(self, last: int, length: int) -> None:
+        """Check the end of the ledger, after its last entry was added.
+
+        Args:
+            last: The last entry that is recorded.
+            length: The payload bytes that are recorded.
+
+        Raises:
+            CorruptError, SealMismatchError: The ledger ends elsewhere.
+        """
+        metadata, end = self._metadata, self._end
+        closed = metadata.state is LedgerState.CLOSED
+        if (end is not None and end.length != length) or (
+            closed and (metadata.last_entry_id, metadata.length) != (last, length)
+        ):
+            raise CorruptError(
+                f"ledger {metadata.ledger_id}: its entries up to {last} have "
+                f"{'unknown' if end is None else end.length} bytes, but {length} are recorded"
+            )
+        if check_seal(metadata, self._seal) is SealState.RIGHT and end is not None:
+            check_last(metadata, end)
+
+
+class LedgerChecks:
+    """Makes the checks of ledgers.
+
+    Args:
+        source: What is backed up; its salt makes keys of passwords.
+        passwords: The known passwords.
+
+    Attributes:
+        unauthenticated: The ledgers whose digests need a password that is not known.
+    """
+
+    def __init__(self, source: SourceIdentity, passwords: Passwords) -> None:
+        self._ring = KeyRing(source.store_id, source.salt, cost=source.scrypt_cost)
+        self._is_cluster = source.kind == CLUSTER
+        self._passwords = passwords
+        self.unauthenticated: set[int] = set()
+
+    def seal_of(self, metadata: LedgerMetadata) -> LedgerSeal | None:
+        """Return the checker of a ledger's seal, None if its password is not known; raises as ``find_seal``."""
+        return find_seal(self._ring, self._verifier, self._passwords, metadata)
+
+    def _verifier(self, keys: LedgerKeys) -> bytes:
+        if not self._is_cluster:
+            return keys.verifier
+        from pybk.transport.cluster_keys import RightsKey  # an embedded store does not need ZeroMQ
+
+        return RightsKey(keys.right_key).public
+
+    def of(self, metadata: LedgerMetadata, first: int) -> LedgerCheck:
+        """Return the check of a ledger's entries from ``first`` on."""
+        check = LedgerCheck(self, metadata, first)
+        if not check.authenticated:
+            self.unauthenticated.add(metadata.ledger_id)
+        return check

@@ -1,0 +1,239 @@
+"""Manifests: what each run of a backup holds, as changes since the run before.
+
+A backup is a chain of runs. The manifest of a run names the ledgers that changed since the run before, with where their
+entries lie, the ledgers that are gone, the named records that changed, and the packs that the run has written. It ends
+with a SHA-256 of itself and begins with that of the manifest before it, so a manifest of another backup, a missing one
+and a cut one are noticed. See ``docs/format.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from pybk.backup.pack import Piece
+from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.ledger import LedgerMetadata
+from pybk.storage.format.index_rows import NamedRow
+
+BACKUP_FORMAT: Final = 1
+STORE: Final = "store"
+CLUSTER: Final = "cluster"
+
+_REMEDY: Final = "restore this file from another copy of the backup, or begin a new backup in an empty directory"
+
+
+class SourceIdentity(NamedTuple):
+    """What a backup is of; keys depend on the first three.
+
+    Attributes:
+        kind: ``STORE`` or ``CLUSTER``.
+        store_id: The 16 bytes of the store or cluster.
+        salt: Its scrypt salt.
+        scrypt_cost: scrypt's N.
+        incarnation: The store's, 0 for one that was never restored, and for a cluster.
+    """
+
+    kind: str
+    store_id: bytes
+    salt: bytes
+    scrypt_cost: int
+    incarnation: int
+
+    def __str__(self) -> str:
+        """Name the store or cluster."""
+        suffix = f", incarnation {self.incarnation:016x}" if self.incarnation else ""
+        return f"{self.kind} {self.store_id.hex()}{suffix}"
+
+
+class KeptLedger(NamedTuple):
+    """A ledger as of a run.
+
+    Attributes:
+        metadata: Its encoded metadata.
+        last: The last durable entry, -1 for none; for a ledger of a cluster, the last confirmed one.
+        lac: The last add confirmed.
+        length: The payload bytes up to ``last``.
+        pieces: Where the entries lie, ascending, without a gap.
+    """
+
+    metadata: bytes
+    last: int
+    lac: int
+    length: int
+    pieces: tuple[Piece, ...]
+
+    def decoded(self) -> LedgerMetadata:
+        """Return the metadata."""
+        return LedgerMetadata.decode(self.metadata, where="a ledger of the backup")
+
+
+class PackInfo(NamedTuple):
+    """A pack that a manifest names: its number, bytes and SHA-256."""
+
+    number: int
+    nbytes: int
+    sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One run.
+
+    Attributes:
+        backup_id: The 16 bytes of the backup.
+        run: The number of the run, from 1 up; 0 for the empty one that names what is backed up.
+        previous: The SHA-256 of the manifest before it; empty for run 0.
+        source: What is backed up.
+        created_ns: When the run ended, nanoseconds since 1970.
+        durable_lsn: The LSN of the last commit that is in it; 0 for a cluster.
+        next_ledger_id: The lowest id that no ledger of the store ever had; 0 for a cluster.
+        next_creation_sequence: The next creation sequence; 0 for a cluster.
+        packs: The packs that the run has written.
+        ledgers: The ledgers that changed, by id; None for one that is gone.
+        named: The named records that changed; without a value: removed.
+    """
+
+    backup_id: bytes
+    run: int
+    previous: bytes
+    source: SourceIdentity
+    created_ns: int
+    durable_lsn: int
+    next_ledger_id: int
+    next_creation_sequence: int
+    packs: tuple[PackInfo, ...]
+    ledgers: Mapping[int, KeptLedger | None] = field(default_factory=dict)
+    named: tuple[NamedRow, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the bytes of the manifest: lines of JSON, and last the SHA-256 of the lines before."""
+        source = self.source
+        head = {
+            "format": BACKUP_FORMAT,
+            "backup": self.backup_id.hex(),
+            "run": self.run,
+            "previous": self.previous.hex(),
+            "kind": source.kind,
+            "store": source.store_id.hex(),
+            "salt": source.salt.hex(),
+            "scrypt": source.scrypt_cost,
+            "incarnation": source.incarnation,
+            "created_ns": self.created_ns,
+            "durable_lsn": self.durable_lsn,
+            "next_ledger_id": self.next_ledger_id,
+            "next_creation_sequence": self.next_creation_sequence,
+            "packs": [[each.number, each.nbytes, each.sha256.hex()] for each in self.packs],
+        }
+        lines = [_line(head)]
+        for ledger_id, kept in self.ledgers.items():
+            lines.append(_line({"gone": ledger_id} if kept is None else _ledger_fields(ledger_id, kept)))
+        for row in self.named:
+            value = None if row.value is None else _base64(row.value)
+            lines.append(_line({"name": row.name, "version": row.version, "value": value}))
+        body = b"".join(lines)
+        return body + _line({"lines": len(lines), "sha256": hashlib.sha256(body).hexdigest()})
+
+    @classmethod
+    def decode(cls, data: bytes, *, where: str) -> Manifest:
+        """Decode a manifest.
+
+        Raises:
+            CorruptError: It is damaged or was cut.
+            UnsupportedFormatError: It has a newer format.
+        """
+        try:
+            return cls._decoded(_checked_lines(data), where)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise CorruptError(
+                f"{where}: the manifest is damaged or was cut: {error}; {_REMEDY}", path=where
+            ) from error
+
+    @classmethod
+    def _decoded(cls, lines: Iterator[Any], where: str) -> Manifest:
+        head: Any = next(lines, None)
+        if head["format"] != BACKUP_FORMAT:
+            raise UnsupportedFormatError(
+                f"{where}: a backup of format {head['format']!r}; this pybk reads {BACKUP_FORMAT}: use a newer pybk"
+            )
+        unhex = bytes.fromhex
+        ledgers: dict[int, KeptLedger | None] = {}
+        named = []
+        for line in lines:
+            if "ledger" in line:
+                ledgers[line["ledger"]] = _kept(line)
+            elif "gone" in line:
+                ledgers[line["gone"]] = None
+            else:
+                value = None if line["value"] is None else a2b_base64(line["value"], strict_mode=True)
+                named.append(NamedRow(line["name"], line["version"], value))
+        return cls(
+            backup_id=unhex(head["backup"]),
+            run=head["run"],
+            previous=unhex(head["previous"]),
+            source=SourceIdentity(
+                head["kind"], unhex(head["store"]), unhex(head["salt"]), head["scrypt"], head["incarnation"]
+            ),
+            created_ns=head["created_ns"],
+            durable_lsn=head["durable_lsn"],
+            next_ledger_id=head["next_ledger_id"],
+            next_creation_sequence=head["next_creation_sequence"],
+            packs=tuple(PackInfo(number, nbytes, unhex(sha256)) for number, nbytes, sha256 in head["packs"]),
+            ledgers=ledgers,
+            named=tuple(named),
+        )
+
+
+def _ledger_fields(ledger_id: int, kept: KeptLedger) -> dict[str, Any]:
+    return {
+        "ledger": ledger_id,
+        "metadata": _base64(kept.metadata),
+        "last": kept.last,
+        "lac": kept.lac,
+        "length": kept.length,
+        "pieces": [list(piece) for piece in kept.pieces],
+    }
+
+
+def _kept(line: dict[str, Any]) -> KeptLedger:
+    """Return the ledger of a line; ValueError if its pieces do not hold its entries exactly once."""
+    pieces = tuple(Piece(*piece) for piece in line["pieces"])
+    last = -1
+    for piece in pieces:
+        if piece.first != last + 1 or piece.last < piece.first:
+            raise ValueError(f"ledger {line['ledger']}: entries {piece.first} to {piece.last} after entry {last}")
+        last = piece.last
+    if last != line["last"] or line["lac"] > last:
+        raise ValueError(f"ledger {line['ledger']}: it ends with {line['last']}, LAC {line['lac']}, has up to {last}")
+    metadata = a2b_base64(line["metadata"], strict_mode=True)
+    return KeptLedger(metadata, last, line["lac"], line["length"], pieces)
+
+
+def _checked_lines(data: bytes) -> Iterator[Any]:
+    """Yield the decoded lines but the last, which has their number and hash; ValueError if those are others."""
+    if not data.endswith(b"\n"):
+        raise ValueError("its last line has no end")
+    body, _, end = data[:-1].rpartition(b"\n")
+    body += b"\n"
+    last = json.loads(end)
+    lines = body.splitlines()
+    if last["lines"] != len(lines) or last["sha256"] != hashlib.sha256(body).hexdigest():
+        raise ValueError("its last line does not fit the lines before")
+    return map(json.loads, lines)
+
+
+def manifest_hash(data: bytes) -> bytes:
+    """Return the SHA-256 by which the next manifest names this one."""
+    return hashlib.sha256(data).digest()
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+
+
+def _base64(data: bytes) -> str:
+    return b2a_base64(data, newline=False).decode()

@@ -1,0 +1,270 @@
+"""Restores a store from a backup, into a new directory.
+
+Theory of operation
+===================
+
+The store is made in a directory next to the one that was asked for, with the suffix ``.restoring``, and renamed when it
+is complete, durable and closed. So whatever ends a restore leaves either nothing at the path or the whole store; the
+next restore to the same path removes what an interrupted one left.
+
+1. Read the chain of the backup, and check it.
+2. Make an empty store with the id, the salt, the scrypt cost and the named records of the backup, and a new
+   incarnation. Its log begins after the last LSN that was backed up.
+3. Leave the file ``accepted-loss`` there: a bookie that starts on the directory puts all its ledgers in limbo,
+   because it may have acknowledged entries after the backup.
+4. Append the entries with the bytes that they had, each checked before. Each ledger gets its last metadata when all its
+   entries are there.
+5. Compare each ledger's end, length and last add confirmed with the backup, close the store, and rename it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from array import array
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from struct import Struct
+from typing import Final, NamedTuple
+
+from pybk.backup.chain import Chain, existing_chain
+from pybk.backup.manifest import STORE, KeptLedger
+from pybk.backup.target import Target
+from pybk.backup.verifying import ChainReader, EntriesCheck, WantedEntries
+from pybk.config import StoreConfig
+from pybk.credentials import Passwords
+from pybk.digest import digest_bytes
+from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.errors import CorruptError, UsageError
+from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.directories import RestoredStore, create_store, note_accepted_loss
+from pybk.storage.io.failures import storage_error
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.store import Store, open_environment
+
+SUFFIX: Final = ".restoring"
+_LOCK: Final = "LOCK"
+_LENGTH: Final = Struct(">q")
+_LENGTH_AT: Final = 24
+
+Progress = Callable[[int, int], None]
+
+
+class RestoreReport(NamedTuple):
+    """The result of a restore.
+
+    Attributes:
+        run: The run that was restored.
+        ledgers: The ledgers that were restored, or would be.
+        entries: Their entries.
+        payload_bytes: Their payload bytes.
+        incarnation: The new incarnation of a store; 0 for ledgers of a cluster, and with ``dry_run``.
+        unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; the
+            checksums of their records were checked.
+        ids: For ledgers of a cluster, the new ids by those in the backup.
+    """
+
+    run: int
+    ledgers: int
+    entries: int
+    payload_bytes: int
+    incarnation: int
+    unauthenticated: int
+    ids: dict[int, int]
+
+
+def planned(chain: Chain) -> RestoreReport:
+    """Return what a restore of a chain would restore."""
+    ledgers = chain.ledgers.values()
+    entries, nbytes = sum(kept.last + 1 for kept in ledgers), sum(kept.length for kept in ledgers)
+    return RestoreReport(chain.runs[-1].run, len(ledgers), entries, nbytes, 0, 0, {})
+
+
+def check_free(path: str) -> None:
+    """Raise UsageError unless a path does not exist, or is an empty directory."""
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise UsageError(f"{path} is not empty; a store is restored to an empty or a new directory, name another path")
+
+
+def restore_store(
+    target: Target, path: str, *, run: int | None, passwords: Passwords, progress: Progress, dry_run: bool
+) -> RestoreReport:
+    """Restore a store to a directory.
+
+    Raises:
+        UsageError: The directory is not empty, or the backup is not that of a store, or has no such run.
+        CorruptError, DigestMismatchError, SealMismatchError: The backup is damaged; nothing was restored.
+    """
+    path = os.path.abspath(path)
+    check_free(path)
+    chain = existing_chain(target, run=run)
+    if chain.source is None or chain.source.kind != STORE:
+        raise UsageError(
+            f"{target.where} is the backup of a cluster's ledgers; they are restored to a cluster: give the URL of its "
+            "metadata store"
+        )
+    if dry_run:
+        return planned(chain)
+    staging = path + SUFFIX
+    fs = OsFileSystem()
+    with ExitStack() as undo:
+        try:
+            _remove_leftovers(fs, staging)
+            undo.callback(shutil.rmtree, staging, ignore_errors=True)
+            report = _Restore(chain, target, staging, passwords, progress).run()
+            check_free(path)
+            os.rename(staging, path)  # also onto an empty directory
+            fs.sync_directory(os.path.dirname(path))
+        except OSError as error:
+            raise storage_error(error, f"restoring {path}") from error
+        undo.pop_all()
+    return report
+
+
+def _remove_leftovers(fs: OsFileSystem, staging: str) -> None:
+    """Remove what an interrupted restore left; StoreLockedError if another restore is under way."""
+    if os.path.exists(staging):
+        fs.lock(os.path.join(staging, _LOCK)).release()
+        shutil.rmtree(staging)
+    fs.make_directory(os.path.dirname(staging))
+
+
+class _Restore:
+    """One restore to the directory ``staging``."""
+
+    def __init__(self, chain: Chain, target: Target, staging: str, passwords: Passwords, progress: Progress) -> None:
+        self._chain = chain
+        self._reader = ChainReader(chain, target)
+        self._check = EntriesCheck(chain, passwords)
+        self._staging = staging
+        self._progress = progress
+        self._open: dict[int, LedgerDescriptor] = {}
+        """Ledgers whose entries are not all there yet."""
+
+    def run(self) -> RestoreReport:
+        fs = OsFileSystem()
+        fs.make_directory(self._staging)
+        cookie = create_store(fs, self._staging, None, open_environment, self._restored())
+        note_accepted_loss(fs, self._staging)
+        store = Store.open(self._staging, config=StoreConfig())
+        try:
+            self._fill(store)
+            for ledger_id, kept in self._chain.ledgers.items():
+                _compare(store.descriptor(ledger_id), kept)
+        except BaseException:
+            store.close(clean=False)
+            raise
+        store.close()
+        report = planned(self._chain)
+        return report._replace(incarnation=cookie.incarnation, unauthenticated=self._check.unauthenticated)
+
+    def _restored(self) -> RestoredStore:
+        source, last = self._chain.source, self._chain.last
+        assert source is not None, "the chain exists"
+        assert last is not None, "the chain exists"
+        return RestoredStore(
+            source.store_id,
+            source.salt,
+            source.scrypt_cost,
+            last.durable_lsn,
+            last.next_ledger_id,
+            last.next_creation_sequence,
+            [row for _, row in sorted(self._chain.named.items())],
+        )
+
+    def _fill(self, store: Store) -> None:
+        """Create all ledgers and append their entries, in the order of the packs."""
+        done, total = 0, sum(kept.length for kept in self._chain.ledgers.values())
+        for number in self._reader.packs:
+            complete = []
+            for wanted in self._reader.read(number):
+                if self._check.add(wanted):
+                    complete.append((wanted.ledger_id, wanted.kept))
+                self._append(store, wanted)
+                done += int(wanted.found.sizes[wanted.low : wanted.high].sum())
+                self._progress(min(done, total), total)
+            store.log.flush(kept=True)
+            self._complete(store, complete)
+        self._check.finish()
+        empty = [(ledger_id, kept) for ledger_id, kept in self._chain.ledgers.items() if kept.last < 0]
+        for ledger_id, kept in empty:
+            self._check.check_empty(ledger_id, kept)
+            self._descriptor(store, ledger_id, kept)
+        store.log.flush(kept=True)
+        self._complete(store, empty)
+
+    def _descriptor(self, store: Store, ledger_id: int, kept: KeptLedger) -> LedgerDescriptor:
+        """Return a ledger's descriptor; the ledger is created, open, in the commit that is forming."""
+        found = self._open.get(ledger_id)
+        if found is None:
+            metadata = kept.decoded()
+            begun = replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0, seal=b"", last_digest=b"")
+            found, _ = store.stage_create(begun)
+            self._open[ledger_id] = found
+        return found
+
+    def _append(self, store: Store, wanted: WantedEntries) -> None:
+        """Append entries as they are; the last add confirmed of a deferred ledger moves where it was."""
+        descriptor, kept = self._descriptor(store, wanted.ledger_id, wanted.kept), wanted.kept
+        if descriptor.deferred and wanted.first <= kept.lac <= wanted.last:
+            high = kept.lac + 1 - wanted.found.first
+            _stage(store, descriptor, wanted._replace(high=high))
+            store.force(descriptor)
+            wanted = wanted._replace(low=high)
+        if wanted.low < wanted.high:
+            _stage(store, descriptor, wanted)
+
+    def _complete(self, store: Store, ledgers: list[tuple[int, KeptLedger]]) -> None:
+        """Give ledgers their last metadata, now that all their entries are durable."""
+        changes: list[tuple[LedgerDescriptor, LedgerMetadata]] = []
+        for ledger_id, kept in ledgers:
+            descriptor, metadata = self._open.pop(ledger_id), kept.decoded()
+            if descriptor.metadata != metadata:
+                changes.append((descriptor, metadata))
+        store.change_all(changes)
+
+
+def _stage(store: Store, descriptor: LedgerDescriptor, wanted: WantedEntries) -> None:
+    """Stage entries in the log, once it admits them."""
+    found, part = wanted.found, slice(wanted.low, wanted.high)
+    starts, sizes = found.offsets[part], found.sizes[part]
+    count, overhead = len(sizes), ENTRY_HEADER_BYTES + digest_bytes(descriptor.metadata.digest_type)
+    start, end = int(starts[0]), int(starts[-1] + sizes[-1])
+    (length,) = _LENGTH.unpack_from(found.buffer, int(starts[-1]) + _LENGTH_AT)
+    parts: list[bytes | memoryview] = [b""] * (2 * count)
+    parts[0] = found.buffer[start:end]
+    with descriptor.lock:
+        descriptor.account_staged()
+        while (
+            store.log.stage(
+                descriptor,
+                descriptor.last_pushed + 1,
+                array("q", sizes.tolist()),
+                parts,
+                nbytes=end - start,
+                base_length=length - (end - start - overhead * count),
+                overhead=overhead,
+                wanted=True,
+            )
+            is None
+        ):
+            store.wait_for_admission()
+        descriptor.last_pushed += count
+        descriptor.length_pushed = length
+
+
+def _compare(descriptor: LedgerDescriptor, kept: KeptLedger) -> None:
+    """Raise CorruptError unless a restored ledger is what the backup says."""
+    found = (
+        descriptor.last_durable,
+        descriptor.last_add_confirmed,
+        descriptor.length_durable,
+        descriptor.metadata.encode(),
+    )
+    if found != (kept.last, kept.lac, kept.length, kept.metadata):
+        raise CorruptError(
+            f"ledger {descriptor.ledger_id}: restored up to entry {found[0]}, LAC {found[1]}, {found[2]} bytes, but "
+            f"the backup says {kept.last}, {kept.lac} and {kept.length}; the backup contradicts itself: verify it"
+        )

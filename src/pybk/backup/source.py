@@ -1,0 +1,103 @@
+"""What is backed up: a store of this or another process, or the ledgers of a cluster (``cluster_source``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from pybk.backup.manifest import STORE, SourceIdentity
+from pybk.backup.pack import LedgerKey
+from pybk.entry import EntryBatch
+from pybk.errors import CorruptError, NoSuchLedgerError
+from pybk.ledger import LedgerMetadata
+from pybk.storage.format.index_rows import NamedRow
+from pybk.storage.readonly import ReadOnlyStore
+from pybk.storage.store import Store
+
+
+class LedgerCut(NamedTuple):
+    """A ledger as of a cut; see ``KeptLedger``."""
+
+    metadata: LedgerMetadata
+    last: int
+    lac: int
+    length: int
+
+
+class Cut(NamedTuple):
+    """The state that a run copies.
+
+    Attributes:
+        durable_lsn: As in ``Manifest``.
+        next_ledger_id: As in ``Manifest``.
+        next_creation_sequence: As in ``Manifest``.
+        ledgers: The ledgers.
+        named: The named records.
+        left_out: A sentence for each ledger that the run cannot copy; its last copy stays in the backup.
+    """
+
+    durable_lsn: int
+    next_ledger_id: int
+    next_creation_sequence: int
+    ledgers: Sequence[LedgerCut]
+    named: Sequence[NamedRow]
+    left_out: Sequence[tuple[int, str]] = ()
+
+
+class Source(Protocol):
+    """What is backed up. Threads: one at a time."""
+
+    @property
+    def identity(self) -> SourceIdentity:
+        """What it is."""
+
+    def cut(self) -> Cut:
+        """Return the present state, with everything that was acknowledged before the call."""
+
+    def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
+        """Return entries ``first`` to at most ``last``, at least one, about ``max_bytes``, from sound records.
+
+        Raises:
+            NoSuchLedgerError: The ledger was deleted.
+            CorruptError: The entries are damaged.
+        """
+
+
+class StoreSource:
+    """An embedded store or a bookie's directory; see ``Source``.
+
+    Args:
+        store: The store: live if this process has it open, read-only otherwise.
+    """
+
+    def __init__(self, store: Store | ReadOnlyStore) -> None:
+        self._store = store
+
+    @property
+    def identity(self) -> SourceIdentity:
+        """The store's id, salt, cost and incarnation."""
+        cookie = self._store.cookie
+        assert cookie.salt is not None, "a store's own cookie carries its salt"
+        return SourceIdentity(STORE, cookie.store_id, cookie.salt, cookie.scrypt_cost or 0, cookie.incarnation)
+
+    def cut(self) -> Cut:
+        """See ``Source``; the state after one commit of the log."""
+        found = self._store.cut()
+        ledgers = [
+            LedgerCut(row.metadata, row.last_entry_id, row.last_add_confirmed, row.length) for row in found.ledgers
+        ]
+        return Cut(found.durable_lsn, found.next_ledger_id, found.next_creation_sequence, ledgers, found.named)
+
+    def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
+        """See ``Source``. Past the page cache, so that a backup does not push out what the application reads."""
+        descriptor = self._store.descriptor(metadata.ledger_id)
+        if LedgerKey.of(descriptor.metadata) != LedgerKey.of(metadata):
+            raise NoSuchLedgerError(f"ledger {metadata.ledger_id} was deleted, and its id was given again")
+        try:
+            # A digest of size 0 has the checksums of whole records checked, also of those without a digest.
+            return self._store.read_batch(descriptor, first, last, max_bytes, digest_bytes=0, direct=True)
+        except CorruptError:
+            self._store.catch_up()
+            if descriptor.deleted:  # a file that is gone is no damage then
+                raise NoSuchLedgerError(f"ledger {metadata.ledger_id} was deleted") from None
+            raise

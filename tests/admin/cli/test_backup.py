@@ -1,0 +1,64 @@
+"""``pybk backup`` and ``pybk restore``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pybk.admin.cli import main
+from tests.storage.real_store import contents, numbered, open_quick
+
+PASSWORD = b"s3cret"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    with open_quick(tmp_path / "store") as manager:
+        manager.create_ledger(password=PASSWORD).append_many(numbered(100))
+    return tmp_path / "store"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    """Run a command with ``--json`` and return what it prints."""
+    assert main([*map(str, words), "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_backup_is_made_continued_verified_shown_and_restored(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup, new = tmp_path / "backup", tmp_path / "new"
+    assert run(capsys, "backup", store, backup, "--dry-run")["entries"] == 100
+    assert not backup.exists()
+    assert run(capsys, "backup", store, backup)["unauthenticated"] == 1
+    assert main(["backup", "verify", str(backup), "--strict"]) == 1
+    assert "checked by checksum only" in capsys.readouterr().out
+    monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
+    with open_quick(store) as manager:
+        manager.create_ledger(password=PASSWORD).append_many(numbered(5))
+    assert main(["backup", "make", str(store), str(backup)]) == 0
+    assert "run 2: 5 entries with" in capsys.readouterr().out
+    assert run(capsys, "backup", "verify", backup, "--strict")["complete"]
+    assert [each["run"] for each in run(capsys, "backup", "show", backup)["runs"]] == [1, 2]
+    assert main(["backup", "show", str(backup)]) == 0
+    assert "ended (UTC)" in capsys.readouterr().out
+    assert run(capsys, "restore", backup, new, "--dry-run", "--run", 1)["ledgers"] == 1
+    assert run(capsys, "restore", backup, new, "--strict")["entries"] == 105
+    with open_quick(new) as manager:
+        assert contents(manager, 0, PASSWORD) == numbered(100)
+    assert main(["restore", str(backup), str(new)]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_damage_is_exit_status_1(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backup = tmp_path / "backup"
+    assert main(["backup", str(store), str(backup)]) == 0
+    pack = backup / "pack-00000001"
+    pack.write_bytes(pack.read_bytes()[:-1])
+    assert main(["backup", "verify", str(backup)]) == 1
+    assert main(["restore", str(backup), str(tmp_path / "new")]) == 1
+    assert not (tmp_path / "new").exists()
+    assert "not those that the backup wrote" in capsys.readouterr().err
