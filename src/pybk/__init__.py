@@ -18,12 +18,15 @@ else:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module  # `from pybk import public` would ask this function for `public`
+        from importlib.util import find_spec
 
+        if find_spec(f"{__name__}.{name}") is not None:  # `from pybk import keys`, in what all public names import
+            return import_module(f"{__name__}.{name}")
         public = import_module(f"{__name__}.public")
         found = {each: getattr(public, each) for each in ("__all__", *public.__all__)}
         globals().update(found)
         try:
-            return globals()[name]  # also a module of the package, which is here once it is imported
+            return found[name]
         except KeyError:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
 
