@@ -10,6 +10,7 @@ from pybk.admin.options import PATH, Option, checked_text
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:  # each command reads this module, and few serve
+    from pybk.admin.http.bookie_loads import BookiePorts
     from pybk.admin.http.server import AdminServer
     from pybk.admin.http.tokens import Token
     from pybk.bookie.server import BookieServer
@@ -97,8 +98,16 @@ class HttpSettings:
 
         return read_tokens(self.tokens) if self.tokens else ()
 
-    def serve(self, manager: LedgerManager, bookie: BookieServer | None = None) -> AdminServer:
-        """Serve the interface of a manager, or of one bookie.
+    def serve(
+        self,
+        manager: LedgerManager,
+        bookie: BookieServer | None = None,
+        *,
+        hosts: Sequence[str] = (),
+        ports: BookiePorts | None = None,
+        store: str = "",
+    ) -> AdminServer:
+        """Serve the interface of a manager, or of one bookie; the arguments are those of ``AdminServer``.
 
         Raises:
             UsageError: As ``AdminServer`` and ``read_tokens``.
@@ -109,4 +118,14 @@ class HttpSettings:
         if self.key and not self.certificate:
             raise UsageError(f"the key {self.key!r} has no certificate: name that, too")
         certificate = (self.certificate, self.key or self.certificate) if self.certificate else None
-        return AdminServer(manager, host, port, tokens=self.read_tokens(), certificate=certificate, bookie=bookie)
+        return AdminServer(
+            manager,
+            host,
+            port,
+            tokens=self.read_tokens(),
+            hosts=hosts,
+            certificate=certificate,
+            bookie=bookie,
+            ports=ports,
+            store=store,
+        )

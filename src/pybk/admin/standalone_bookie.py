@@ -13,20 +13,19 @@ checkpoint, so that the next start reads little, removes its registration and cl
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
 from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings
 from pybk.admin.http.server import AdminServer
 from pybk.admin.sd_notify import notify, reloading
+from pybk.admin.signals import STOPS, Signals
 from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.connect import join
@@ -47,27 +46,6 @@ _SWITCH_SECONDS: Final = 0.0005
 
 Python's default, 5 ms, is several times what an append takes, and the serving thread waits for threads that repair.
 """
-
-_STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
-
-
-class _Signals:
-    """Takes over the signals of the process, and returns them one by one. For the main thread."""
-
-    def __init__(self) -> None:
-        self._arrived: SimpleQueue[int] = SimpleQueue()  # its put() may interrupt its get()
-        for number in (*_STOPS, signal.SIGHUP):
-            signal.signal(number, lambda number, _: self._arrived.put(number))
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        if not faulthandler.is_enabled():
-            faulthandler.enable()  # for SIGABRT, by which systemd's watchdog ends a process
-
-    def wait(self, seconds: float) -> int | None:
-        """Return the next signal; None if none arrives in time."""
-        try:
-            return self._arrived.get(timeout=max(0.0, seconds))
-        except Empty:
-            return None
 
 
 class _Watchdog:
@@ -123,7 +101,7 @@ def serve(
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     began = time.monotonic()
-    signals = _Signals()
+    signals = Signals()
     logger.info(
         "a bookie starts in %s, with pybk %s",
         *(settings.directory, __version__),
@@ -162,7 +140,7 @@ def _since(began: float) -> int:
     return round((time.monotonic() - began) * 1000)
 
 
-def _joined(settings: BookieSettings, signals: _Signals) -> ClusterBackend | None:
+def _joined(settings: BookieSettings, signals: Signals) -> ClusterBackend | None:
     """Start the bookie; None if a signal ended the wait for a metadata store that cannot be reached."""
     until = time.monotonic() + settings.start_wait_s
     while True:
@@ -186,14 +164,14 @@ def _joined(settings: BookieSettings, signals: _Signals) -> ClusterBackend | Non
                 raise
             fields = {"directory": settings.directory, "code": code_of(error)}
             logger.warning("the start is tried again: %s", error, extra=log_event("bookie.waiting", **fields))
-            if signals.wait(RETRY_SECONDS) in _STOPS:
+            if signals.wait(RETRY_SECONDS) in STOPS:
                 return None
 
 
 def _run(
     settings: BookieSettings,
     reload: Callable[[], BookieSettings] | None,
-    signals: _Signals,
+    signals: Signals,
     served: _Served,
 ) -> None:
     """Obey signals until one of them, or an error of the bookie, ends it."""
@@ -201,7 +179,7 @@ def _run(
     watchdog = _Watchdog(bookie)
     while bookie.serving:
         number = signals.wait(_CHECK_SECONDS)
-        if number in _STOPS:
+        if number in STOPS:
             _drain(settings, signals, watchdog, bookie)
             return
         if number == signal.SIGHUP:
@@ -233,7 +211,7 @@ def _reload(given: BookieSettings | Callable[[], BookieSettings], served: _Serve
 # ---- the drain -----------------------------------------------------------------------------------------------------
 
 
-def _drain(settings: BookieSettings, signals: _Signals, watchdog: _Watchdog, bookie: BookieServer) -> None:
+def _drain(settings: BookieSettings, signals: Signals, watchdog: _Watchdog, bookie: BookieServer) -> None:
     """Let writers leave, and make a checkpoint; a second signal ends this."""
     if not settings.drain_s:
         return
@@ -255,7 +233,7 @@ def _drain(settings: BookieSettings, signals: _Signals, watchdog: _Watchdog, boo
         left = min(began + settings.drain_s, idle_since + settings.drain_idle_s) - now
         if left <= 0:
             break
-        if signals.wait(min(left, _CHECK_SECONDS)) in _STOPS:
+        if signals.wait(min(left, _CHECK_SECONDS)) in STOPS:
             return
         watchdog.look()
     _checkpoint(bookie)

@@ -25,6 +25,7 @@ from pybk.admin.cli.output import (
     UNREACHABLE,
 )
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
+from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 from pybk.version import __version__
 
@@ -59,6 +60,9 @@ NOUNS: Final = (
     Noun("log", "list, read and change named logs"),
     Noun("config", "check and show the options of a bookie"),
     Noun("spark", "run a job over ledgers on the executors of Apache Spark; needs pip install 'pybk[spark]'"),
+    Noun("dev", "run a cluster of real processes on this host, and try faults"),
+    Noun("console", "show and administer a cluster over HTTP, with a page, until SIGTERM or SIGINT"),
+    Noun("token", "make a token with which a person or a program may use the interface over HTTP"),
     Noun("completion", "print what completes the commands of pybk in bash or zsh"),
 )
 """All nouns, in the order in which ``pybk --help`` lists them."""
@@ -91,8 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: The arguments are wrong, or ask for help or for the version.
     """
     _open_standard_streams()
-    words = completed(sys.argv[1:] if arguments is None else list(arguments))
-    parsed = parser_of(words[:1]).parse_args(words)
+    profile, words = _profile_of(sys.argv[1:] if arguments is None else list(arguments))
+    words = completed(words)
+    parsed = parser_of(words[:1], profile).parse_args(words)
     try:
         check_path(parsed)
         with time_limit(getattr(parsed, "timeout", None)):
@@ -109,6 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (PybkError, OSError, OutOfTimeError) as error:
         print(f"pybk: {_located(parsed, error)}", file=sys.stderr)
         return _status_of(error)
+
+
+def _profile_of(words: list[str]) -> tuple[str, list[str]]:
+    """Return the name of the profile, of the option before the command or of the environment, and the words after."""
+    if words[:1] == ["--profile"] and len(words) > 1:
+        return words[1], words[2:]
+    if words and words[0].startswith("--profile="):
+        return words[0].partition("=")[2], words[1:]
+    return os.environ.get(VARIABLE, ""), words
 
 
 def _status_of(error: BaseException) -> int:
@@ -154,10 +168,24 @@ def completed(words: Sequence[str]) -> list[str]:
     return found
 
 
-def parser_of(names: Collection[str]) -> CommandParser:
-    """Return the parser of ``pybk``, in which the nouns with these names have their verbs, and others have none."""
+def parser_of(names: Collection[str], profile: str = "") -> CommandParser:
+    """Return the parser of ``pybk``, in which the nouns with these names have their verbs, and others have none.
+
+    Args:
+        names: The nouns.
+        profile: The name of the profile that stands for the PATH of a cluster that is left out; empty for none.
+    """
     parser = CommandParser(
-        prog="pybk", description=__doc__, epilog=_epilog(), formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="pybk",
+        description=__doc__,
+        epilog=_epilog(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        profile=profile,
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help=f"the cluster of commands that are given no PATH, such as dev after `pybk dev up`; variable: {VARIABLE}",
     )
     parser.add_argument("--version", action="version", version=f"pybk {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, NoReturn
 
+from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET
 from pybk.errors import MetadataForgedError, UsageError
 
@@ -25,16 +27,33 @@ class CommandParser(argparse.ArgumentParser):
 
     Abbreviations are refused: ``--cluster-secret SECRET`` would be read as ``--cluster-secret-file``, and the error
     about the file that is missing would print the secret.
+
+    Attributes:
+        profile: The name of the profile that stands for PATH where a command over clusters is given none; empty for
+            none.
     """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, profile: str = "", **settings: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **settings})
+        self.profile: Final = profile
         self._verbs: Any = None
 
     def add_subparsers(self, **settings: Any) -> Any:
         """Have it take verbs; returns what adds their parsers."""
-        self._verbs = super().add_subparsers(**{"required": True, "metavar": "VERB", **settings})
+        made = partial(type(self), profile=self.profile)
+        self._verbs = super().add_subparsers(**{"required": True, "metavar": "VERB", "parser_class": made, **settings})
         return self._verbs
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does, after the PATH of the profile is put in where it is left out."""
+        if self.profile and args is not None and not _names_path(self.get_default("path_help"), args):
+            try:
+                profile = Profile.read(self.profile)
+            except UsageError as error:
+                self.error(str(error))
+            self.set_defaults(cluster_secret_file=profile.secret_file or None)
+            args = [profile.metadata, *args]
+        return super().parse_known_args(args, namespace)
 
     @property
     def verbs(self) -> dict[str, CommandParser]:
@@ -51,6 +70,16 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong, and where the usage is shown, in one line."""
         self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")
+
+
+def _names_path(path_help: str | None, words: Sequence[str]) -> bool:
+    """Return whether a command is given its PATH, or takes none that a profile could stand for."""
+    if path_help not in (CLUSTER, STORE_OR_CLUSTER) or any(each in ("-h", "--help") for each in words):
+        return True
+    if any(each.startswith(("zk://", "lmdb://")) for each in words):
+        return True
+    first = next((each for each in words if not each.startswith("-")), "")
+    return path_help == STORE_OR_CLUSTER and (first.startswith(("/", ".")) or os.path.isdir(first))
 
 
 def add_command(

@@ -56,6 +56,7 @@ class AdminApplication:
             read from the metadata store. None shows the whole cluster, or the store.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
+        store: The label ``store`` of the metrics; that of a bookie is its name.
 
     Threads: any.
     """
@@ -69,6 +70,7 @@ class AdminApplication:
         open_reads: bool = True,
         bookie: BookieServer | None = None,
         ports: BookiePorts | None = None,
+        store: str = "",
     ) -> None:
         self.view: Final = View(manager, bookie, ports)
         self.tokens: tuple[Token, ...] = tuple(tokens)
@@ -79,7 +81,7 @@ class AdminApplication:
         self._changes: deque[float] = deque(maxlen=CHANGES_PER_SECOND)
         self._lock = threading.Lock()
         """Guards ``_changes``."""
-        self._scrapes = Scrapes(manager, "" if bookie is None else bookie.bookie.bookie_id)
+        self._scrapes = Scrapes(manager, store if bookie is None else bookie.bookie.bookie_id)
         self._openapi = json.dumps(openapi_of(self._routes)).encode()
 
     def handle(self, request: Request) -> Response:

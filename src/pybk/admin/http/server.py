@@ -58,6 +58,7 @@ class AdminServer:
             that others can reach, without tokens and certificate: it answers nothing but probes then.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
+        store: The label ``store`` of the metrics; that of a bookie is its name.
 
     Attributes:
         url: Where it is.
@@ -80,6 +81,7 @@ class AdminServer:
         certificate: tuple[str, str] | None = None,
         bookie: BookieServer | None = None,
         ports: BookiePorts | None = None,
+        store: str = "",
     ) -> None:
         tokens = tuple(tokens)
         local = _is_loopback(host)
@@ -93,7 +95,7 @@ class AdminServer:
         self._load_certificate()
         names = {host, *hosts} if local or hosts else {"*"}
         self.application: Final = AdminApplication(
-            manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie, ports=ports
+            manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie, ports=ports, store=store
         )
         try:
             self._server = _Server((host, port), self.application, self._context)

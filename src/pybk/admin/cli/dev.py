@@ -1,0 +1,322 @@
+"""The command ``pybk dev``: a cluster of real processes on this host, and faults."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.admin.cli.arguments import CommandParser, takes_output
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
+from pybk.admin.profiles import Profile, path_of
+from pybk.errors import UsageError
+
+if TYPE_CHECKING:
+    from pybk.admin.dev.cluster import DevCluster
+    from pybk.admin.dev.members import Member
+
+PROFILE: Final = "dev"
+"""The profile of a local cluster unless ``--profile`` names another one."""
+
+_FOLLOW_SECONDS: Final = 0.2
+_LINES: Final = 20
+
+
+def add(parser: CommandParser) -> None:
+    """Add the verbs of ``pybk dev``."""
+    parser.set_defaults(profile=parser.profile or PROFILE)
+    verbs = parser.add_subparsers()
+    up = _add(verbs, "up", _up, "make a cluster and start it, or start what does not run of it", names="")
+    up.add_argument("count", metavar="N", type=int, nargs="?", help="how many bookies (default: 3)")
+    up.add_argument("--directory", metavar="PATH", help="where all of it lies (default: ~/.local/state/pybk/dev)")
+    up.add_argument("--any-port", action="store_true", help="take ports that are free, not 3181.. and 9460..")
+    up.add_argument("--zones", metavar="N", type=int, default=0, help="spread the bookies over so many zones")
+    up.add_argument("--tiers", action="store_true", help="give each tier a directory of its own, as on its own device")
+    up.add_argument("--foreground", action="store_true", help="stay until Ctrl-C, and end the cluster then")
+    status = _add(verbs, "status", _status, "show the processes and their addresses; exit 1 unless all run", names="")
+    status.add_argument("--prometheus", action="store_true", help="print the scrape configuration for Prometheus")
+    logs = _add(verbs, "logs", _logs, "show the last lines of the logs", names="*")
+    logs.add_argument("-n", "--lines", metavar="N", type=int, default=_LINES, help=f"of each (default: {_LINES})")
+    logs.add_argument("-f", "--follow", action="store_true", help="and what is added, until Ctrl-C")
+    _add(verbs, "down", _down, "end all processes; their data stay", names="")
+    _add(verbs, "purge", _purge, "end all processes, and remove the directory and the profile", names="")
+    _add(verbs, "stop", _stop, "end a bookie as SIGTERM does, with a drain")
+    start = _add(verbs, "start", _start, "start a bookie that does not run")
+    start.add_argument("--replace", action="store_true", help="it takes its name again although its directory is lost")
+    _add(verbs, "restart", _restart, "stop a bookie and start it")
+    _add(verbs, "kill", _fault("kill"), "kill a bookie with SIGKILL")
+    _add(verbs, "pause", _fault("pause"), "stop a bookie with SIGSTOP, so that it neither answers nor ends")
+    _add(verbs, "resume", _fault("resume"), "let a paused bookie continue")
+    slow = _add(verbs, "slow", _slow, "make each durable write of a bookie take longer")
+    slow.add_argument("--ms", type=float, default=200.0, help="how much longer, milliseconds (default: 200)")
+    slow.add_argument("--end", action="store_true", help="let its disks be as they are")
+    fill = _add(verbs, "fill", _fill, "let the devices of a bookie be full")
+    fill.add_argument("--tier", choices=("nvme", "ssd", "hdd"), help="those of one tier (default: all)")
+    fill.add_argument("--end", action="store_true", help="let them have space again")
+    _add(verbs, "wipe", _fault("wipe"), "kill a bookie and remove all that it keeps, as if its disks were lost")
+    corrupt = _add(verbs, "corrupt", _corrupt, "flip a bit in sealed records of a bookie")
+    corrupt.add_argument("--records", type=int, default=1, metavar="N", help="in how many (default: 1)")
+
+
+def _add(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, names: str = "+") -> CommandParser:
+    """Add a verb; ``names`` is how many names of processes it takes, as argparse has it."""
+    command: CommandParser = verbs.add_parser(name, help=text, description=text)
+    if names:
+        command.add_argument("names", metavar="NAME", nargs=names, help="a bookie, such as b2, or console")
+    takes_output(command)
+    command.set_defaults(run=run)
+    return command
+
+
+# ---- up and down -----------------------------------------------------------------------------------------------------
+
+
+def _up(parsed: argparse.Namespace) -> int:
+    from pybk.admin.dev.cluster import STATE, DevCluster, DevOptions
+
+    began = time.monotonic()
+    directory = _directory(parsed)
+    if os.path.exists(os.path.join(directory, STATE)):
+        cluster = DevCluster.found(directory)
+        if parsed.count not in (None, cluster.options.bookies):
+            raise UsageError(
+                f"the cluster in {directory} has {cluster.options.bookies} bookies, and {parsed.count} are asked for; "
+                "`pybk dev purge` removes it"
+            )
+    else:
+        options = DevOptions(
+            bookies=3 if parsed.count is None else parsed.count,
+            any_port=parsed.any_port,
+            zones=parsed.zones,
+            tiers=parsed.tiers,
+        )
+        cluster = DevCluster.made(directory, parsed.profile, options)
+    cluster.write_profile()
+    with cluster.locked():
+        cluster.start()
+    _print_started(parsed, cluster, time.monotonic() - began)
+    if parsed.foreground:
+        from pybk.admin.signals import STOPS, Signals
+
+        signals = Signals()
+        while signals.wait() not in STOPS:
+            pass
+        with cluster.locked():
+            _note(cluster.stop())
+    return SOUND
+
+
+def _directory(parsed: argparse.Namespace) -> str:
+    """Return where a new cluster is to lie, or where that of the profile lies."""
+    if parsed.directory is not None:
+        return os.path.abspath(str(parsed.directory))
+    if os.path.exists(path_of(parsed.profile)):
+        return _profile(parsed).directory
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "pybk", str(parsed.profile))
+
+
+def _profile(parsed: argparse.Namespace) -> Profile:
+    profile = Profile.read(parsed.profile)
+    if not profile.directory:
+        raise UsageError(f"the profile {profile.name!r} is of {profile.metadata}, which `pybk dev up` has not made")
+    return profile
+
+
+def _cluster(parsed: argparse.Namespace) -> DevCluster:
+    from pybk.admin.dev.cluster import DevCluster
+
+    return DevCluster.found(_profile(parsed).directory)
+
+
+def _note(notes: list[str]) -> None:
+    for each in notes:
+        print(f"pybk: {each}", file=sys.stderr)
+
+
+def _print_started(parsed: argparse.Namespace, cluster: DevCluster, seconds: float) -> None:
+    if parsed.json:
+        print_json({**_as_json(cluster), "took_s": seconds})
+    else:
+        _print_members(cluster)
+        print(f"\n{counted(len(cluster.bookies), 'bookie')} serve after {seconds:.1f} s, in {cluster.directory}")
+        print(f"the page: {cluster.console.http}/   its token, for changes: {cluster.path('token')}")
+        print("\nnext:")
+        print(f"  export PYBK_PROFILE={cluster.profile}")
+        print("  pybk cluster status")
+        print(f"  pybk dev kill {cluster.bookies[-1].name}")
+    sys.stdout.flush()
+
+
+def _down(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        _note(cluster.stop())
+    return SOUND
+
+
+def _purge(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        _note(cluster.stop())
+        cluster.purge()
+    return SOUND
+
+
+# ---- looking ---------------------------------------------------------------------------------------------------------
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    if parsed.prometheus:
+        print(_scrape_configuration(cluster), end="")
+    elif parsed.json:
+        print_json(_as_json(cluster))
+    else:
+        _print_members(cluster)
+        print(f"\nthe page: {cluster.console.http}/   directory: {cluster.directory}")
+    return SOUND if all(each.state == "running" for each in cluster.members.values()) else DAMAGED
+
+
+def _faults(cluster: DevCluster, member: Member) -> list[str]:
+    faults = cluster.faults(member)
+    found = [f"writes take {faults.slow_ms:g} ms longer"] if faults.slow_ms else []
+    return found + (["devices are full"] if faults.full else [])
+
+
+def _print_members(cluster: DevCluster) -> None:
+    rows = [
+        (each.name, each.state, each.pid, each.zone, each.address, each.http, ", ".join(_faults(cluster, each)))
+        for each in cluster.members.values()
+    ]
+    print_table(rows, ("name", "state", "pid", "zone", "address", "http", "faults"))
+
+
+def _as_json(cluster: DevCluster) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "profile": cluster.profile,
+        "directory": cluster.directory,
+        "metadata": cluster.url,
+        "secret_file": cluster.secret_file,
+        "token_file": cluster.path("token"),
+        "page": f"{cluster.console.http}/",
+        "members": [
+            {
+                "name": each.name,
+                "state": each.state,
+                "pid": each.pid,
+                "zone": each.zone,
+                "address": each.address,
+                "http": each.http,
+                "metrics": f"{each.http}/metrics",
+                "log": cluster.path("logs", f"{each.name}.log"),
+                "faults": _faults(cluster, each),
+            }
+            for each in cluster.members.values()
+        ],
+    }
+
+
+def _scrape_configuration(cluster: DevCluster) -> str:
+    targets = "".join(f'          - "{each.http.partition("//")[2]}"\n' for each in cluster.members.values())
+    return (
+        "scrape_configs:\n"
+        "  - job_name: pybk\n"
+        "    scrape_interval: 5s\n"
+        "    static_configs:\n"
+        "      - targets:\n"
+        f"{targets}"
+        f"        labels: {{cluster: {cluster.profile}}}\n"
+    )
+
+
+def _logs(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    names = [cluster.member(name).name for name in parsed.names] or list(cluster.members)
+    files = {name: open(cluster.path("logs", f"{name}.log"), encoding="utf-8", errors="replace") for name in names}  # noqa: SIM115
+    try:
+        for name, file in files.items():
+            _print_lines(name, file.readlines()[-parsed.lines :] if parsed.lines else [])
+        while parsed.follow:
+            for name, file in files.items():
+                _print_lines(name, file.readlines())
+            sys.stdout.flush()
+            time.sleep(_FOLLOW_SECONDS)
+    finally:
+        for file in files.values():
+            file.close()
+    return SOUND
+
+
+def _print_lines(name: str, lines: list[str]) -> None:
+    for line in lines:
+        print(f"{name}: {line.rstrip()}")
+
+
+# ---- one process, and faults -----------------------------------------------------------------------------------------
+
+
+def _start(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        cluster.start(parsed.names, replace_lost=parsed.replace)
+    return SOUND
+
+
+def _stop(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        _note(cluster.stop(parsed.names))
+    return SOUND
+
+
+def _restart(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        _note(cluster.stop(parsed.names))
+        cluster.start(parsed.names)
+    return SOUND
+
+
+def _fault(name: str) -> Callable[[argparse.Namespace], int]:
+    """Return a command that makes a fault of each process that is named."""
+
+    def run(parsed: argparse.Namespace) -> int:
+        cluster = _cluster(parsed)
+        with cluster.locked():
+            for each in parsed.names:
+                getattr(cluster, name)(each)
+        return SOUND
+
+    return run
+
+
+def _slow(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        for each in parsed.names:
+            cluster.slow(each, 0.0 if parsed.end else parsed.ms)
+    return SOUND
+
+
+def _fill(parsed: argparse.Namespace) -> int:
+    from pybk.flags import StorageHint
+
+    cluster = _cluster(parsed)
+    tier = None if parsed.tier is None else StorageHint(parsed.tier)
+    with cluster.locked():
+        for each in parsed.names:
+            cluster.fill(each, tier, end=parsed.end)
+    return SOUND
+
+
+def _corrupt(parsed: argparse.Namespace) -> int:
+    cluster = _cluster(parsed)
+    with cluster.locked():
+        for each in parsed.names:
+            print(f"{each}: a bit in {counted(cluster.corrupt(each, parsed.records), 'record')}")
+    return SOUND

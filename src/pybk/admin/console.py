@@ -1,0 +1,96 @@
+"""A process that shows and administers a cluster over HTTP until it is stopped: the interface, its page, and metrics.
+
+SIGTERM and SIGINT end it; SIGHUP reads tokens and certificates again; SIGUSR1 writes the stacks of all threads. It is
+only a client of the cluster, so it may end, and run several times, whenever that is convenient.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pybk.admin.http.bookie_loads import BookiePorts
+from pybk.admin.http_options import HttpSettings
+from pybk.admin.sd_notify import notify, reloading
+from pybk.admin.signals import STOPS, Signals
+from pybk.credentials import read_secret_file
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+
+logger = logging.getLogger(__name__)
+
+STORE: Final = "console"
+"""The label ``store`` of the metrics: what this client sees of the cluster."""
+
+
+def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts:
+    """Return where the HTTP ports of bookies are, as a file says, which may change later.
+
+    Args:
+        path: A TOML file with the URL of each port by the name of its bookie.
+        token: The file of the token that they take; empty for none.
+        authority: The file of the certificates, in PEM, that sign theirs; empty for those of the system.
+
+    Raises:
+        UsageError: A file cannot be read, or is not what it should be.
+    """
+
+    def urls() -> dict[str, str]:
+        try:
+            with open(path, "rb") as file:
+                found = tomllib.load(file)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is to name the ports of bookies in TOML: {error}") from error
+        if not all(isinstance(url, str) for url in found.values()):
+            raise UsageError(f'{path} is to have a line for each bookie, such as b1 = "http://127.0.0.1:9464"')
+        return found
+
+    urls()
+    try:
+        context = ssl.create_default_context(cafile=authority) if authority else None
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificates {authority!r} cannot be used: {error}") from error
+    return BookiePorts(urls=urls, token=read_secret_file(token).decode() if token else "", context=context)
+
+
+def serve(
+    manager: LedgerManager,
+    settings: HttpSettings,
+    *,
+    ready: Callable[[str], None],
+    hosts: Sequence[str] = (),
+    ports: BookiePorts | None = None,
+) -> None:
+    """Serve the interface of a cluster until SIGTERM or SIGINT. Takes over these signals, SIGHUP and SIGUSR1.
+
+    Args:
+        manager: A client of the cluster; it is not closed.
+        settings: Where to serve, and for whom.
+        ready: Called with the URL once it serves.
+        hosts: The names that requests may give in ``Host``, as for ``AdminServer``.
+        ports: Where the HTTP ports of the bookies are, to show what they do; None shows what this process does alone.
+
+    Raises:
+        UsageError: As ``AdminServer``.
+
+    Threads: the main thread, because signal handlers are set.
+    """
+    signals = Signals()
+    server = settings.serve(manager, hosts=hosts, ports=ports, store=STORE)
+    try:
+        ready(server.url)
+        notify("READY=1", f"STATUS=serves at {server.url}")
+        while (number := signals.wait()) not in STOPS:
+            if number is not None:
+                reloading()
+                try:
+                    server.reload(settings.read_tokens())
+                except UsageError as error:
+                    logger.error("tokens and certificate stay as they were: %s", error)
+                notify("READY=1")
+        notify("STOPPING=1")
+    finally:
+        server.close()

@@ -1,0 +1,44 @@
+"""Bit rot: flips bits in the files of a bookie, where scrubs and reads have to find them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from pybk.admin.dump import dump_store
+from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.tiers.tier import COLD, LOG
+
+
+def flip_bits(directory: str, count: int) -> int:
+    """Flip a bit in the middle of some sealed records.
+
+    Sealed records are those that a start does not read again: in cold segments, and in log files before the one at
+    which the replay begins. Records of entries alone are damaged, each in its body.
+
+    Args:
+        directory: Of a bookie, which may run.
+        count: In how many records at most; the newest ones.
+
+    Returns:
+        In how many.
+    """
+    chosen = list(_sealed(directory))[-count:]
+    for path, offset in chosen:
+        with open(path, "r+b", buffering=0) as file:
+            found = os.pread(file.fileno(), 1, offset)
+            os.pwrite(file.fileno(), bytes([found[0] ^ 1]), offset)
+    return len(chosen)
+
+
+def _sealed(directory: str) -> Iterator[tuple[str, int]]:
+    """Yield a path and the offset of a byte in the middle of each sealed record of entries."""
+    replay_from, path, sealed = 0, "", False
+    for row in dump_store(directory):
+        if row["what"] == "catalog":
+            replay_from = row["first_log_file_id"]
+        elif row["what"] == "file":
+            path = row["path"]
+            sealed = row["kind"] == COLD or (row["kind"] == LOG and int(row["file"], 16) < replay_from)
+        elif row["what"] == "record" and sealed and row["count"] and row["bytes"]:
+            yield path, row["offset"] + RECORD_HEADER_BYTES + row["bytes"] // 2

@@ -1,0 +1,84 @@
+"""Profiles: clusters by name, so that commands need neither the URL of a cluster nor the file of its secret.
+
+A profile is a TOML file with its name in ``$XDG_CONFIG_HOME/pybk/profiles`` (``~/.config`` by default). It has
+``metadata``, the URL of the cluster, and ``secret_file``, the file of its secret. ``pybk dev up`` adds ``directory``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from typing import Final
+
+from pybk.errors import UsageError
+
+VARIABLE: Final = "PYBK_PROFILE"
+"""The variable that names the profile of commands without ``--profile``."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A cluster.
+
+    Attributes:
+        name: The name of the profile.
+        metadata: The URL of its metadata store.
+        secret_file: The file of its secret; empty if it has none.
+        directory: The directory of a cluster that ``pybk dev up`` made; empty for others.
+    """
+
+    name: str
+    metadata: str
+    secret_file: str = ""
+    directory: str = ""
+
+    @classmethod
+    def read(cls, name: str) -> Profile:
+        """Return the profile with a name.
+
+        Raises:
+            UsageError: There is none, or it cannot be read.
+        """
+        path = path_of(name)
+        try:
+            with open(path, "rb") as file:
+                found = tomllib.load(file)
+            return cls(name=name, **found)
+        except FileNotFoundError:
+            raise UsageError(
+                f"there is no profile {name!r}: {path} would be it; `pybk dev up` makes one, or write it by hand: "
+                'metadata = "zk://...", secret_file = "..."'
+            ) from None
+        except OSError as error:
+            raise UsageError(f"the profile {path} cannot be read: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise UsageError(
+                f"{path} is to be a profile: metadata, and maybe secret_file and directory, as texts: {error}"
+            ) from error
+
+    def write(self) -> str:
+        """Write the profile, for its owner alone; returns its file."""
+        path = path_of(self.name)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        values = {"metadata": self.metadata, "secret_file": self.secret_file, "directory": self.directory}
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
+        new = f"{path}.new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(new, path)
+        return path
+
+
+def path_of(name: str) -> str:
+    """Return the file of a profile; raises UsageError for a name that is none."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r:.100} is no name of a profile: letters, digits, '_', '.' and '-' are allowed, 64 at most"
+        )
+    home = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(home, "pybk", "profiles", f"{name}.toml")

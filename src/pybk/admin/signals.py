@@ -1,0 +1,33 @@
+"""The signals of a service: SIGTERM and SIGINT end it, SIGHUP has it read files again, SIGUSR1 writes its stacks."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+from queue import Empty, SimpleQueue
+from typing import Final
+
+STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+class Signals:
+    """Takes over the signals of the process, and returns them one by one. For the main thread."""
+
+    def __init__(self) -> None:
+        self._arrived: SimpleQueue[int] = SimpleQueue()  # its put() may interrupt its get()
+        for number in (*STOPS, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._arrived.put(number))
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        if not faulthandler.is_enabled():
+            faulthandler.enable()  # for SIGABRT, by which systemd's watchdog ends a process
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return the next signal; None if none arrives in time.
+
+        Args:
+            seconds: How long to wait; None for as long as it takes.
+        """
+        try:
+            return self._arrived.get(timeout=None if seconds is None else max(0.0, seconds))
+        except Empty:
+            return None
