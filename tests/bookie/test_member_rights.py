@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
 from pybk.transport.frames import FrameError
+from pybk.writer import LedgerWriter
 from tests.bookie.test_hostile import Member, one
 from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import Inside, inside
@@ -322,3 +324,34 @@ def test_a_writer_that_was_dropped_is_gone_although_its_client_lives(tmp_path: P
         wait_until(is_gone)
         with client.open_ledger(ledger_id, password=PASSWORD) as reader:  # and its owner recovers it
             assert [entry.payload for entry in reader] == [b"entry", b"another"][: 1 + short]
+
+
+def test_a_writer_that_was_dropped_is_gone_from_the_bookies_that_it_took_later(tmp_path: Path) -> None:
+    with inside(tmp_path, count=4) as cluster:
+        client = cluster.connect()
+        writer = client.create_ledger(password=PASSWORD, ensemble_size=3)
+        ledger_id = writer.ledger_id
+        writer.append(b"entry")
+        ensemble = writer.metadata.fragments[-1].ensemble
+        later = next(own for each in cluster.bookies if (own := service_of(each)).bookie not in ensemble)
+        cluster.bookies[int(ensemble[0].bookie_id[-1])].close()
+        found = [False]
+
+        def ask() -> list[BookieEffect]:
+            found.append(later.server.has_writer(ledger_id))
+            return []
+
+        def is_there(written: LedgerWriter) -> bool:
+            written.append(b"another")
+            later.post(ask)
+            return found[-1]
+
+        wait_until(partial(is_there, writer))
+        del writer
+
+        def is_gone() -> bool:
+            gc.collect()
+            later.post(ask)
+            return not found[-1]
+
+        wait_until(is_gone)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pybk.errors import CorruptError, LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing import scrubbing
-from pybk.healing.bookie_scrub import placed_entries
-from pybk.ledger import Bookie, Fragment, LedgerState
+from pybk.healing.bookie_scrub import BookieScrub, placed_entries
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
-from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
+from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Metrics
 from pybk.replication.messages import Status
+from pybk.storage.repair.record_check import DamagedEntries
 from tests.client.test_limbo_repair import check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly, scrub_quickly
@@ -106,6 +109,31 @@ def test_what_no_bookie_copies_is_not_damage(three: Inside, why: str) -> None:
     assert not counted(bookie, SCRUB_DAMAGED_RECORDS)
     assert not metadata_of(client).list_under_replicated()
     assert bookie.health().state == "ok"
+
+
+def test_while_it_is_not_known_what_is_needed_all_counts() -> None:
+    """And nothing of a ledger that was deleted, although its bookie has it still."""
+    a, b, c, d = (Bookie(name, name.encode() * 16) for name in "abcd")
+    found: list[LedgerMetadata | PybkError] = [
+        closed(7, fragments=(Fragment(0, (a, b, c)),), last_entry_id=99),
+        closed(7, fragments=(Fragment(0, (b, c, d)),), last_entry_id=99),
+        MetadataUnreachableError("no session"),
+        CorruptError("its metadata is damaged"),
+        LedgerDeletedError("it was deleted"),
+    ]
+
+    def read_ledger(_: int) -> tuple[LedgerMetadata, int]:
+        first = found.pop(0)
+        if isinstance(first, PybkError):
+            raise first
+        return first, 1
+
+    replicas = SimpleNamespace(store=None, valid_entries=lambda *_: (7, [3, 4]))
+    bookie: Any = SimpleNamespace(replicas=replicas, bookie=a)
+    metadata: Any = SimpleNamespace(read_ledger=read_ledger)
+    owner = BookieScrub(bookie, metadata, Metrics(), lambda: 1.0)
+    damaged = DamagedEntries(1, 0, 9, "its checksum is wrong")
+    assert [owner.still_needs(closed(1), damaged) for _ in range(5)] == [True, False, True, True, False]
 
 
 def test_only_entries_count_whose_write_sets_have_the_bookie() -> None:
