@@ -275,7 +275,8 @@ class ClusterAdmin:
         """
         metadata = self._metadata
         cookie = self._cookie(name)
-        cluster = _scan(metadata)[0]
+        found = _scan(metadata)
+        cluster = found[0]
         if cookie.state not in _EMPTYING:
             self._check_drain(cluster, cookie.bookie)
             cookie = self._change(name, _to(BookieState.DRAINING, cookie))
@@ -285,7 +286,7 @@ class ClusterAdmin:
             except SafetyCheckError:
                 self._change(name, _to(BookieState.ACTIVE, cookie))
                 raise
-        return self._progress(cluster, cookie)
+        return self._progress(found, cookie)
 
     async def drain_async(self, name: str) -> DrainProgress:
         """Begin as ``drain`` does, in a thread, so that the event loop keeps running."""
@@ -336,20 +337,31 @@ class ClusterAdmin:
         Cost: Reads the metadata of all ledgers, 500 at a time, and all marks: about 0.1 ms and 500 bytes a ledger.
         """
         cookie = self._cookie(name)
-        return self._progress(_scan(self._metadata)[0], cookie)
+        return self._progress(_scan(self._metadata), cookie)
 
     async def drain_progress_async(self, name: str) -> DrainProgress:
         """Look as ``drain_progress`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.drain_progress, name)
 
-    def _progress(self, cluster: ClusterMap, cookie: BookieCookie) -> DrainProgress:
+    def _progress(self, found: tuple[ClusterMap, list[int]], cookie: BookieCookie) -> DrainProgress:
+        cluster, unreadable = found
         marks = [mark for mark in _marks(self._metadata) if mark.bookie == cookie.bookie]
+        waits = []
+        if cookie.state in _EMPTYING:
+            waits = self._passing(cookie, time.time_ns())
+            for ids, text in (
+                ({mark.ledger_id for mark in marks}, "are marked because of it"),
+                (set(unreadable), "have metadata that cannot be read"),
+            ):
+                if ids:
+                    waits.append(f"ledgers {text}: {listed(sorted(ids))}")
         return DrainProgress(
             bookie=cookie.bookie,
             state=cookie.state,
             ledgers_left=len(ledgers_on(cluster, cookie.bookie)),
             bytes_left=sum(bytes_on(cluster, cookie.bookie).values()),
             stuck=tuple(mark for mark in marks if mark.state is not RepairState.QUEUED),
+            waits=tuple(waits),
         )
 
     # ---- maintenance ---------------------------------------------------------------------------------------------
@@ -486,11 +498,18 @@ class ClusterAdmin:
             raise _refused(name, "it was removed already, and nothing is left to do")
         if cookie.state not in _EMPTYING:
             raise _refused(name, f"it is {cookie.state}, so that ledgers may still choose it: drain it first")
-        wait = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
-        if wait > 0:
-            raise _refused(name, f"it is {cookie.state} since just now: ask again in {wait:.1f} s")
+        if waits := self._passing(cookie, now_ns):
+            raise _refused(name, *waits)
+
+    def _passing(self, cookie: BookieCookie, now_ns: int) -> list[str]:
+        """Return why a bookie that is draining or drained may still be chosen, which passes by itself."""
+        waits = []
+        seconds = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
+        if seconds > 0:
+            waits.append(f"it is {cookie.state} since just now: ask again in {seconds:.1f} s")
         if any(each.bookie == cookie.bookie and not each.read_only for each in self._metadata.list_bookies()):
-            raise _refused(name, "it runs and has not become read-only yet: ask again, or look at its log")
+            waits.append("it runs and has not become read-only yet: ask again, or look at its log")
+        return waits
 
     def _check_unnamed(self, bookie: Bookie, accepted: frozenset[int]) -> int:
         """Search for ledgers and marks that name a bookie; return how many ledgers were searched.
@@ -653,6 +672,32 @@ class ClusterAdmin:
     async def resume_repair_async(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
         """Resume as ``resume_repair`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.resume_repair, accept_loss_of, by)
+
+    def withdraw_losses(self, names: Iterable[str], by: str = "") -> ClusterSettings:
+        """Have repairs be on hold because of bookies again whose loss was accepted.
+
+        Args:
+            names: Names among ``repair.accepted_losses``.
+            by: The person who withdraws them, for others.
+
+        Raises:
+            UsageError: The loss of one of them is not accepted; nothing was changed.
+        """
+        given = (names,) if isinstance(names, str) else tuple(names)
+
+        def withdrawn(found: ClusterSettings) -> ClusterSettings:
+            accepted = found.repair.accepted_losses
+            if wrong := sorted(set(given) - set(accepted)):
+                shown = listed(accepted) or "that of none"
+                raise UsageError(f"the loss of {listed(wrong)} is not accepted; accepted is {shown}")
+            left = tuple(each for each in accepted if each not in given)
+            return replace(found, repair=replace(found.repair, accepted_losses=left))
+
+        return self.change_settings(withdrawn, by)
+
+    async def withdraw_losses_async(self, names: Iterable[str], by: str = "") -> ClusterSettings:
+        """Withdraw as ``withdraw_losses`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.withdraw_losses, names, by)
 
     # ---- scrubs --------------------------------------------------------------------------------------------------
 

@@ -154,6 +154,7 @@ class DrainProgress:
         ledgers_left: How many ledgers name it.
         bytes_left: About how many bytes of closed fragments it has of them.
         stuck: Marks of this bookie that are not queued, with the reasons in ``state`` and ``error``.
+        waits: Why it cannot be removed yet, although no ledger names it; empty if it is not drained at all.
     """
 
     bookie: Bookie
@@ -161,6 +162,12 @@ class DrainProgress:
     ledgers_left: int
     bytes_left: int
     stuck: tuple[UnderReplicatedLedger, ...] = ()
+    waits: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether the bookie can be removed now, as far as this look could see."""
+        return self.state in (BookieState.DRAINING, BookieState.DRAINED) and not self.ledgers_left and not self.waits
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -527,6 +527,25 @@ class Mending:
             metadata.write_ledger(corrected, metadata.read_ledger(corrected.ledger_id).version)
         for ledger_id, bookie, first in plan.missing:
             metadata.mark_under_replicated(ledger_id, bookie, first)
+
+
+def destroy(url: str, secret: ClusterSecret | None, cluster_id: str) -> int:
+    """Delete all metadata of a cluster, as ``destroy_metadata`` says."""
+    metadata, _ = open_cluster(url, secret, create=False, mending=True)
+    with metadata:
+        found = metadata.cluster_id.hex()
+    if found != cluster_id:
+        raise UsageError(f"{url} has cluster {found}, and not {cluster_id!r:.100}; nothing was deleted")
+    deleted = 0
+    with closing(open_metadata(url, create=False)) as store:
+        if running := [unquote(name) for name in store.children(BOOKIES_KEY)]:
+            text = _running_text(running)
+            raise SafetyCheckError(f"nothing was deleted from {url}: {text}", failures=(text,))
+        # The key of the cluster is the last, so that a call that was stopped can be repeated.
+        for key, node in sorted(store.walk(), key=lambda each: each[0] == CLUSTER_KEY):
+            store.delete(key, node.version)
+            deleted += 1
+    return deleted
 
 
 def _running_text(names: Sequence[str]) -> str:

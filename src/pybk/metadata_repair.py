@@ -233,6 +233,42 @@ async def rebuild_metadata_async(
     )
 
 
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret | None = None) -> int:
+    """Delete all metadata of a cluster for good: none of its ledgers can be found any more.
+
+    The directories of its bookies stay, and no bookie starts in them with a cluster that is made later.
+
+    Args:
+        url: Where the metadata are.
+        cluster_id: The id of the cluster in hexadecimal, so that no other one is deleted.
+        cluster_secret: The cluster's secret, None for none.
+
+    Returns:
+        How many values were deleted.
+
+    Raises:
+        SafetyCheckError: A bookie is registered there; nothing was deleted.
+        UsageError: The store has another cluster; nothing was deleted.
+        MetadataForgedError: The secret is not the cluster's.
+        MetadataError: The store cannot be reached, or there is no cluster; or another process changed a value
+            meanwhile, so that a part was deleted: repeat it.
+
+    Durability: The deletion is durable on return; if it was stopped, it can be repeated.
+    Threads: Any.
+    """
+    from pybk.metadata_mending import destroy
+
+    return destroy(url, cluster_secret, cluster_id)
+
+
+async def destroy_metadata_async(url: str, cluster_id: str, *, cluster_secret: ClusterSecret | None = None) -> int:
+    """Delete metadata as ``destroy_metadata`` does, in a thread."""
+    return await asyncio.to_thread(destroy_metadata, url, cluster_id, cluster_secret=cluster_secret)
+
+
 def _flags(**flags: bool) -> dict[str, bool]:
     for name, value in flags.items():
         flag_of(value, name)

@@ -112,6 +112,8 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.metadata_repair import (
     check_metadata,
     check_metadata_async,
+    destroy_metadata,
+    destroy_metadata_async,
     export_metadata,
     export_metadata_async,
     rebuild_metadata,
@@ -336,6 +338,8 @@ __all__ = [
     "back_up_async",
     "check_metadata",
     "check_metadata_async",
+    "destroy_metadata",
+    "destroy_metadata_async",
     "export_metadata",
     "export_metadata_async",
     "list_backup_runs",

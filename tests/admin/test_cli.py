@@ -250,3 +250,15 @@ def test_output_whose_reader_has_gone_ends_the_command_quietly(tmp_path: Path) -
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(WAIT_S) == 141
+
+
+def test_the_files_and_the_status_of_a_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "store", "files", store, "--json")
+    files = [row for row in json.loads(out)["files"] if row["what"] == "file"]
+    assert (status, [Path(row["path"]).suffix for row in files][:1]) == (0, [".log"])
+    assert "log" in run(capsys, "store", "files", store)[1]
+    status, out, _ = run(capsys, "store", "status", store, "--json")
+    found = json.loads(out)
+    assert (status, found["problems"], found["file_bytes"]) == (0, [], sum(row["bytes"] for row in files))
+    assert found["durable_lsn"] > 0
+    assert "durable lsn" in run(capsys, "store", "status", store)[1]

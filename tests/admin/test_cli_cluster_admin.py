@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,14 +12,22 @@ from typing import Any
 
 import pytest
 
-from pybk import BookieState, ClusterAdmin, LedgerManager
+from pybk import (
+    BookieState,
+    ClusterAdmin,
+    ClusterStatus,
+    ClusterVerdict,
+    LedgerManager,
+    UsageError,
+    destroy_metadata,
+)
 from pybk import cluster_admin as cluster_admin_module
 from pybk.admin.cli import main
 from pybk.config import StoreConfig
 from pybk.connect import join, open_cluster
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import QUICK
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -100,7 +109,12 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, capsys: pytest.Capture
     status, out, _ = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
     assert (status, "0 ledgers left" in out) == (0, True)
     assert run_json(capsys, "bookie", "ok-to-remove", cluster.url, name)[1]["ok"]
-    status, out, _ = run(capsys, "bookie", "remove", cluster.url, name)
+    status, out, err = run(capsys, "bookie", "remove", cluster.url, name, "--dry-run")
+    assert (status, out, "would be removed" in err) == (0, "", True)
+    status, _, err = run(capsys, "bookie", "remove", cluster.url, name)
+    assert (status, "give --yes; nothing was changed" in err) == (3, True)
+    assert state_of(admin, name) is not BookieState.REMOVED
+    status, out, _ = run(capsys, "bookie", "remove", cluster.url, name, "--yes")
     assert (status, out) == (0, f"bookie {name} is removed\n")
     assert state_of(admin, name) is BookieState.REMOVED
     assert name in run(capsys, "bookie", "list", cluster.url, "--removed")[1]
@@ -193,3 +207,158 @@ def test_ls_shows_which_copies_are_short(cluster: Inside, capsys: pytest.Capture
         wait_until(lambda: f"{name} (replaced)" in row()["bookies"])
         assert row()["copies"] == 2
         assert f"{name} (replaced)" in run(capsys, "ls", cluster.url)[1]
+
+
+def test_a_drain_is_waited_for_until_the_bookie_can_be_removed(
+    cluster: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bookie without ledgers is drained at once, and yet may be named by requests that are under way."""
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 1.0)
+    assert run(capsys, "bookie", "drain", cluster.url, "bookie-3", "--wait")[0] == 0
+    assert run(capsys, "bookie", "remove", cluster.url, "bookie-3", "--yes")[0] == 0
+    assert not ClusterAdmin(cluster.connect()).drain_progress("bookie-3").done, "it is removed, and not drained"
+
+
+def test_the_settings_of_a_cluster_are_shown_and_set(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(*values: str) -> tuple[int, str, str]:
+        return run(capsys, "cluster", "settings", "set", cluster.url, *values, "--by", "ann")
+
+    assert change("repair.grace_s=10m", "repair.bytes_per_second=64MiB", "--dry-run")[0] == 0
+    assert run_json(capsys, "cluster", "settings", "show", cluster.url)[1]["changed_ns"] == 0
+    status, out, _ = change("repair.grace_s=5m", "repair.bytes_per_second=64MiB", "placement.strict=true")
+    assert (status, out.splitlines()[0]) == (0, "repair.grace_s is 300, and was 600")
+    found = run_json(capsys, "cluster", "settings", "show", cluster.url)[1]
+    assert (found["repair"]["grace_s"], found["repair"]["bytes_per_second"]) == (300.0, 64 << 20)
+    assert (found["placement"]["strict"], found["changed_by"]) == (True, "ann")
+    assert "as before" in change("repair.grace_s=300")[1]
+    for wrong, says in (
+        ("repair.grace=1", "there is no setting 'repair.grace'"),
+        ("repair.grace_s", "gives no value"),
+        ("repair.grace_s=soon", "a number, of seconds also as 10m"),
+        ("placement.strict=perhaps", "true or false"),
+        ("placement.min_zones=0", "from 1 to 64"),
+    ):
+        status, _, err = change(wrong)
+        assert (status, says in err, err.count("\n")) == (2, True, 1), err
+    assert "repair.grace_s" in run(capsys, "cluster", "settings", "show", cluster.url)[1]
+
+
+def test_accepted_losses_are_listed_and_withdrawn(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "repair", "losses", cluster.url)[1] == "the loss of no bookie is accepted\n"
+    cluster.bookies[1].close()
+    admin = ClusterAdmin(cluster.connect())
+    wait_until(lambda: admin.bookies()[1].absent, "the bookie is absent")
+    assert run(capsys, "repair", "resume", cluster.url, "--accept-loss-of", "bookie-1")[0] == 0
+    assert run(capsys, "repair", "losses", cluster.url)[1] == "bookie-1\n"
+    status, _, err = run(capsys, "repair", "losses", cluster.url, "--withdraw", "bookie-2")
+    assert (status, "the loss of bookie-2 is not accepted; accepted is bookie-1" in err) == (2, True)
+    found = run_json(capsys, "repair", "losses", cluster.url, "--withdraw", "bookie-1")
+    assert found == (0, {"schema": 1, "accepted_losses": []})
+    assert "no auditor" in run(capsys, "repair", "status", cluster.url)[1]
+
+
+def test_ledgers_are_found_shown_and_deleted(
+    cluster: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = cluster.connect()
+    (first, name), (second, _) = make_ledger(client), make_ledger(client)
+    open_one = client.create_ledger(password=b"p", ledger_type="orders")
+    status, page = run_json(capsys, "ledger", "list", cluster.url, "--state", "closed", "--limit", "1")
+    assert (status, [row["ledger"] for row in page["ledgers"]], page["next"]) == (0, [first], first)
+    _, page = run_json(capsys, "ledger", "list", cluster.url, "--state", "closed", "--after", first)
+    assert ([row["ledger"] for row in page["ledgers"]], page["next"]) == ([second], None)
+    _, page = run_json(capsys, "ledger", "list", cluster.url, "--type", "orders", "--tier", "nvme")
+    assert [row["ledger"] for row in page["ledgers"]] == [open_one.ledger_id]
+    _, page = run_json(capsys, "ledger", "list", cluster.url, "--bookie", "nobody")
+    assert page["ledgers"] == []
+    status, out, _ = run(capsys, "ledger", "show", cluster.url, first)
+    assert (status, "fragment from entry" in out, name in out) == (0, True, True)
+    assert run(capsys, "ledger", "show", cluster.url, 12345)[0] == 2
+    monkeypatch.setenv("PYBK_PASSWORD", "p")
+    assert "would be deleted" in run(capsys, "ledger", "delete", cluster.url, first, "--dry-run")[2]
+    assert run(capsys, "ledger", "delete", cluster.url, first)[0] == 3
+    assert list(client.list_ledgers()) == [first, second, open_one.ledger_id]
+    assert run(capsys, "ledger", "delete", cluster.url, first, "--yes")[1] == f"1 ledger deleted: {first}\n"
+    status, _, err = run(capsys, "ledger", "cat", cluster.url, open_one.ledger_id, "--recover")
+    assert (status, "cannot append any more" in err) == (3, True)
+    assert run(capsys, "ledger", "cat", cluster.url, open_one.ledger_id, "--recover", "--yes")[0] == 0
+    assert client.ledger_metadata(open_one.ledger_id).state.value == "closed"
+
+
+def test_a_cluster_and_a_bookie_are_probed_shown_and_checked(
+    cluster: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = run_json(capsys, "cluster", "probe", cluster.url, "--entries", "3")
+    assert (status, found["result"], len(found["bookies"])) == (0, "ok", 3)
+    status, found = run_json(capsys, "bookie", "probe", cluster.url, "bookie-2")
+    assert (status, found["bookies"]) == (0, ["bookie-2"])
+    status, _, err = run(capsys, "bookie", "probe", cluster.url, "nobody")
+    assert (status, "bookie nobody takes no entries now" in err) == (3, True)
+    assert list(cluster.connect().list_ledgers()) == [], "a probe leaves nothing"
+    status, out, _ = run(capsys, "bookie", "show", cluster.url, "bookie-2")
+    assert (status, "ledgers that name it" in out) == (0, True)
+    assert run(capsys, "bookie", "show", cluster.url, "nobody")[0] == 2
+    status, out, _ = run(capsys, "cluster", "check", cluster.url)
+    lines = out.splitlines()
+    assert status == 2
+    assert "CRIT auditor: no auditor reports | 0" in lines
+    assert "OK bookies: all bookies run | 0" in lines
+    assert run(capsys, "cluster", "check", cluster.url, "bookies", "lost")[0] == 0
+    assert run(capsys, "cluster", "check", cluster.url, "nothing")[0] == 2
+
+
+def test_a_repair_by_hand_is_planned_first(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
+    client = cluster.connect()
+    ledger_id, name = make_ledger(client)
+    status, plan = run_json(capsys, "repair", "run", cluster.url, "--bookie", name, "--dry-run")
+    assert (status, plan["ledgers"], plan["bytes"]) == (0, 1, 25)
+    assert name in [each.bookie_id for each in client.ledger_metadata(ledger_id).fragments[0].ensemble]
+    assert run_json(capsys, "repair", "run", cluster.url, "--all")[1]["ledgers"] == 0
+
+
+def test_a_watch_ends_when_the_cluster_is_healthy(
+    cluster: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def status(admin: ClusterAdmin) -> ClusterStatus:
+        looks.append(1)
+        return ClusterStatus(verdict=ClusterVerdict.WARN if len(looks) < 3 else ClusterVerdict.OK)
+
+    monkeypatch.setattr(ClusterAdmin, "status", status)
+    words = ("cluster", "status", cluster.url, "--watch", "0.01", "--exit-when-healthy")
+    assert run(capsys, *words)[0] == 0
+    assert len(looks) == 3
+
+
+def test_a_cluster_is_made_once_and_destroyed_once_its_bookies_are_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    url = f"lmdb://{tmp_path}/new"
+    status, made = run_json(capsys, "cluster", "init", url)
+    assert (status, made["made"]) == (0, True)
+    assert run_json(capsys, "cluster", "init", url) == (0, {**made, "made": False})
+    monkeypatch.delenv("PYBK_CLUSTER_SECRET")
+    status, _, err = run(capsys, "cluster", "init", f"lmdb://{tmp_path}/other")
+    assert (status, "a cluster takes a secret" in err, (tmp_path / "other").exists()) == (2, True, False)
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    with LedgerManager.open(tmp_path / "b", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=SECRET):
+        status, _, err = run(capsys, "cluster", "destroy", url, "--yes")
+        assert (status, "bookies are registered there" in err) == (3, True)
+    assert run_json(capsys, "cluster", "destroy", url, "--dry-run")[1]["deleted"] == 0
+    assert run(capsys, "cluster", "destroy", url)[0] == 3
+    assert run(capsys, "cluster", "status", url)[0] == 1, "it is there"
+    with pytest.raises(UsageError, match="nothing was deleted"):
+        destroy_metadata(url, "00" * 16, cluster_secret=SECRET)
+    status, done = run_json(capsys, "cluster", "destroy", url, "--yes")
+    assert (status, done["cluster"], done["deleted"] > 0) == (0, made["cluster"], True)
+    assert run(capsys, "cluster", "status", url)[0] == 2
+
+
+def test_a_command_ends_when_its_time_is_over(
+    cluster: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClusterAdmin, "status", lambda admin: time.sleep(WAIT_S))
+    status, _, err = run(capsys, "cluster", "status", cluster.url, "--timeout", "0.2s")
+    assert (status, "0.2 s are over" in err, err.count("\n")) == (4, True, 1)

@@ -78,7 +78,7 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.out("tail", "orders/eu", "-f") == "b\nc\nd\n", "a sealed log ends"
     status, _, err = shell.run("append", "orders/eu", stdin=b"e\n")
     assert (status, "sealed" in err) == (2, True)
-    assert shell.out("delete", "orders/eu", "--steal") == "log orders/eu is deleted\n"
+    assert shell.out("delete", "orders/eu", "--steal", "--yes") == "log orders/eu is deleted\n"
     assert shell.json("list")["logs"] == []
     assert shell.run("cat", "orders/eu")[0] == 2
 
@@ -162,7 +162,7 @@ def test_a_log_without_a_password_has_to_be_asked_for(shell: Shell, monkeypatch:
 def test_a_wrong_password_is_refused(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.out("append", "orders", stdin=b"a\n")
     monkeypatch.setenv("PYBK_PASSWORD", "another")
-    for verb, *arguments in (("cat",), ("tail",), ("seal",), ("rename", "new"), ("delete",), ("truncate", "1")):
+    for verb, *arguments in (("cat",), ("tail",), ("seal",), ("rename", "new"), ("delete", "--yes"), ("truncate", "1")):
         status, _, err = shell.run(verb, "orders", *arguments)
         assert (status, "the password is not that of log 'orders'" in err) == (2, True), verb
     monkeypatch.delenv("PYBK_PASSWORD")

@@ -116,3 +116,31 @@ def test_a_store_is_checked_while_another_process_may_write_it(
     assert status == 1
     assert "checksum" in out
     assert run(capsys, "scrub", tmp_path, "--kind", "light")[0] == 2
+
+
+def test_verify_of_a_bookie_names_the_ledgers_of_the_cluster(
+    cluster: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = cluster.connect()
+    ledgers = {fill(client, 30) for _ in range(3)}
+    root = cluster.directory / "bookie-1"
+    status, out, _ = run(capsys, "verify", root)
+    assert (status, "parts of ledgers" in out, "password" in out, "reseal" in out) == (
+        0,
+        True,
+        False,
+        False,
+    )
+    flip(root, payload(20))
+    status, found = run_json(capsys, "store", "verify", root)
+    assert status == 1
+    named = {each["of_ledger"] for each in found["problems"] if "of_ledger" in each}
+    assert named <= ledgers
+    assert named
+    part = next(each for each in found["problems"] if "of_ledger" in each)
+    assert part["ledger_id"] is None
+    assert part["first_entry_id"] <= 20 <= part["last_entry_id"]
+    assert f"a part of ledger {part['of_ledger']}" in part["message"]
+    _, out, err = run(capsys, "verify", root)
+    assert "part of ledger" in out
+    assert "pybk scrub status URL" in err

@@ -53,7 +53,7 @@ def test_the_life_of_a_log(
     give(monkeypatch, b"d\n")
     status, _, err = run(capfdbinary, "wal", "append", store, "orders")
     assert (status, "sealed" in err) == (2, True)
-    assert run(capfdbinary, "wal", "delete", store, "orders", "--steal")[1] == "log orders is deleted\n"
+    assert run(capfdbinary, "wal", "delete", store, "orders", "--steal", "--yes")[1] == "log orders is deleted\n"
     assert json.loads(run(capfdbinary, "wal", "list", store, "--json")[1])["logs"] == []
     assert run(capfdbinary, "wal", "cat", store, "orders")[0] == 2
 
@@ -93,8 +93,8 @@ def test_a_wrong_password_is_refused(
     give(monkeypatch, b"a\n")
     run(capfdbinary, "wal", "append", store, "orders")
     monkeypatch.setenv("PYBK_PASSWORD", "another")
-    for verb in ("cat", "tail", "seal", "delete"):
-        status, _, err = run(capfdbinary, "wal", verb, store, "orders")
+    for verb, *more in (("cat",), ("tail",), ("seal",), ("delete", "--yes")):
+        status, _, err = run(capfdbinary, "wal", verb, store, "orders", *more)
         assert (status, "password" in err) == (2, True)
 
 

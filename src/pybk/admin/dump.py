@@ -21,7 +21,7 @@ from pybk.storage.tiers.tier import LOG, DumpRow, OpenedFiles, dumped_record
 from pybk.storage.volumes import Volumes
 
 
-def dump_store(path: str) -> Iterator[DumpRow]:
+def dump_store(path: str, *, contents: bool = True) -> Iterator[DumpRow]:
     """Yield what lies in a store's directories: a row per file, commit and record.
 
     The store may be open for writing meanwhile.
@@ -31,6 +31,7 @@ def dump_store(path: str) -> Iterator[DumpRow]:
 
     Args:
         path: The store's directory.
+        contents: Whether the files are read; without it there is a row per file, and none of what it holds.
 
     Raises:
         CookieError: There is no store, or a directory is not what it should be.
@@ -73,7 +74,10 @@ def dump_store(path: str) -> Iterator[DumpRow]:
     files = OpenedFiles(fs, cookie.store_id, volumes, {})
     for row in (*volumes.found().values(), *environments):
         volumes.add(row)
-        yield from _dump_file(files, row)
+        if contents:
+            yield from _dump_file(files, row)
+        else:
+            yield _file_row(files, row)
 
 
 def _durable_lsn(fs: FileSystem, root: str, store_id: bytes) -> int | None:
@@ -88,9 +92,14 @@ def _durable_lsn(fs: FileSystem, root: str, store_id: bytes) -> int | None:
         watermark.close()
 
 
+def _file_row(files: OpenedFiles, row: FileRow) -> DumpRow:
+    path = files.volumes.path_of(row)
+    return {"what": "file", "file": f"{row.file_id:016x}", "kind": row.kind, "bytes": row.bytes, "path": path}
+
+
 def _dump_file(files: OpenedFiles, row: FileRow) -> Iterator[DumpRow]:
-    path, tier = files.volumes.path_of(row), tier_of_kind(row.kind)
-    yield {"what": "file", "file": f"{row.file_id:016x}", "kind": row.kind, "bytes": row.bytes, "path": path}
+    tier = tier_of_kind(row.kind)
+    yield _file_row(files, row)
     try:
         if row.kind == LOG:
             yield from _dump_log(files, row)

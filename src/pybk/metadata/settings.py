@@ -236,6 +236,29 @@ class ClusterSettings:
                 raise UsageError(f"settings {name} are {getattr(self, name)!r:.100}; they take a {kind.__name__}")
         _check_text("changed_by", self.changed_by)
 
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the settings by group and name."""
+        return {name: getattr(self, name).as_dict() for name in _SECTIONS}
+
+    def changed(self, values: Mapping[str, Any]) -> ClusterSettings:
+        """Return the settings with other values.
+
+        Args:
+            values: The new values by name, such as ``repair.grace_s``.
+
+        Raises:
+            UsageError: There is no such setting, or a value is out of range.
+        """
+        groups = self.as_dict()
+        for name, value in values.items():
+            group, _, key = name.partition(".")
+            if key not in groups.get(group, {}):
+                known = ", ".join(f"{each}.{key}" for each, found in groups.items() for key in found)
+                raise UsageError(f"there is no setting {name!r:.100}; there are {known}")
+            groups[group][key] = value
+        parts = {name: _SECTIONS[name](**found) for name, found in groups.items()}
+        return replace(self, **parts)  # type: ignore[arg-type]
+
 
 _SECTIONS: Final[dict[str, type[RepairSettings | PlacementSettings | ScrubSettings]]] = {
     each.section: each for each in (RepairSettings, PlacementSettings, ScrubSettings)

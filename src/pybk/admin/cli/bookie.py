@@ -9,24 +9,36 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.bookie_options import RELOADED, BookieSettings, settings_of
-from pybk.admin.cli.arguments import CommandParser, check_path, directory_of, seconds_of, secret_needed
+from pybk.admin.cli.arguments import (
+    CommandParser,
+    check_path,
+    directory_of,
+    seconds_of,
+    secret_needed,
+    takes_confirmation,
+    takes_watch,
+)
 from pybk.admin.cli.clusters import add_verb, admin_of, mark_as_json
 from pybk.admin.cli.output import (
     DAMAGED,
     REFUSED,
     SOUND,
+    confirm,
     counted,
     print_json,
     print_json_line,
+    print_note,
     print_table,
     progress_bar,
     shown_bytes,
     shown_time,
+    watch,
 )
+from pybk.admin.cli.probing import probe, takes_entries
 from pybk.admin.cli.service import add_service, settings_given
 from pybk.admin.options import missing
 
@@ -102,11 +114,14 @@ def _serve(parsed: argparse.Namespace) -> int:
 
 def _add_administration(commands: Any) -> None:
     """Add the verbs that administer bookies."""
-    _add(commands, "list", _list, "list the bookies that belong to a cluster", names="").add_argument(
-        "--removed", action="store_true", help="also those that were removed"
-    )
+    listing = _add(commands, "list", _list, "list the bookies that belong to a cluster", names="")
+    listing.add_argument("--removed", action="store_true", help="also those that were removed")
+    takes_watch(listing)
+    _add(commands, "show", _show, "show a bookie: its state, what it has, and how much is free")
+    text = "write, read and delete a small ledger on a bookie alone, and show how long that takes; exit 1 if it fails"
+    takes_entries(_add(commands, "probe", probe, text))
     drain = _add(commands, "drain", _drain, "copy all that a bookie has to others; exit 3 if they could not take it")
-    drain.add_argument("--wait", action="store_true", help="until it is done; Ctrl-C leaves it going")
+    drain.add_argument("--wait", action="store_true", help="until the bookie can be removed; Ctrl-C leaves it going")
     _add(commands, "cancel-drain", _cancel_drain, "end the drain of a bookie")
     maintenance = _add(commands, "maintenance", _maintenance, "announce that a bookie may be absent for some time")
     end = maintenance.add_mutually_exclusive_group(required=True)
@@ -122,6 +137,7 @@ def _add_administration(commands: Any) -> None:
         metavar="LEDGER",
         help="give up the copies of these ledgers on it; all that name it are needed",
     )
+    takes_confirmation(remove, "check whether it can be removed")
 
 
 def _add(
@@ -137,7 +153,10 @@ def _add(
 
 def _list(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        bookies = admin.bookies(removed=parsed.removed)
+        return watch(parsed, lambda: _print_list(parsed, admin.bookies(removed=parsed.removed)))
+
+
+def _print_list(parsed: argparse.Namespace, bookies: Iterable[BookieStatus]) -> int:
     if parsed.json:
         print_json({"bookies": [_as_json(each) for each in bookies]})
         return SOUND
@@ -146,7 +165,7 @@ def _list(parsed: argparse.Namespace) -> int:
             each.name,
             each.state,
             shown_time(each.until_ns or each.since_ns),
-            "read-only" if each.registered and each.read_only else "yes" if each.registered else "no",
+            _runs(each),
             each.location,
             each.version,
             " ".join(each.addresses),
@@ -155,6 +174,37 @@ def _list(parsed: argparse.Namespace) -> int:
         for each in bookies
     ]
     print_table(rows, ("bookie", "state", "until or since (UTC)", "runs", "location", "pybk", "addresses", "free"))
+    return SOUND
+
+
+def _runs(each: BookieStatus) -> str:
+    return "read-only" if each.registered and each.read_only else "yes" if each.registered else "no"
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        found = {each.name: each for each in admin.bookies(removed=True)}
+        progress = admin.drain_progress(parsed.name)
+        each = found[parsed.name]
+    if parsed.json:
+        print_json({**_as_json(each), "ledgers": progress.ledgers_left, "bytes": progress.bytes_left})
+        return SOUND
+    rows = [
+        ("bookie", each.bookie),
+        ("state", f"{each.state} since {shown_time(each.since_ns) or 'its first start'}"),
+        ("until (UTC)", shown_time(each.until_ns) or "no end"),
+        ("runs", _runs(each)),
+        ("location", each.location or "unknown"),
+        ("pybk", each.version or "unknown"),
+        ("addresses", " ".join(each.addresses) or "none"),
+        ("ledgers that name it", f"{progress.ledgers_left}, {shown_bytes(progress.bytes_left)} of closed fragments"),
+    ]
+    for tier, free in each.free_bytes.items():
+        size = each.capacity_bytes.get(tier)
+        rows.append((f"free in {tier}", shown_bytes(free) + (f" of {shown_bytes(size)}" if size else "")))
+    rows += [("stuck", f"ledger {mark.ledger_id}: {mark.error or mark.reason}") for mark in progress.stuck]
+    rows += [("before it can be removed", text) for text in progress.waits]
+    print_table(rows, ())
     return SOUND
 
 
@@ -195,26 +245,31 @@ def _drain(parsed: argparse.Namespace) -> int:
 
 
 def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgress) -> int:
-    """Wait for the end of a drain; returns 1 if it was cancelled, or if none of the ledgers that are left proceeds."""
+    """Wait until a bookie can be removed; returns 1 if its drain was cancelled, or if what is left does not proceed."""
     total = progress.bytes_left
     with progress_bar(parsed, f"drain of {parsed.name}") as show:
-        while progress.ledgers_left and progress.state in _EMPTYING:
-            if len({mark.ledger_id for mark in progress.stuck}) >= progress.ledgers_left:
+        while not progress.done and progress.state in _EMPTYING:
+            if progress.ledgers_left and len({mark.ledger_id for mark in progress.stuck}) >= progress.ledgers_left:
                 break
             began = time.monotonic()
             new = admin.drain_progress(parsed.name)
-            if new != progress:
+            if _visible(new) != _visible(progress):
                 _print_progress(parsed, new)
             progress, total = new, max(total, new.bytes_left)
             show(total - progress.bytes_left, total)
-            if progress.ledgers_left:
+            if not progress.done:
                 time.sleep(max(_POLL_SECONDS, _POLL_SHARE * (time.monotonic() - began)))
-    if progress.ledgers_left:
-        for mark in progress.stuck:
-            print(f"ledger {mark.ledger_id} is {mark.state}: {mark.error or mark.reason}", file=sys.stderr)
-        print(f"bookie {parsed.name} is {progress.state}, and its drain does not proceed", file=sys.stderr)
-        return DAMAGED
-    return SOUND
+    if progress.done:
+        return SOUND
+    for mark in progress.stuck:
+        print(f"ledger {mark.ledger_id} is {mark.state}: {mark.error or mark.reason}", file=sys.stderr)
+    print(f"bookie {parsed.name} is {progress.state}, and its drain does not proceed", file=sys.stderr)
+    return DAMAGED
+
+
+def _visible(progress: DrainProgress) -> tuple[Any, ...]:
+    """Return what a line of progress shows."""
+    return progress.state, progress.ledgers_left, progress.bytes_left, progress.stuck
 
 
 def _print_progress(parsed: argparse.Namespace, progress: DrainProgress) -> None:
@@ -225,6 +280,7 @@ def _print_progress(parsed: argparse.Namespace, progress: DrainProgress) -> None
             "ledgers_left": progress.ledgers_left,
             "bytes_left": progress.bytes_left,
             "stuck": [mark_as_json(mark) for mark in progress.stuck],
+            "waits": list(progress.waits),
         }
         print_json_line(values)
     else:
@@ -285,9 +341,16 @@ def _ok_to_remove(parsed: argparse.Namespace) -> int:
 
 def _remove(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        if parsed.accept_loss is not None:
+        proof = None if parsed.accept_loss is not None else admin.ok_to_remove(parsed.name)
+        if parsed.dry_run:
+            lost = f"; the copies of {counted(len(parsed.accept_loss), 'ledger')} are given up" if proof is None else ""
+            print_note(parsed, f"bookie {parsed.name} would be removed for good{lost}")
+            return SOUND
+        lost = "" if proof is not None else f" with its copies of ledgers {' '.join(map(str, parsed.accept_loss))}"
+        confirm(parsed, parsed.name, f"bookie {parsed.name} is removed for good{lost}")
+        if proof is None:
             removed = admin.remove(parsed.name, accept_loss=parsed.accept_loss)
         else:
-            removed = admin.remove(parsed.name, admin.ok_to_remove(parsed.name))
+            removed = admin.remove(parsed.name, proof)
     _print_state(parsed, removed)
     return SOUND

@@ -6,18 +6,23 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CLUSTER, CommandParser
+from pybk.admin.cli.arguments import CLUSTER, CommandParser, takes_watch
+from pybk.admin.cli.cluster_check import add_check
+from pybk.admin.cli.cluster_making import add_making
+from pybk.admin.cli.cluster_settings import add_settings
 from pybk.admin.cli.clusters import add_verb, admin_of, mark_as_json
 from pybk.admin.cli.feature_level import add_upgrade
 from pybk.admin.cli.output import (
     DAMAGED,
     REFUSED,
     SOUND,
+    coloured,
     counted,
     print_json,
     print_table,
     shown_bytes,
     shown_time,
+    watch,
 )
 
 if TYPE_CHECKING:
@@ -25,6 +30,7 @@ if TYPE_CHECKING:
     from pybk.healing.rebalance import RebalancePlan
 
 _OK: Final = "ok"
+_WATCH_SECONDS: Final = 2.0
 
 _LISTED_MAX: Final = 10
 """Ledgers that one line of the status names; JSON has all."""
@@ -33,7 +39,12 @@ _LISTED_MAX: Final = 10
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk cluster``."""
     verbs = parser.add_subparsers()
-    add_verb(verbs, "status", _status, "show how a cluster is and why, and its repairs; exit 1 unless it is ok")
+    add_making(verbs)
+    status = add_verb(verbs, "status", _status, "show how a cluster is, why, and its repairs; exit 1 unless it is ok")
+    takes_watch(status)
+    status.add_argument("--exit-when-healthy", action="store_true", help="watch it until it is ok")
+    add_check(verbs)
+    add_settings(verbs)
     add_verb(verbs, "orphans", _orphans, "list replicas without metadata, and ledgers without copies")
     text = "plan which copies move to emptier bookies, and move them; exit 3 while that is refused"
     rebalance = add_verb(verbs, "rebalance", _rebalance, text)
@@ -53,8 +64,17 @@ def add(parser: CommandParser) -> None:
 
 
 def _status(parsed: argparse.Namespace) -> int:
+    if parsed.exit_when_healthy and parsed.watch is None:
+        parsed.watch = _WATCH_SECONDS
     with admin_of(parsed) as admin:
-        status = admin.status()
+        return watch(
+            parsed,
+            lambda: _print_status(parsed, admin.status()),
+            lambda status: bool(parsed.exit_when_healthy) and status == SOUND,
+        )
+
+
+def _print_status(parsed: argparse.Namespace, status: ClusterStatus) -> int:
     if parsed.json:
         print_json(_as_json(status))
     else:
@@ -70,7 +90,7 @@ def _as_json(status: ClusterStatus) -> dict[str, Any]:
 
 
 def _print(status: ClusterStatus) -> None:
-    print(f"the cluster is {status.verdict}")
+    print(f"the cluster is {coloured(status.verdict)}")
     for reason in status.reasons:
         print(f"  {reason.text}")
     rows = [

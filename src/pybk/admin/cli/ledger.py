@@ -8,23 +8,45 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, secret_needed
+from pybk.admin.cli.arguments import (
+    STORE_OR_CLUSTER,
+    CommandParser,
+    add_command,
+    is_url,
+    secret_needed,
+    takes_confirmation,
+)
 from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
-from pybk.admin.cli.output import SOUND, base64, print_json, print_json_line, print_table
+from pybk.admin.cli.output import (
+    FAILED,
+    PARTLY,
+    SOUND,
+    base64,
+    confirm,
+    counted,
+    print_json,
+    print_json_line,
+    print_note,
+    print_table,
+)
 from pybk.credentials import PASSWORD
-from pybk.errors import UnauthorizedError
+from pybk.errors import UnauthorizedError, UsageError
+from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
     from pybk.cluster_checks import Copies
     from pybk.ledger import Bookie, LedgerMetadata
     from pybk.manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
+    from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.underreplication import UnderReplicatedLedger
     from pybk.reader import LedgerReader
     from pybk.storage.readonly import ReadOnlyStore
 
+_STATES: Final = ("open", "in_recovery", "closed")
 _PAGE: Final = 500
 """Ledgers whose metadata is read from a cluster at a time."""
 
@@ -32,9 +54,31 @@ _PAGE: Final = 500
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk ledger``."""
     verbs = parser.add_subparsers()
-    takes_secret(add_command(verbs, "list", _list, "list the ledgers", STORE_OR_CLUSTER))
+    _add_list(verbs)
+    show = add_command(
+        verbs, "show", _show, "show the metadata of ledgers, and where their copies are", STORE_OR_CLUSTER
+    )
+    show.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    takes_secret(show)
     _add_cat(verbs)
     _add_reseal(verbs)
+    text = "delete ledgers for good; exit 5 if some of them could not be deleted"
+    deletion = add_command(verbs, "delete", _delete, text, STORE_OR_CLUSTER)
+    deletion.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    takes_password(deletion)
+    takes_secret(deletion)
+    takes_confirmation(deletion, "show what would be deleted")
+
+
+def _add_list(verbs: Any) -> None:
+    listing = add_command(verbs, "list", _list, "list the ledgers", STORE_OR_CLUSTER)
+    listing.add_argument("--type", metavar="TYPE", help="only ledgers of this type")
+    listing.add_argument("--state", choices=_STATES, help="only ledgers in this state")
+    listing.add_argument("--tier", choices=[hint.value for hint in StorageHint], help="only ledgers in this tier")
+    listing.add_argument("--bookie", metavar="NAME", help="only ledgers of which this bookie should have entries")
+    listing.add_argument("--after", type=int, default=-1, metavar="LEDGER", help="only ledgers with a higher id")
+    listing.add_argument("--limit", type=int, metavar="NUMBER", help="at most so many; the JSON has `next` for --after")
+    takes_secret(listing)
 
 
 def _add_cat(verbs: Any) -> None:
@@ -43,6 +87,12 @@ def _add_cat(verbs: Any) -> None:
     cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
     cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
     cat.add_argument("--last", type=int, metavar="ENTRY", help="last entry; default: the last one confirmed")
+    cat.add_argument(
+        "--recover",
+        action="store_true",
+        help="find the end of an open ledger first, which fences its writer and closes it; asks, or takes --yes",
+    )
+    cat.add_argument("--yes", action="store_true", help="do it without a question, which is asked on terminals alone")
     cat.add_argument("--headers", action="store_true", help="print a line before each payload, and a line end after it")
     takes_password(cat)
     takes_secret(cat)
@@ -60,20 +110,40 @@ def _add_reseal(verbs: Any) -> None:
 
 
 def _list(parsed: argparse.Namespace) -> int:
-    rows = _cluster_rows(parsed) if is_url(parsed.path) else _store_rows(parsed.path)
+    if parsed.limit is not None and parsed.limit < 1:
+        raise UsageError(f"--limit is {parsed.limit}; it takes a number from 1 up")
+    if parsed.bookie is not None and not is_url(parsed.path):
+        raise UsageError("--bookie is for clusters; a store has no bookies")
+    found = _cluster_rows(parsed) if is_url(parsed.path) else _store_rows(parsed)
+    rows = list(islice(found, parsed.limit))
     if parsed.json:
-        print_json({"ledgers": rows})
+        following = rows[-1]["ledger"] if rows and len(rows) == parsed.limit else None
+        print_json({"ledgers": rows, "next": following})
         return SOUND
     names = ["ledger", "type", "state", "tier", "entries", "bytes", "digest", "sealed"]
     if is_url(parsed.path):
         names[3:4] = ["quorums", "copies", "bookies"]
-    times = (datetime.fromtimestamp(row["created_ns"] // 1_000_000_000, UTC) for row in rows)
-    shown = [
-        (*(_shown(row[name]) for name in names), f"{time:%Y-%m-%d %H:%M:%S}")
-        for row, time in zip(rows, times, strict=True)
-    ]
+    times = (_created(row) for row in rows)
+    shown = [(*(_shown(row[name]) for name in names), time) for row, time in zip(rows, times, strict=True)]
     print_table(shown, (*names, "created (UTC)"))
     return SOUND
+
+
+def _created(row: dict[str, Any]) -> str:
+    return f"{datetime.fromtimestamp(row['created_ns'] // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _is_wanted(parsed: argparse.Namespace, metadata: LedgerMetadata) -> bool:
+    return (
+        metadata.ledger_id > parsed.after
+        and parsed.type in (None, str(metadata.ledger_type))
+        and parsed.state in (None, metadata.state.value)
+        and parsed.tier in (None, metadata.tier.value)
+        and (
+            parsed.bookie is None
+            or any(parsed.bookie == each.bookie_id for fragment in metadata.fragments for each in fragment.ensemble)
+        )
+    )
 
 
 def _shown(value: Any) -> Any:
@@ -83,14 +153,16 @@ def _shown(value: Any) -> Any:
     return ("no", "yes")[value] if isinstance(value, bool) else value
 
 
-def _store_rows(path: str) -> list[dict[str, Any]]:
-    """Return a row for each ledger of a store, with its confirmed entries and their bytes."""
+def _store_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a row for each ledger of a store, with its confirmed entries and their bytes."""
     from pybk.config import StoreConfig
     from pybk.storage.readonly import ReadOnlyStore
 
-    store = ReadOnlyStore.open(path, config=StoreConfig())
+    store = ReadOnlyStore.open(parsed.path, config=StoreConfig())
     try:
-        return [_ledger_row(store, metadata) for metadata in store.ledgers()]
+        for metadata in store.ledgers():
+            if _is_wanted(parsed, metadata):
+                yield _ledger_row(store, metadata)
     finally:
         store.close()
 
@@ -124,28 +196,37 @@ def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> d
     }
 
 
-def _cluster_rows(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each ledger of a cluster; an open ledger's has no end, which only its bookies know."""
-    from pybk.cluster_checks import Copies
+def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a row for each ledger of a cluster; an open ledger's has no end, which only its bookies know."""
     from pybk.connect import open_cluster
-    from pybk.healing.cluster_map import ClusterMap
 
-    rows: list[dict[str, Any]] = []
     with secret_needed():
         metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:
         live = {found.bookie for found in metadata.list_bookies()}
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
-        after = -1
+        after = parsed.after
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
-            cluster = ClusterMap()
-            page = list(metadata.read_sound_ledgers(ids))
-            for found in page:
-                cluster.apply(found.metadata.ledger_id, found.metadata, found.version)
-            copies = Copies(cluster, live, _marks_of(metadata, after, ids[-1]))
-            rows += [_cluster_row(found.metadata, copies, partial(_condition, live, members)) for found in page]
+            found = [each for each in metadata.read_sound_ledgers(ids) if _is_wanted(parsed, each.metadata)]
+            yield from _rows_of(metadata, found, live, members)
             after = ids[-1]
-    return rows
+
+
+def _rows_of(
+    metadata: ClusterMetadata, found: list[StoredLedger], live: Collection[Bookie], members: Mapping[str, Bookie]
+) -> list[dict[str, Any]]:
+    """Return the rows of some ledgers of a cluster, by ascending id."""
+    from pybk.cluster_checks import Copies
+    from pybk.healing.cluster_map import ClusterMap
+
+    if not found:
+        return []
+    cluster = ClusterMap()
+    for each in found:
+        cluster.apply(each.metadata.ledger_id, each.metadata, each.version)
+    marks = _marks_of(metadata, found[0].metadata.ledger_id - 1, found[-1].metadata.ledger_id)
+    copies = Copies(cluster, live, marks)
+    return [_cluster_row(each.metadata, copies, partial(_condition, live, members)) for each in found]
 
 
 def _marks_of(metadata: ClusterMetadata, after: int, last: int) -> list[UnderReplicatedLedger]:
@@ -190,11 +271,72 @@ def _cluster_row(metadata: LedgerMetadata, copies: Copies, condition: Callable[[
     }
 
 
-# ---- cat and reseal ----------------------------------------------------------------------------------------------
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    rows = _shown_of_cluster(parsed) if is_url(parsed.path) else _shown_of_store(parsed)
+    if parsed.json:
+        print_json({"ledgers": rows})
+        return SOUND
+    for place, row in enumerate(rows):
+        if place:
+            print()
+        names = [name for name in row if name not in ("fragments", "custom_metadata", "created_ns", "bookies")]
+        table = [(name.replace("_", " "), _shown(_joined(row[name]))) for name in names]
+        table += [("created (UTC)", _created(row))]
+        table += [(f"custom metadata {key!r}, in base64", value) for key, value in row["custom_metadata"].items()]
+        print_table(table, ())
+        if "fragments" in row:
+            fragments = [
+                (each["first"], ", ".join(map(_with_condition, each["bookies"], each["conditions"])))
+                for each in row["fragments"]
+            ]
+            print_table(fragments, ("fragment from entry", "bookies"))
+    return SOUND
+
+
+def _joined(value: Any) -> Any:
+    return ", ".join(value) if isinstance(value, list) else value
+
+
+def _with_condition(name: str, condition: str) -> str:
+    return name if condition == "runs" else f"{name} ({condition})"
+
+
+def _shown_of_store(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    from pybk.config import StoreConfig
+    from pybk.storage.readonly import ReadOnlyStore
+
+    store = ReadOnlyStore.open(parsed.path, config=StoreConfig())
+    try:
+        return [_ledger_row(store, store.descriptor(ledger_id).metadata) for ledger_id in parsed.ledgers]
+    finally:
+        store.close()
+
+
+def _shown_of_cluster(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    from pybk.connect import open_cluster
+
+    with secret_needed():
+        metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
+    with metadata:
+        live = {found.bookie for found in metadata.list_bookies()}
+        members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
+        found = [metadata.read_ledger(ledger_id) for ledger_id in sorted(set(parsed.ledgers))]
+        return _rows_of(metadata, found, live, members)
+
+
+# ---- cat, reseal and delete ------------------------------------------------------------------------------------------
 
 
 def _cat(parsed: argparse.Namespace) -> int:
-    with _manager(parsed) as manager, _open_ledger(manager, parsed) as reader:
+    if parsed.recover:
+        what = (
+            f"the end of ledger {parsed.ledger} is found, so that its writer, if there is one, cannot append any more"
+        )
+        confirm(parsed, str(parsed.ledger), what)
+    with _manager(parsed, read_only=not parsed.recover) as manager, _open_ledger(manager, parsed) as reader:
         confirmed = reader.read_last_add_confirmed()
         last = confirmed if parsed.last is None else parsed.last
         for entry in reader.read(parsed.first, last):
@@ -230,6 +372,37 @@ def _reseal(parsed: argparse.Namespace) -> int:
     return SOUND
 
 
+def _delete(parsed: argparse.Namespace) -> int:
+    from pybk.errors import PybkError
+    from pybk.manager import LedgerManager
+
+    if not is_url(parsed.path):
+        LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
+    password = password_of(parsed)
+    ids = list(dict.fromkeys(parsed.ledgers))
+    deleted, failed = [], {}
+    with _manager(parsed, read_only=parsed.dry_run) as manager:
+        sizes = {each: manager.ledger_summary(each).length for each in ids}  # raises for one that is not there
+        shown = ", ".join(f"{each} ({'unknown' if size is None else size} bytes)" for each, size in sizes.items())
+        if parsed.dry_run:
+            print_note(parsed, f"would be deleted: {shown}")
+        else:
+            confirm(parsed, " ".join(map(str, ids)), f"ledgers are deleted for good: {shown}")
+            for ledger_id in ids:
+                try:
+                    with _password_needed(ledger_id, password):
+                        manager.delete_ledger(ledger_id, password=password or b"")
+                    deleted.append(ledger_id)
+                except PybkError as error:
+                    failed[ledger_id] = " ".join(str(error).split())
+                    print(f"pybk: ledger {ledger_id} is not deleted: {failed[ledger_id]}", file=sys.stderr)
+    if parsed.json:
+        print_json({"deleted": deleted, "failed": failed, "dry_run": parsed.dry_run})
+    elif deleted:
+        print(f"{counted(len(deleted), 'ledger')} deleted: {', '.join(map(str, deleted))}")
+    return SOUND if not failed else PARTLY if deleted else FAILED
+
+
 def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerManager:
     """Open the store or the cluster that PATH names."""
     from pybk.manager import LedgerManager
@@ -241,10 +414,10 @@ def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerMan
 
 
 def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
-    """Open a ledger without recovery, so that its writer is not fenced."""
+    """Open a ledger; without ``--recover`` its writer is not fenced."""
     password = password_of(parsed)
     with _password_needed(parsed.ledger, password):
-        return manager.open_ledger(parsed.ledger, password=password or b"", recover=False)
+        return manager.open_ledger(parsed.ledger, password=password or b"", recover=parsed.recover)
 
 
 @contextmanager

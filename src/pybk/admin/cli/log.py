@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser
+from pybk.admin.cli.arguments import CommandParser, takes_confirmation
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
     add_repairs,
@@ -26,7 +26,7 @@ from pybk.admin.cli.logs import (
     takes_tail,
     verbs_of,
 )
-from pybk.admin.cli.output import SOUND, base64, counted
+from pybk.admin.cli.output import SOUND, base64, confirm, counted
 from pybk.errors import UsageError
 from pybk.streams.position import Position
 
@@ -65,6 +65,7 @@ def add(parser: CommandParser) -> None:
     deletion.add_argument(
         "--steal", action="store_true", help="also from a live writer, and live owners of subscriptions"
     )
+    takes_confirmation(deletion, "check that the log is there")
     add("subscriptions", _subscriptions, "list the subscriptions of a log with what they have not acknowledged")
 
 
@@ -215,6 +216,10 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 
 def _delete(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
+        if parsed.dry_run:
+            _open(parsed, manager, parsed.name, "r").close()
+            return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")
+        confirm(parsed, parsed.name, f"log {parsed.name} is deleted with all its records and subscriptions")
         logs.delete(parsed.name, steal=parsed.steal)
     return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
 

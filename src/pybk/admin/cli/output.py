@@ -53,7 +53,7 @@ EXIT_STATUSES: Final[Mapping[int, str]] = {
 """What each exit status says."""
 
 _SCHEMA: Final = 1
-_PROGRESS_AFTER_SECONDS: Final = 1.0
+PROGRESS_AFTER_SECONDS: Final = 1.0
 _COLOURS: Final = {"ok": "32", "warn": "33", "bad": "31"}
 
 
@@ -149,7 +149,7 @@ def progress_bar(parsed: argparse.Namespace, what: str, unit: str = "B") -> Iter
         unit=unit,
         unit_scale=True,
         unit_divisor=1024 if unit == "B" else 1000,
-        delay=_PROGRESS_AFTER_SECONDS,
+        delay=PROGRESS_AFTER_SECONDS,
         file=sys.stderr,
         leave=False,
         colour=None,
@@ -168,7 +168,7 @@ def _json_progress(what: str, unit: str) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         nonlocal printed
         now = time.monotonic()
-        if now - printed >= _PROGRESS_AFTER_SECONDS:
+        if now - printed >= PROGRESS_AFTER_SECONDS:
             printed = now
             values = {
                 "progress": what,

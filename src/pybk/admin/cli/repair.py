@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import CommandParser, seconds_of
+from pybk.admin.cli.arguments import CommandParser, seconds_of, takes_watch
 from pybk.admin.cli.clusters import add_verb, admin_of, manager_of, mark_as_json, person_of, takes_person
 from pybk.admin.cli.output import (
     PARTLY,
@@ -16,20 +17,32 @@ from pybk.admin.cli.output import (
     print_json,
     print_note,
     print_table,
+    progress_bar,
     shown_bytes,
     shown_time,
+    watch,
 )
 
 if TYPE_CHECKING:
+    from pybk.backend import Replicated
+    from pybk.cluster_admin import ClusterAdmin
+    from pybk.cluster_checks import ClusterStatus
+    from pybk.manager import LedgerManager
     from pybk.metadata.settings import ClusterSettings
 
 _ERROR_COLUMN: Final = 60
+_QUEUED: Final = "queued"
 
 
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk repair``."""
     verbs = parser.add_subparsers()
-    add_verb(verbs, "list", _list, "list the ledgers that are to be repaired, the most urgent first")
+    listing = add_verb(verbs, "list", _list, "list the ledgers that are to be repaired, the most urgent first")
+    listing.add_argument("--reason", metavar="REASON", help="of this reason alone, such as lost or draining")
+    listing.add_argument("--stuck", action="store_true", help="only those that no worker can mend now")
+    takes_watch(listing)
+    text = "show how many ledgers wait by reason and state, what is left to copy, and why repairs wait"
+    takes_watch(add_verb(verbs, "status", _status, text))
     run = add_verb(
         verbs,
         "run",
@@ -41,6 +54,8 @@ def add(parser: CommandParser) -> None:
         "--bookie", metavar="NAME", help="move all ledgers off this bookie, as if it were lost, also if it runs"
     )
     what.add_argument("--ledger", metavar="ID", type=int, help="this ledger")
+    what.add_argument("--all", action="store_true", help="all ledgers that are listed as queued or stuck")
+    run.add_argument("--dry-run", action="store_true", help="show which ledgers and how much, and copy nothing")
     pause = add_verb(verbs, "pause", _pause, "pause repairs for some time; they resume by themselves")
     pause.add_argument(
         "--for",
@@ -58,13 +73,26 @@ def add(parser: CommandParser) -> None:
         metavar="NAME",
         help="bookies whose loss does not make repairs wait any more",
     )
-    for command in (pause, resume):
+    text = "list the bookies whose loss is accepted, so that repairs are not on hold because of them; or withdraw that"
+    losses = add_verb(verbs, "losses", _losses, text)
+    losses.add_argument(
+        "--withdraw", nargs="+", default=[], metavar="NAME", help="the losses of these are not accepted"
+    )
+    for command in (pause, resume, losses):
         takes_person(command)
 
 
 def _list(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        marks, status = admin.repairs(), admin.status()
+        return watch(parsed, lambda: _print_list(parsed, admin))
+
+
+def _print_list(parsed: argparse.Namespace, admin: ClusterAdmin) -> int:
+    marks = [
+        mark
+        for mark in admin.repairs()
+        if parsed.reason in (None, mark.reason) and not (parsed.stuck and mark.state == _QUEUED)
+    ]
     if parsed.json:
         print_json({"repairs": [mark_as_json(mark) for mark in marks]})
         return SOUND
@@ -84,15 +112,49 @@ def _list(parsed: argparse.Namespace) -> int:
     print_table(
         rows, ("ledger", "bookie", "reason", "state", "age", "bytes", "tries", "error"), last_column=_ERROR_COLUMN
     )
-    for reason in status.reasons:
-        if reason.code.startswith("hold_") or reason.code in ("repairs_paused", "no_auditor"):
-            print_note(parsed, f"note: {reason.text}")  # what waits because of it has no mark yet
+    for text in _waits(admin.status()):
+        print_note(parsed, f"note: {text}")  # what waits because of it has no mark yet
+    return SOUND
+
+
+def _waits(status: ClusterStatus) -> list[str]:
+    """Return why repairs wait."""
+    codes = ("repairs_paused", "no_auditor")
+    return [reason.text for reason in status.reasons if reason.code.startswith("hold_") or reason.code in codes]
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        return watch(parsed, lambda: _print_status(parsed, admin))
+
+
+def _print_status(parsed: argparse.Namespace, admin: ClusterAdmin) -> int:
+    marks, status, settings = admin.repairs(), admin.status(), admin.settings()
+    counts = Counter((str(mark.reason), str(mark.state)) for mark in marks)
+    waits = _waits(status)
+    if parsed.json:
+        rows = [{"reason": reason, "state": state, "marks": count} for (reason, state), count in counts.items()]
+        values = {"queued_bytes": status.queued_bytes, "rate": status.rate, "eta_s": status.eta_s}
+        paused = {"paused_until_ns": settings.repair.paused_until_ns, "paused_by": settings.repair.paused_by}
+        losses = list(settings.repair.accepted_losses)
+        print_json({"marks": rows, **values, "waits": waits, **paused, "accepted_losses": losses})
+    else:
+        print_table([(*key, count) for key, count in sorted(counts.items())], ("reason", "state", "marks"))
+        eta = "" if status.eta_s is None else f", done in {status.eta_s:.0f} s"
+        print(f"to copy: {shown_bytes(status.queued_bytes)} at {shown_bytes(status.rate)}/s{eta}")
+        for text in waits:
+            print(f"repairs wait: {text}")
+        if settings.repair.accepted_losses:
+            print(f"accepted losses: {', '.join(settings.repair.accepted_losses)}")
     return SOUND
 
 
 def _run(parsed: argparse.Namespace) -> int:
     with manager_of(parsed) as manager:
-        done = manager.replicate(parsed.ledger if parsed.bookie is None else parsed.bookie)
+        if parsed.dry_run:
+            return _print_plan(parsed, manager)
+        what = parsed.ledger if parsed.bookie is None else parsed.bookie
+        done = _replicate_all(parsed, manager) if parsed.all else manager.replicate(what)
     if parsed.json:
         print_json(done._asdict())
     else:
@@ -100,6 +162,57 @@ def _run(parsed: argparse.Namespace) -> int:
         for text in done.left:
             print(f"left: {text}", file=sys.stderr)
     return PARTLY if done.left else SOUND
+
+
+def _replicate_all(parsed: argparse.Namespace, manager: LedgerManager) -> Replicated:
+    """Copy what the ledgers that are marked lack."""
+    from pybk.backend import Replicated
+    from pybk.cluster_admin import ClusterAdmin
+    from pybk.errors import NoSuchLedgerError
+
+    ids = list(dict.fromkeys(mark.ledger_id for mark in ClusterAdmin(manager).repairs()))
+    fragments, left = 0, list[str]()
+    with progress_bar(parsed, "repair", "ledgers") as show:
+        for place, ledger_id in enumerate(ids, 1):
+            try:
+                done = manager.replicate(ledger_id)
+            except NoSuchLedgerError:
+                continue  # it was deleted meanwhile
+            fragments += done.fragments
+            left += done.left
+            show(place, len(ids))
+    return Replicated(len(ids), fragments, tuple(left))
+
+
+def _print_plan(parsed: argparse.Namespace, manager: LedgerManager) -> int:
+    """Show what a run would look at: about how many bytes, as no bookie is asked what it has."""
+    from pybk.cluster_admin import ClusterAdmin
+
+    admin = ClusterAdmin(manager)
+    if parsed.bookie is not None:
+        progress = admin.drain_progress(parsed.bookie)
+        ledgers, size = progress.ledgers_left, progress.bytes_left
+    else:
+        marks = [mark for mark in admin.repairs() if parsed.all or mark.ledger_id == parsed.ledger]
+        ledgers = len({mark.ledger_id for mark in marks}) if parsed.all else 1
+        size = sum(mark.size_bytes for mark in marks)
+    if parsed.json:
+        print_json({"ledgers": ledgers, "bytes": size, "dry_run": True})
+    else:
+        print(f"{counted(ledgers, 'ledger')} would be examined, and about {shown_bytes(size)} copied")
+    return SOUND
+
+
+def _losses(parsed: argparse.Namespace) -> int:
+    with admin_of(parsed) as admin:
+        who = person_of(parsed)
+        settings = admin.withdraw_losses(parsed.withdraw, who) if parsed.withdraw else admin.settings()
+    accepted = settings.repair.accepted_losses
+    if parsed.json:
+        print_json({"accepted_losses": list(accepted)})
+    else:
+        print("\n".join(accepted) or "the loss of no bookie is accepted")
+    return SOUND
 
 
 def _pause(parsed: argparse.Namespace) -> int:

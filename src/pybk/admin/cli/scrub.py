@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, takes_watch
+from pybk.admin.cli.bookie_parts import BookieParts
 from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import (
@@ -19,13 +20,13 @@ from pybk.admin.cli.output import (
     progress_bar,
     shown_bytes,
     shown_time,
+    watch,
 )
 from pybk.errors import UsageError
 from pybk.healing.scrub import ScrubKind
 
 if TYPE_CHECKING:
     from pybk.healing.scrub_status import ScrubStatus
-    from pybk.manager import LedgerManager
     from pybk.storage.repair.record_check import DamagedEntries
 
 
@@ -48,7 +49,9 @@ def add(parser: CommandParser) -> None:
         "--ledger", metavar="ID", type=int, help="of a cluster: read this ledger from all of its bookies now"
     )
     text = "show since when everything was checked, and what is damaged; exit 1 for damage"
-    takes_secret(add_command(verbs, "status", _status, text, STORE_OR_CLUSTER))
+    status = add_command(verbs, "status", _status, text, STORE_OR_CLUSTER)
+    takes_secret(status)
+    takes_watch(status)
 
 
 def _scrub(parsed: argparse.Namespace) -> int:
@@ -72,7 +75,7 @@ def _scrub_store(parsed: argparse.Namespace) -> int:
 
     with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar(parsed, "scrub") as progress:
         report = manager.scrub(progress=progress)
-        parts = [_part_of(manager, each) for each in report.damaged]
+        parts = [_part_of(BookieParts.of_open(manager, [each.ledger_id]), each) for each in report.damaged]
     if parsed.json:
         named = [
             {**each._asdict(), **({} if part is None else dict(zip(_PART, part, strict=True)))}
@@ -80,11 +83,8 @@ def _scrub_store(parsed: argparse.Namespace) -> int:
         ]
         print_json({**report._asdict(), "damaged": named})
     elif any(parts):
-        rows = [
-            (each.ledger_id, *(part or ("",) * len(_PART)), each.problem)
-            for each, part in zip(report.damaged, parts, strict=True)
-        ]
-        print_table(rows, ("part", "of ledger", "first entry", "last", "problem"))
+        rows = [(*(part or ("",) * len(_PART)), each.problem) for each, part in zip(report.damaged, parts, strict=True)]
+        print_table(rows, ("part of ledger", "first entry", "last", "problem"))
         print_note(
             parsed,
             "note: a bookie's store has parts of the cluster's ledgers. What was copied from a peer since lies next to "
@@ -103,15 +103,10 @@ def _scrub_store(parsed: argparse.Namespace) -> int:
 _PART: Final = ("of_ledger", "of_first_entry", "of_last_entry")
 
 
-def _part_of(manager: LedgerManager, damaged: DamagedEntries) -> tuple[int, int, int] | None:
+def _part_of(parts: BookieParts, damaged: DamagedEntries) -> tuple[int, int, int] | None:
     """Return the replicated ledger and its entries that damaged entries of a bookie's store are; None for others."""
-    from pybk.storage.format.extent import Extent
-
-    extent = Extent.of(manager.ledger_metadata(damaged.ledger_id))
-    if extent is None:
-        return None
-    first, last = (extent.first + entry * extent.stride for entry in (damaged.first_entry_id, damaged.last_entry_id))
-    return extent.ledger_id, first, last
+    part = parts.get(damaged.ledger_id)
+    return None if part is None else (part.ledger_id, *part.entries(damaged.first_entry_id, damaged.last_entry_id))
 
 
 def _scrub_ledger(parsed: argparse.Namespace) -> int:
@@ -139,6 +134,10 @@ def _spans(spans: Sequence[object]) -> str:
 
 
 def _status(parsed: argparse.Namespace) -> int:
+    return watch(parsed, lambda: _look(parsed))
+
+
+def _look(parsed: argparse.Namespace) -> int:
     if is_url(parsed.path):
         with admin_of(parsed) as admin:
             found = admin.scrub_status()

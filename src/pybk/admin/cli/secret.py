@@ -20,7 +20,7 @@ def add(parser: CommandParser) -> None:
     verbs = parser.add_subparsers()
     add_verb(verbs, "status", _shown(lambda admin: None), "show which secrets are valid, and what uses the old one")
     add_verb(
-        verbs, "add", _shown(lambda admin: admin.add_secret()), "accept the secret in FILE.next beside that in FILE"
+        verbs, "add", _shown(lambda admin: admin.add_secret()), "accept the secret in FILE.next as well as that in FILE"
     )
     add_verb(
         verbs,

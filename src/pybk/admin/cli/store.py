@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, directory_of
+from pybk.admin.cli.bookie_parts import BookieParts, Part, is_bookie
 from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords
 from pybk.admin.cli.feature_level import add_upgrade
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table, progress_bar
+from pybk.admin.cli.output import (
+    DAMAGED,
+    SOUND,
+    counted,
+    print_json,
+    print_json_line,
+    print_note,
+    print_table,
+    progress_bar,
+)
 from pybk.credentials import PASSWORD
 
 if TYPE_CHECKING:
@@ -23,6 +34,9 @@ def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk store``."""
     verbs = parser.add_subparsers()
     add_command(verbs, "dump", _dump, "print the contents of the files, record by record")
+    add_command(verbs, "files", _files, "list the directories and files of the store")
+    text = "show how far the log is durable, and what the last checkpoint has; also while another process writes it"
+    add_command(verbs, "status", _status, text)
     _add_verify(verbs)
     _add_rebuild_index(verbs)
     add_upgrade(verbs, STORE_OR_CLUSTER)
@@ -55,43 +69,119 @@ def _dump(parsed: argparse.Namespace) -> int:
     return SOUND
 
 
+def _files(parsed: argparse.Namespace) -> int:
+    from pybk.admin.dump import dump_store
+
+    found = [row for row in dump_store(directory_of(parsed), contents=False) if row["what"] in ("directory", "file")]
+    if parsed.json:
+        print_json({"files": found})
+    else:
+        names = ("what", "kind", "tier", "bytes", "path")
+        print_table([[row.get(name, "") for name in names] for row in found], names)
+    return SOUND
+
+
+def _status(parsed: argparse.Namespace) -> int:
+    from pybk.admin.dump import dump_store
+
+    rows = list(dump_store(directory_of(parsed), contents=False))
+    wanted = ("store", "catalog", "ledger", "file", "problem")
+    of = {what: [row for row in rows if row["what"] == what] for what in wanted}
+    kinds = Counter(str(row["kind"]) for row in of["file"])
+    values: dict[str, Any] = {
+        "store": of["store"][0]["store"],
+        "durable_lsn": of["store"][0]["durable_lsn"],
+        "checkpointed_ledgers": len(of["ledger"]),
+        "open_ledgers": sum(row["state"] == "open" for row in of["ledger"]),
+        "files": dict(kinds),
+        "file_bytes": sum(int(str(row["bytes"])) for row in of["file"]),
+        "problems": [row["message"] for row in of["problem"]],
+    }
+    values |= {f"checkpoint_{key}": value for key, value in (of["catalog"] or [{}])[0].items() if key != "what"}
+    if parsed.json:
+        print_json(values)
+    else:
+        shown = {**values, "files": ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))}
+        shown["problems"] = "; ".join(map(str, values["problems"])) or "none"
+        print_table([(name.replace("_", " "), value) for name, value in shown.items()], ())
+    return DAMAGED if values["problems"] else SOUND
+
+
 # ---- verify ------------------------------------------------------------------------------------------------------
 
 
 def _verify(parsed: argparse.Namespace) -> int:
     from pybk.repair import verify
 
+    directory = directory_of(parsed)
     with progress_bar(parsed, "verify") as progress:
-        found = verify(directory_of(parsed), passwords=passwords_of(parsed), progress=progress)
+        found = verify(directory, passwords=passwords_of(parsed), progress=progress)
     status = DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
+    parts = BookieParts.of(directory, {each.ledger_id for each in found.problems if each.ledger_id is not None})
     if parsed.json:
-        problems = [problem._asdict() for problem in found.problems]
+        problems = [_problem_as_json(problem, parts) for problem in found.problems]
         print_json({**found._asdict(), "problems": problems, "sound": not problems, "complete": found.complete})
         return status
     if found.problems:
-        print_table(
-            (_problem_row(problem, parsed.path) for problem in found.problems),
-            ("file", "offset", "ledger", "entries", "problem"),
-            last_column=_LAST_COLUMN,
+        headers = ("file", "offset", "part of ledger" if parts else "ledger", "entries", "problem")
+        rows = (_problem_row(problem, parsed.path, parts) for problem in found.problems)
+        print_table(rows, headers, last_column=_LAST_COLUMN)
+    if parts:
+        print_note(
+            parsed,
+            "note: this is a bookie's store, which has parts of the cluster's ledgers. While the bookie runs, it finds "
+            "damage by its scrubs and copies what is needed from its peers; `pybk scrub status URL` shows what is left",
         )
-    print(_summary(found))
+    print(_bookie_summary(found) if is_bookie(directory) else _summary(found))
     return status
 
 
-def _problem_row(problem: VerifyProblem, root: str) -> tuple[Any, ...]:
-    entries = ""
-    if problem.first_entry_id is not None:
-        entries = f"{problem.first_entry_id} to {problem.last_entry_id}"
-    numbers = ("" if number is None else number for number in (problem.offset, problem.ledger_id))
-    return ("" if problem.path is None else os.path.relpath(problem.path, root), *numbers, entries, problem.message)
+def _problem_as_json(problem: VerifyProblem, parts: BookieParts) -> dict[str, Any]:
+    part = parts.get(problem.ledger_id)
+    if part is None:
+        return problem._asdict()
+    first, last = _entries_of(problem, part)
+    found = {
+        **problem._asdict(),
+        "message": parts.named(problem.message),
+        "ledger_id": None,
+        "of_ledger": part.ledger_id,
+    }
+    return {**found, "first_entry_id": first, "last_entry_id": last}
+
+
+def _entries_of(problem: VerifyProblem, part: Part | None) -> tuple[int | None, int | None]:
+    if problem.first_entry_id is None or problem.last_entry_id is None or part is None:
+        return problem.first_entry_id, problem.last_entry_id
+    return part.entries(problem.first_entry_id, problem.last_entry_id)
+
+
+def _problem_row(problem: VerifyProblem, root: str, parts: BookieParts) -> tuple[Any, ...]:
+    part = parts.get(problem.ledger_id)
+    first, last = _entries_of(problem, part)
+    entries = "" if first is None else f"{first} to {last}"
+    numbers = (problem.offset, problem.ledger_id if part is None else part.ledger_id)
+    where = "" if problem.path is None else os.path.relpath(problem.path, root)
+    shown = ("" if number is None else number for number in numbers)
+    return (where, *shown, entries, parts.named(problem.message))
+
+
+def _counted(found: VerifyReport, what: str, plural: str) -> str:
+    return (
+        f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in "
+        f"{counted(found.ledgers, what, plural)}, {counted(found.entries, 'entry', 'entries')}, "
+        f"{counted(found.files, 'file')}; the log was checked up to LSN {found.durable_lsn}, its durable watermark"
+    )
+
+
+def _bookie_summary(found: VerifyReport) -> str:
+    """Return the summary of a bookie's store, whose ledgers no password opens, and which have no seals."""
+    counts = _counted(found, "part of a ledger", "parts of ledgers")
+    return f"{counts}; the checks are of checksums: readers, who have the ledgers' keys, check the digests"
 
 
 def _summary(found: VerifyReport) -> str:
-    text = (
-        f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in "
-        f"{counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')}, "
-        f"{counted(found.files, 'file')}; the log was checked up to LSN {found.durable_lsn}, its durable watermark"
-    )
+    text = _counted(found, "ledger", "ledgers")
     if found.unauthenticated:
         text += (
             f"; the entries of {counted(found.unauthenticated, 'ledger')} were checked by checksum only, their digests "

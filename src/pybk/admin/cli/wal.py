@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser
+from pybk.admin.cli.arguments import CommandParser, takes_confirmation
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
     add_repairs,
@@ -22,7 +22,7 @@ from pybk.admin.cli.logs import (
     takes_tail,
     verbs_of,
 )
-from pybk.admin.cli.output import SOUND, counted
+from pybk.admin.cli.output import SOUND, confirm, counted
 from pybk.errors import LogExistsError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def add(parser: CommandParser) -> None:
     add_repairs(add, _sweep, _rebuild, "LSN")
     deletion = add("delete", _delete, "delete a log with its records and checkpoints")
     deletion.add_argument("--steal", action="store_true", help="also from a live writer")
+    takes_confirmation(deletion, "check that the log is there")
 
 
 def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> WriteAheadLog:
@@ -154,5 +155,9 @@ def _delete(parsed: argparse.Namespace) -> int:
 
     with manager_of(parsed, read_only=False) as manager:
         password = password_of(parsed) or b""
+        if parsed.dry_run:
+            _open(parsed, manager, parsed.name, "r").close()
+            return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")
+        confirm(parsed, parsed.name, f"log {parsed.name} is deleted with all its records")
         WriteAheadLog.delete(manager, parsed.name, password=password, insecure=True, steal=parsed.steal)
     return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")

@@ -7,7 +7,7 @@ runs in a bookie's thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
 from typing import Any, Final
@@ -464,17 +464,7 @@ def change_settings(view: View, values: Mapping[str, Any], by: str = "") -> Clus
         values: The new values by name, such as ``repair.grace_s``.
         by: The name of the person who changes them.
     """
-    return view.admin.change_settings(lambda old: _changed(old, values), by)
-
-
-def _changed(found: ClusterSettings, values: Mapping[str, Any]) -> ClusterSettings:
-    for name, value in values.items():
-        section, _, setting = name.partition(".")
-        part = getattr(found, section, None) if section in ("repair", "placement", "scrub") else None
-        if part is None or setting not in part.as_dict():
-            raise UsageError(f"there is no setting {name!r:.100}; GET {_ROOT}/settings shows those that there are")
-        found = replace(found, **{section: replace(part, **{setting: value})})
-    return found
+    return view.admin.change_settings(lambda old: old.changed(values), by)
 
 
 # ---- a bookie of its own --------------------------------------------------------------------------------------------

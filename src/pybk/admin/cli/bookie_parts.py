@@ -1,0 +1,107 @@
+"""Names what a bookie's store has: its ledgers are parts of the cluster's, with ids that nobody else knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, UnsupportedFormatError
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+    from pybk.storage.format.extent import Extent
+
+_LEDGER: Final = re.compile(r"\bledger (\d+)(?: entries (\d+) to (\d+))?")
+
+
+class Part(NamedTuple):
+    """What a ledger of a bookie's store is a part of.
+
+    Attributes:
+        ledger_id: The cluster's ledger.
+        first: Its entry that is the part's entry 0.
+        stride: The distance of its entries that follow each other in the part.
+    """
+
+    ledger_id: int
+    first: int
+    stride: int
+
+    def entries(self, first: int, last: int) -> tuple[int, int]:
+        """Return the entries of the cluster's ledger that two of the part are."""
+        return self.first + first * self.stride, self.first + last * self.stride
+
+
+def is_bookie(path: str) -> bool:
+    """Return whether a directory is that of a bookie; False if the store there cannot be opened."""
+    from pybk.flags import LedgerType
+    from pybk.manager import LedgerManager
+
+    try:
+        with LedgerManager.open(path, read_only=True) as manager:
+            return any(True for _ in manager.list_ledgers(LedgerType.BOOKIE))
+    except (PybkError, OSError):
+        return False
+
+
+class BookieParts:
+    """The parts of a store.
+
+    Args:
+        parts: By the ids of the store; empty for a store that is no bookie's.
+    """
+
+    def __init__(self, parts: dict[int, Part]) -> None:
+        self._parts = parts
+
+    @classmethod
+    def of(cls, path: str, ids: Iterable[int]) -> BookieParts:
+        """Return what ledgers of the store in a directory are parts of; those that cannot be found out are left out."""
+        from pybk.manager import LedgerManager
+
+        wanted = sorted(set(ids))
+        if not wanted:
+            return cls({})
+        try:
+            with LedgerManager.open(path, read_only=True) as manager:
+                return cls.of_open(manager, wanted)
+        except (PybkError, OSError):
+            return cls({})  # a store that cannot be opened is reported by the caller, as it is
+
+    @classmethod
+    def of_open(cls, manager: LedgerManager, ids: Iterable[int]) -> BookieParts:
+        """Return what ledgers of an open store are parts of; those that cannot be found out are left out."""
+        found = {ledger_id: _extent(manager, ledger_id) for ledger_id in ids}
+        return cls({key: Part(each.ledger_id, each.first, each.stride) for key, each in found.items() if each})
+
+    def __bool__(self) -> bool:
+        """Return whether one of them is a part."""
+        return bool(self._parts)
+
+    def get(self, ledger_id: int | None) -> Part | None:
+        """Return what a ledger of the store is a part of; None if it is none."""
+        return None if ledger_id is None else self._parts.get(ledger_id)
+
+    def named(self, text: str) -> str:
+        """Return a text about ledgers of the store that names those of the cluster instead."""
+        return _LEDGER.sub(self._replaced, text)
+
+    def _replaced(self, found: re.Match[str]) -> str:
+        part = self._parts.get(int(found[1]))
+        if part is None:
+            return found[0]
+        if found[2] is None:
+            return f"a part of ledger {part.ledger_id}"
+        first, last = part.entries(int(found[2]), int(found[3]))
+        return f"ledger {part.ledger_id} entries {first} to {last}"
+
+
+def _extent(manager: LedgerManager, ledger_id: int) -> Extent | None:
+    """Return the extent that a ledger is; None if it is none, or that cannot be read."""
+    from pybk.storage.format.extent import Extent
+
+    try:
+        return Extent.of(manager.ledger_metadata(ledger_id))
+    except (CorruptError, NoSuchLedgerError, UnsupportedFormatError):
+        return None

@@ -1,0 +1,76 @@
+"""The verbs ``init``, ``probe`` and ``destroy`` of ``pybk cluster``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pybk.admin.cli.arguments import secret_needed, takes_confirmation
+from pybk.admin.cli.clusters import add_verb, manager_of, url_of
+from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.output import SOUND, confirm, counted, print_json
+from pybk.admin.cli.probing import probe, takes_entries
+from pybk.credentials import CLUSTER_SECRET
+from pybk.errors import MetadataError, UsageError
+
+
+def add_making(verbs: Any) -> None:
+    """Add these verbs to those of ``pybk cluster``."""
+    init = add_verb(verbs, "init", _init, "make a cluster in a metadata store; one that is there stays as it is")
+    init.add_argument("--insecure", action="store_true", help="make one without a secret, for one host alone")
+    text = "write, read and delete a small ledger, and show how long that takes; exit 1 if it fails"
+    takes_entries(add_verb(verbs, "probe", probe, text))
+    text = "delete the metadata of a cluster for good, with which all its ledgers are lost; exit 3 if a bookie runs"
+    takes_confirmation(add_verb(verbs, "destroy", _destroy, text), "show what would be deleted")
+
+
+def _init(parsed: argparse.Namespace) -> int:
+    from pybk.connect import open_cluster
+
+    url, secret = url_of(parsed), secret_of(parsed)
+    if secret is None and not parsed.insecure:
+        raise UsageError(
+            f"a cluster takes a secret, such as 32 random bytes: --cluster-secret-file FILE or {CLUSTER_SECRET}; or, "
+            "on one host whose processes all trust each other, --insecure"
+        )
+    with secret_needed():
+        try:
+            metadata, _ = open_cluster(url, secret, create=False)
+            made = False
+        except MetadataError as error:
+            if type(error) is not MetadataError:  # as a store that cannot be reached, or another secret
+                raise
+            metadata, _ = open_cluster(url, secret, create=True)
+            made = True
+    with metadata:
+        cluster_id = metadata.cluster_id.hex()
+    if parsed.json:
+        print_json({"cluster": cluster_id, "made": made})
+    else:
+        print(f"cluster {cluster_id} {'is made' if made else 'was there already'}")
+    return SOUND
+
+
+def _destroy(parsed: argparse.Namespace) -> int:
+    from pybk.cluster_admin import ClusterAdmin
+    from pybk.metadata_repair import destroy_metadata
+
+    with manager_of(parsed) as manager:
+        ledgers = sum(1 for _ in manager.list_ledgers())
+        names = [each.name for each in ClusterAdmin(manager).bookies()]
+        cluster_id = manager.store_id.hex()
+    what = f"cluster {cluster_id} with {counted(ledgers, 'ledger')} and {counted(len(names), 'bookie')}"
+    if parsed.dry_run:
+        if parsed.json:
+            print_json({"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": 0})
+        else:
+            print(f"{what} would be deleted; the files of its bookies would stay")
+        return SOUND
+    confirm(parsed, cluster_id, f"{what} is deleted for good; the files of its bookies stay")
+    with secret_needed():
+        deleted = destroy_metadata(parsed.path, cluster_id, cluster_secret=secret_of(parsed))
+    if parsed.json:
+        print_json({"cluster": cluster_id, "ledgers": ledgers, "bookies": names, "deleted": deleted})
+    else:
+        print(f"{what} is deleted, {counted(deleted, 'value')}; what is in its bookies' directories can be removed")
+    return SOUND

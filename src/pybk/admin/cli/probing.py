@@ -1,0 +1,90 @@
+"""The verb ``probe`` of clusters and bookies: write, read and delete a small ledger, and see how long that takes."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.admin.cli.arguments import secret_needed
+from pybk.admin.cli.clusters import url_of
+from pybk.admin.cli.credentials import secret_of
+from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
+from pybk.errors import SafetyCheckError
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+
+_TYPE: Final = "pybk-probe"
+"""The type of ledgers of probes, so that metrics and lists show them apart."""
+
+
+def takes_entries(command: argparse.ArgumentParser) -> None:
+    """Have a probe take how many entries it writes, and their size."""
+    command.add_argument("--entries", type=int, default=10, metavar="NUMBER", help="how many entries; default: 10")
+    command.add_argument("--bytes", type=int, default=1024, metavar="NUMBER", help="bytes of each; default: 1024")
+
+
+def probe(parsed: argparse.Namespace) -> int:
+    """Run the command; the ledger is deleted whatever happens.
+
+    The entries of a probe of a bookie are on that bookie alone.
+    """
+    from pybk.config import StoreConfig
+    from pybk.connect import connect
+    from pybk.manager import LedgerManager
+
+    name = getattr(parsed, "name", None)
+    with secret_needed():
+        manager = LedgerManager(connect(url_of(parsed), secret_of(parsed), StoreConfig(), near=name))
+    with manager:
+        found = _probed(manager, parsed, name)
+    if parsed.json:
+        print_json(found)
+    else:
+        rows = [(step, f"{seconds * 1e3:.1f} ms") for step, seconds in found["seconds"].items()]
+        print_table(rows, ("step", "took"))
+        print(f"{parsed.entries} entries of {parsed.bytes} bytes on {', '.join(found['bookies'])}: {found['result']}")
+    return SOUND if found["result"] == "ok" else DAMAGED
+
+
+def _probed(manager: LedgerManager, parsed: argparse.Namespace, name: str | None) -> dict[str, Any]:
+    password = secrets.token_bytes(32)
+    payloads = [secrets.token_bytes(parsed.bytes) for _ in range(parsed.entries)]
+    copies = None if name is None else 1
+    began = time.monotonic()
+    writer = manager.create_ledger(password=password, ledger_type=_TYPE, ensemble_size=copies)
+    seconds = {"create": time.monotonic() - began}
+    try:
+        bookies = [each.bookie_id for each in writer.metadata.fragments[-1].ensemble]
+        if name is not None and bookies != [name]:
+            raise SafetyCheckError(
+                f"bookie {name} takes no entries now, and {bookies[0]} was chosen: it does not run, or is read-only, "
+                "draining or in maintenance; look at `pybk bookie list`"
+            )
+        took = []
+        for payload in payloads:
+            began = time.monotonic()
+            writer.append(payload)
+            took.append(time.monotonic() - began)
+        seconds |= {"append, median": sorted(took)[len(took) // 2], "append, longest": max(took)} if took else {}
+        began = time.monotonic()
+        writer.close()
+        seconds["close"] = time.monotonic() - began
+        began = time.monotonic()
+        with manager.open_ledger(writer.ledger_id, password=password) as reader:
+            found = [entry.payload for entry in reader.read(0, len(payloads) - 1)] if payloads else []
+        seconds["read all"] = time.monotonic() - began
+    finally:
+        writer.close()
+        began = time.monotonic()
+        manager.delete_ledger(writer.ledger_id, password=password)
+        seconds["delete"] = time.monotonic() - began
+    return {
+        "ledger": writer.ledger_id,
+        "bookies": bookies,
+        "entries": len(payloads),
+        "seconds": seconds,
+        "result": "ok" if found == payloads else "what was read is not what was written",
+    }
