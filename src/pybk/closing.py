@@ -35,9 +35,11 @@ _APPLICATIONS: Final = (
     "pybk.atomic_group",
     "pybk.opening",
     "pybk.repair",
+    "pybk.pytest_plugin",
     "pybk.spark",
     "pybk.storage.repair",
     "pybk.streams",
+    "pybk.testing",
 )
 """Modules that use managers as applications do: their frames do not hold locks of a store that is open. Repair calls
 ``progress``, which may close a manager; it holds the lock of a directory alone, which no manager has open meanwhile."""

@@ -1,0 +1,33 @@
+"""The fixtures ``pybk_store`` and ``pybk_cluster`` for pytest, which finds them by an entry point."""
+
+# pytest imports this module in each run, also in those that use no fixture of it, so it imports nothing heavy.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pybk.manager import LedgerManager
+    from pybk.testing import TestCluster
+
+
+@pytest.fixture
+def pybk_store(tmp_path: Path) -> Iterator[LedgerManager]:
+    """Return a manager of a new store below ``tmp_path``; it is closed after the test."""
+    from pybk.testing import open_store
+
+    with open_store(tmp_path / "pybk-store") as manager:
+        yield manager
+
+
+@pytest.fixture
+def pybk_cluster(tmp_path: Path) -> Iterator[TestCluster]:
+    """Return a new cluster of three bookies in this process, below ``tmp_path``; it is closed after the test."""
+    from pybk.testing import TestCluster
+
+    with TestCluster(tmp_path / "pybk-cluster") as cluster:
+        yield cluster

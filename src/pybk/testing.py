@@ -1,0 +1,147 @@
+"""Stores and clusters for the tests of programs that use pybk; ``docs/testing.md`` shows them, and the pytest fixtures.
+
+What is made here protects nothing: the derivation of keys from passwords is made cheap, and the secret of the cluster
+is always the same. Everything else is as in production.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Self
+from unittest import mock
+
+from pybk.config import StoreConfig
+from pybk.errors import UsageError
+from pybk.manager import LedgerManager
+
+_SCRYPT_COST: Final = 2
+"""The cost of new stores and clusters; that of production takes 128 MiB and nearly half a second for each password."""
+
+_SMALL: Final[Mapping[str, Any]] = {
+    "log_file_bytes": 1 << 20,
+    "unchecked_tail_bytes": 4 << 20,
+    "cold_block_bytes": 4 << 10,
+    "ssd_block_bytes": 4 << 10,
+    "free_bytes_low": 0,
+    "free_bytes_ok": 0,
+}
+
+SECRET: Final = b"the secret of clusters for tests"
+"""The secret of each ``TestCluster``."""
+
+
+def small_config() -> StoreConfig:
+    """Return settings with small files, so that an open is quick and a little data reaches all tiers."""
+    return StoreConfig(**_SMALL)
+
+
+@contextmanager
+def cheap_keys() -> Iterator[None]:
+    """Have stores and clusters that are made meanwhile derive keys cheaply, for good. For one thread at a time."""
+    with mock.patch("pybk.keys.SCRYPT_COST", _SCRYPT_COST):
+        yield
+
+
+@contextmanager
+def open_store(directory: str | os.PathLike[str]) -> Iterator[LedgerManager]:
+    """Open a store until the end of the block; one that is made here derives keys cheaply."""
+    with cheap_keys():
+        manager = LedgerManager.open(directory, config=small_config())
+    with manager:
+        yield manager
+
+
+class TestCluster:
+    """A cluster whose bookies serve in this process, each with a directory of its own; a context manager.
+
+    Bookies do not repair the cluster by themselves, so that a test sees nothing but what it does. For processes that
+    can be killed, use ``pybk dev up``.
+
+    Args:
+        directory: Where all of it lies: a new directory, or that of another cluster made by this class.
+        bookies: How many bookies; their names are ``b1``, ``b2``, ...
+
+    Attributes:
+        url: The URL of the metadata store, as ``LedgerManager.connect`` takes it.
+        secret: The secret of the cluster.
+        bookies: The managers of the bookies that run, by name.
+
+    Raises:
+        UsageError: ``bookies`` is less than 1.
+
+    Threads: one at a time.
+    """
+
+    __test__ = False  # or pytest would take it for tests
+
+    def __init__(self, directory: str | os.PathLike[str], bookies: int = 3) -> None:
+        if bookies < 1:
+            raise UsageError(f"{bookies} bookies; a cluster has 1 at least, and 3 for ledgers with the usual ensemble")
+        self._directory = os.path.abspath(directory)
+        os.makedirs(self._directory, exist_ok=True)
+        self.url: Final = f"lmdb://{self._directory}/metadata"
+        self.secret: Final = SECRET
+        self.bookies: dict[str, LedgerManager] = {}
+        self._clients: list[LedgerManager] = []
+        try:
+            for number in range(1, bookies + 1):
+                self.start(f"b{number}")
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, config: StoreConfig | None = None) -> LedgerManager:
+        """Return a client of the cluster, which is closed with it.
+
+        Args:
+            config: Its settings; None for the defaults.
+        """
+        client = LedgerManager.connect(self.url, cluster_secret=self.secret, config=config)
+        self._clients.append(client)
+        return client
+
+    def stop(self, name: str) -> None:
+        """Close a bookie; its clients see that it is gone.
+
+        Raises:
+            UsageError: No bookie of that name runs.
+        """
+        if name not in self.bookies:
+            raise UsageError(f"no bookie {name!r:.50} runs; there are {', '.join(self.bookies) or 'none'}")
+        self.bookies.pop(name).close()
+
+    def start(self, name: str) -> None:
+        """Start a bookie, one that was stopped or a new one.
+
+        Raises:
+            UsageError: It runs already.
+        """
+        if name in self.bookies:
+            raise UsageError(f"bookie {name!r:.50} runs already")
+        with cheap_keys():
+            self.bookies[name] = LedgerManager.open(
+                os.path.join(self._directory, name),
+                listen="tcp://127.0.0.1:*",
+                metadata=self.url,
+                cluster_secret=self.secret,
+                bookie_id=name,
+                autorecovery=False,
+                config=small_config(),
+            )
+
+    def close(self) -> None:
+        """Close all clients and bookies. Idempotent."""
+        for client in self._clients:
+            client.close()
+        while self.bookies:
+            self.bookies.popitem()[1].close()
+
+    def __enter__(self) -> Self:
+        """Return the cluster itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
