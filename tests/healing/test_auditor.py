@@ -12,6 +12,7 @@ from pybk.healing.auditor import (
     ChangeMark,
     Elected,
     Event,
+    LedgersChanged,
     LedgersRead,
     MarksChanged,
     MarksRead,
@@ -22,9 +23,8 @@ from pybk.healing.auditor import (
     Tick,
     WithdrawMark,
 )
-from pybk.healing.plan import STUCK_NS
+from pybk.healing.plan import STUCK_NS, WINDOW
 from pybk.healing.situation import SECOND_NS, MarkKey
-from pybk.ledger import LedgerMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
@@ -36,16 +36,17 @@ Changes = list[PublishMark | WithdrawMark | ChangeMark]
 
 
 class Led:
-    """A machine that leads, and one ledger on the first three bookies, of which the first is lost."""
+    """A machine that leads, and ledgers on the first three bookies, of which the first is lost."""
 
-    def __init__(self, *, bookies: int) -> None:
-        self.machine = AuditorMachine()
+    def __init__(self, *, bookies: int, ledgers: int = 1, window: int = WINDOW) -> None:
+        self.machine = AuditorMachine(window=window)
         self.now_ns = NOW
         self.step(Elected(SavedState(), NOW + LEASE_NS, NOW - 3600 * SECOND_NS))
         self.step(SettingsRead(ClusterSettings()))
         self.step(MarksRead(()))
         self.see(range(bookies))
-        self.step(LedgersRead(1, -1, None, {1: (MADE, 0)}))
+        made = {each: (ledger(each, (0, (0, 1, 2))), 0) for each in range(1, ledgers + 1)}
+        self.step(LedgersRead(1, -1, None, made))
         self.see(range(1, bookies))
         self.now_ns += GRACE_NS
 
@@ -58,12 +59,21 @@ class Led:
         there = set(registered)
         return self.step(BookiesRead(tuple(facts(each, registered=each in there) for each in {0, *there})))
 
-    def mark(self, state: RepairState) -> UnderReplicatedLedger:
+    def mark(self, state: RepairState, ledger_id: int = 1) -> UnderReplicatedLedger:
         """Make the mark that was asked for."""
-        return UnderReplicatedLedger(1, bookie(0), 0, RepairReason.LOST, state=state, token=state.value.encode())
+        token = state.value.encode()
+        return UnderReplicatedLedger(ledger_id, bookie(0), 0, RepairReason.LOST, state=state, token=token)
 
+    def publish(self, changes: Changes) -> set[int]:
+        """Make the marks that were asked for; return their ledgers."""
+        asked = {each.key.ledger_id for each in changes if isinstance(each, PublishMark)}
+        self.step(MarksChanged({MarkKey(each, bookie(0)): self.mark(RepairState.QUEUED, each) for each in asked}))
+        return asked
 
-MADE: LedgerMetadata = ledger(1, (0, (0, 1, 2)))
+    def repair(self, ledger_id: int, ensemble: Iterable[int] = (3, 1, 2)) -> Changes:
+        """Let a ledger be repaired and its mark be removed; return what is asked for then."""
+        asked = self.step(LedgersChanged({ledger_id: (ledger(ledger_id, (0, ensemble), version=1), 1)}))
+        return asked + self.step(MarksChanged({MarkKey(ledger_id, bookie(0)): None}))
 
 
 def test_a_bookie_that_comes_before_its_answer_is_a_target() -> None:
@@ -94,6 +104,22 @@ def test_a_stuck_mark_is_tried_again_when_its_bookies_have_changed_or_an_hour_la
     else:
         led.now_ns += STUCK_NS // 2
         assert led.step(Tick()) == [ChangeMark(stuck, RepairState.QUEUED)]
+
+
+def test_marks_are_added_when_half_of_those_of_a_window_are_done() -> None:
+    led = Led(bookies=4, ledgers=9, window=4)
+    assert led.publish(led.step(Tick())) == {1, 2, 3, 4}
+    assert led.publish(led.repair(1)) == set()
+    assert led.publish(led.repair(2)) == {5, 6}
+
+
+def test_a_mark_that_is_more_urgent_than_all_is_added_at_once() -> None:
+    led = Led(bookies=4, ledgers=9, window=4)
+    led.publish(led.step(Tick()))
+    assert led.publish(led.repair(1)) == set()
+    one_copy = ledger(20, (0, (0, 1)), version=1)
+    asked = led.step(LedgersChanged({20: (one_copy, 1)}))
+    assert [each.key.ledger_id for each in asked if isinstance(each, PublishMark)] == [20]
 
 
 def test_a_bookie_that_was_drained_and_ended_is_not_reported() -> None:

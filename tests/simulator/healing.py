@@ -426,7 +426,8 @@ class World:
             if auditor is not self.leader or self.now >= self.lease_ns:
                 changes = [each for each in effects if isinstance(each, PublishMark | WithdrawMark | ChangeMark)]
                 check(not changes, f"an auditor whose lease has ended asks for {changes}")
-            self._check_plan(auditor)
+            if not isinstance(event, LeaseExtended):
+                self._check_plan(auditor)
             for effect in effects:
                 self._perform(auditor, effect)
 

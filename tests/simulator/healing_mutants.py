@@ -119,9 +119,9 @@ HEALING_MUTANTS = (
 
 KILLED_AT = {
     "H1a": 0,
-    "H2": 0,
+    "H2": 3,
     "H3a": 0,
-    "H3b": 1,
+    "H3b": 5,
     "H4a": 8,
     "H4b": 1,
     "H5": 3,

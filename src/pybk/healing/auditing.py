@@ -104,8 +104,11 @@ ANNOUNCE_S: Final = 60.0
 TRUST_NS: Final = 10**9
 """How long after a look at the lease its effects may still be performed."""
 
-_REST: Final = 5
-"""How many times as long as the handling of changes takes the next ones are collected: a sixth of the time at most."""
+_REST: Final = 100
+"""How many times as long as the handling of changes takes the next ones are collected.
+
+So it takes a hundredth of the time, which appends do not notice, unless ``_REST_MAX_S`` is shorter.
+"""
 
 _REST_MAX_S: Final = 1.0
 

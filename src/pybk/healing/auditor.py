@@ -11,8 +11,9 @@ its ledger's metadata. So two auditors at a time do no harm, and an auditor that
 After its election the machine asks for everything. Until it has read all ledgers, marks, bookies and settings, it
 changes no mark. Then each event brings a change, and each step ends with a comparison: the marks that ``plan`` wants
 against the marks that there are. What is wanted and not there is published, at most ``WINDOW`` queued marks, the most
-urgent ones; what the auditor published and is not wanted any more is withdrawn. The driver reports every attempt by a
-``MarksChanged`` with the present values, so that a refused effect corrects the machine.
+urgent ones, and more of them once half are done; what the auditor published and is not wanted any more is withdrawn.
+The driver reports every attempt by a ``MarksChanged`` with the present values, so that a refused effect corrects the
+machine.
 
 Time. ``now_ns`` is nanoseconds since 1970 at the election, and counts on by a monotonic clock. Absences are saved as
 durations, because clocks of machines differ; the next auditor continues to count them unless the bookie has started
@@ -581,6 +582,9 @@ class AuditorMachine:
         if isinstance(event, LostElection):
             self._reset()
             return []
+        if isinstance(event, LeaseExtended):  # the event that follows has the marks compared
+            self._until_ns = max(self._until_ns, event.until_ns)
+            return []
         effects: list[Effect] = []
         dirty = self._take(event, now_ns, effects)
         self._refresh(dirty, now_ns)
@@ -615,23 +619,21 @@ class AuditorMachine:
 
     def _take(self, event: Event, now_ns: int, effects: list[Effect]) -> set[int]:
         """Take over what an event says; return the ledgers that have to be assessed again."""
-        if isinstance(event, LeaseExtended):
-            self._until_ns = max(self._until_ns, event.until_ns)
-        elif isinstance(event, LedgersRead):
+        if isinstance(event, LedgersRead):
             return self._ledgers_read(event, now_ns, effects)
-        elif isinstance(event, LedgersChanged):
+        if isinstance(event, LedgersChanged):
             if event.unknown:
                 effects.append(ReadLedgers(event.unknown))
             return self._ledgers_changed(event, now_ns)
-        elif isinstance(event, BookiesRead):
+        if isinstance(event, BookiesRead):
             return self._bookies_read(event, now_ns)
-        elif isinstance(event, MarksRead):
+        if isinstance(event, MarksRead):
             return self._marks_read(event)
-        elif isinstance(event, MarksChanged):
+        if isinstance(event, MarksChanged):
             return self._marks_changed(event.marks)
-        elif isinstance(event, SettingsRead):
+        if isinstance(event, SettingsRead):
             return self._settings_read(event.settings, now_ns)
-        elif isinstance(event, StoreLost):
+        if isinstance(event, StoreLost):
             self._store_lost(now_ns)
         elif isinstance(event, StoreBack):
             self._store_back(now_ns)
@@ -911,11 +913,30 @@ class AuditorMachine:
                 effects.append(WithdrawMark(key, reasons))
             elif mark.state is not RepairState.QUEUED and not self._tasks.has(key) and key not in self.situation.parked:
                 effects.append(ChangeMark(mark, RepairState.QUEUED))  # a worker finds nothing to do, and removes it
+        patient = self._patient()
         for key, task in self.wanted.items():
             effect = self._wish(key, task)
-            if effect is not None:
+            if effect is not None and not (isinstance(effect, PublishMark) and key in patient):
                 effects.append(effect)
         return [each for each in effects if self._ask(each, now_ns)]
+
+    def _patient(self) -> set[MarkKey]:
+        """Return the tasks that get no mark yet, because workers have enough marks that are as urgent.
+
+        Marks are added when half of the window is empty: every worker lists all marks after each addition.
+        """
+        marks, new, marked = self.situation.marks, [], []
+        for key, task in self.wanted.items():
+            if task.state is RepairState.QUEUED:
+                mark = marks.get(key)
+                if mark is None:
+                    new.append(task)
+                elif mark.state is RepairState.QUEUED:
+                    marked.append(task)
+        if len(marked) <= self._window // 2:
+            return set()
+        least = max((task.copies, not task.urgent) for task in marked)
+        return {task.key for task in new if (task.copies, not task.urgent) >= least}
 
     def _wish(self, key: MarkKey, task: Task) -> PublishMark | WithdrawMark | ChangeMark | None:
         """Return what brings a mark nearer to what it should be."""

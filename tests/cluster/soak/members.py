@@ -115,7 +115,8 @@ class SoakCluster(Cluster):
             if child.alive and said:
                 # The first reports are of a process that is still loading modules.
                 first, last = json.loads(said[min(4, len(said) - 1)]), json.loads(said[-1])
-                found[name] = {each: [first[each], last[each]] for each in ("rss_bytes", "descriptors", "threads")}
+                kinds = ("rss_bytes", "own_bytes", "descriptors", "threads")
+                found[name] = {each: [first[each], last[each]] for each in kinds}
                 found[name]["reports"] = [len(said)]
         return found
 
