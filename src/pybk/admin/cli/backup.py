@@ -30,7 +30,7 @@ _NEEDS_PASSWORD: Final = f"need the password: --passwords, --password-file or {P
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk backup``."""
     verbs = parser.add_subparsers()
-    text = "copy what is new since the last run to a backup, beside live writers; exit 1 if an entry is damaged"
+    text = "copy what is new since the last run to a backup, while others write; exit 1 if an entry is damaged"
     make = add_command(verbs, "make", _make, text, STORE)
     make.add_argument("target", metavar="TARGET", help=f"{TARGET}; empty, new, or that of the backup to continue")
     make.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
