@@ -66,7 +66,7 @@ def run_with(source: Source, target: Target, *, pack_bytes: int = 4096) -> Backu
         target.close()
 
 
-def backed_up(source: Any, target: Path, **options: Any) -> BackupReport:
+def backed_up(source: Any, target: Path | str, **options: Any) -> BackupReport:
     """Back up with the passwords that the tests' ledgers have."""
     return back_up(source, target, passwords=KNOWN, **options)
 
