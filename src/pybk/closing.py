@@ -33,6 +33,7 @@ _APPLICATIONS: Final = (
     "pybk.adapters",
     "pybk.admin",
     "pybk.atomic_group",
+    "pybk.backup",
     "pybk.opening",
     "pybk.repair",
     "pybk.pytest_plugin",

@@ -16,6 +16,7 @@ from pybk.arguments import flag_of, path_of, progress_of
 from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.chain import BackupRunInfo, existing_chain
 from pybk.backup.restoring import RestoreReport, restore_store
+from pybk.backup.restoring_ledgers import LedgersRestore
 from pybk.backup.source import Source, StoreSource
 from pybk.backup.target import Target, open_target
 from pybk.backup.verifying import BackupCheckReport, verify_target
@@ -168,24 +169,28 @@ async def list_backup_runs_async(
 
 def restore_backup(
     target: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | LedgerManager,
     *,
     run: int | None = None,
     passwords: Passwords | None = None,
+    new_ids: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> RestoreReport:
-    """Restore a store to a new directory.
+    """Restore a store to a new directory, or the ledgers of a cluster to a cluster.
 
     The store has the id and the salts that it had, so that passwords open its ledgers, and a new incarnation. As a
-    bookie it starts with all its ledgers in limbo; after that the bookie's former directory is refused.
+    bookie it starts with all its ledgers in limbo; after that the bookie's former directory is refused. Ledgers of a
+    cluster are written anew and closed; each takes its password, and others are left out.
 
     Args:
         target: The backup: a directory or a URL of fsspec.
-        destination: The directory, which must not exist, or be empty.
+        destination: The directory, which must not exist, or be empty; for a cluster's ledgers, a manager that is
+            connected to a cluster.
         run: The run to restore; None for the last.
         passwords: Check the authentication codes of HMAC_SHA256 entries, and seals, before anything is restored.
+        new_ids: Give ledgers of a cluster new ids; otherwise they get those that they had, which must be unused.
         storage_options: As fsspec takes them for a URL.
         dry_run: Return what would be restored, without reading the packs; nothing is written.
         progress: Called with the bytes restored so far and to restore in all, in the calling thread.
@@ -207,16 +212,27 @@ def restore_backup(
     """
     flag_of(dry_run, "dry_run")
     known, report_to = _passwords_of(passwords), progress_of(progress) or _ignore
+    flag_of(new_ids, "new_ids")
     with _target_of(target, storage_options, writes=False) as kept:
+        if isinstance(destination, LedgerManager):
+            if not destination.is_cluster:
+                raise UsageError(
+                    f"{destination.location} is a store; give a new directory, or the manager of a cluster"
+                )
+            restore = LedgersRestore(kept, destination, run=run, passwords=known, new_ids=new_ids, progress=report_to)
+            return restore.plan() if dry_run else restore.run()
+        if new_ids:
+            raise UsageError("new_ids is for ledgers of a cluster; those of a store keep their ids")
         return restore_store(kept, path_of(destination), run=run, passwords=known, progress=report_to, dry_run=dry_run)
 
 
 async def restore_backup_async(
     target: str | os.PathLike[str],
-    destination: str | os.PathLike[str],
+    destination: str | os.PathLike[str] | LedgerManager,
     *,
     run: int | None = None,
     passwords: Passwords | None = None,
+    new_ids: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -228,6 +244,7 @@ async def restore_backup_async(
         destination,
         run=run,
         passwords=passwords,
+        new_ids=new_ids,
         storage_options=storage_options,
         dry_run=dry_run,
         progress=progress,
@@ -242,7 +259,12 @@ def _source_of(source: str | os.PathLike[str] | LedgerManager, passwords: Passwo
     if isinstance(source, LedgerManager):
         backend = backend_of(source)
         if not isinstance(backend, StoreBackend):
-            raise UsageError(f"{source.location} is a cluster")
+            from pybk.backup.cluster_source import ClusterSource  # an embedded store does not need ZeroMQ
+            from pybk.client.backend import ClusterBackend
+
+            assert isinstance(backend, ClusterBackend), "there are two backends"
+            yield ClusterSource(source, backend, passwords)
+            return
         yield StoreSource(backend.store)
         return
     path = path_of(source)

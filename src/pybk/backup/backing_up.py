@@ -44,7 +44,16 @@ from pybk.backup.pack import (
 from pybk.backup.source import Cut, LedgerCut, Source
 from pybk.backup.target import Target
 from pybk.credentials import Passwords
-from pybk.errors import CookieError, CorruptError, NoSuchLedgerError, StorageRefusedError, UsageError
+from pybk.errors import (
+    ClosedError,
+    CookieError,
+    CorruptError,
+    NoSuchLedgerError,
+    PybkError,
+    StorageError,
+    StorageRefusedError,
+    UsageError,
+)
 
 CUTS_MAX: Final = 100
 """Cuts of one run, before it gives up because ledgers are deleted faster than they are copied."""
@@ -163,7 +172,7 @@ class BackupRun:
         for _ in range(CUTS_MAX):
             cut = self._cut()
             try:
-                self._copy(cut)
+                cut = self._copy(cut)
                 break
             except NoSuchLedgerError:
                 continue  # it was deleted after the cut: the next cut does not have it
@@ -248,8 +257,8 @@ class BackupRun:
 
     # ---- copying -----------------------------------------------------------------------------------------------------
 
-    def _copy(self, cut: Cut) -> None:
-        """Copy the entries of a cut that the backup lacks.
+    def _copy(self, cut: Cut) -> Cut:
+        """Copy the entries of a cut that the backup lacks; return it without the ledgers that could not be read.
 
         Raises:
             NoSuchLedgerError: A ledger was deleted meanwhile; what was copied so far is remembered.
@@ -259,13 +268,23 @@ class BackupRun:
             each.length - (0 if kept is None else kept.length) for each, kept in zip(cut.ledgers, known, strict=True)
         )
         self._total_bytes = max(grown, self._done_bytes)
+        failed: dict[int, str] = {}
         try:
             for ledger in cut.ledgers:
                 first = self._pieces(ledger)[1]
-                if first <= ledger.last:
-                    self._copy_ledger(ledger, first)
+                try:
+                    if first <= ledger.last:
+                        self._copy_ledger(ledger, first)
+                except NoSuchLedgerError:
+                    raise
+                except PybkError as error:
+                    if not self._source.skips_unreadable or isinstance(error, StorageError | ClosedError):
+                        raise
+                    failed[ledger.metadata.ledger_id] = str(error)
         finally:
             self._put_pack()
+        copied = [ledger for ledger in cut.ledgers if ledger.metadata.ledger_id not in failed]
+        return cut._replace(ledgers=copied, left_out=[*cut.left_out, *failed.items()])
 
     def _copy_ledger(self, ledger: LedgerCut, first: int) -> None:
         check = self._checks.of(ledger.metadata, first)

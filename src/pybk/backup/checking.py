@@ -20,7 +20,7 @@ from pybk.errors import CorruptError
 from pybk.keys import KeyRing, LedgerKeys
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
-from pybk.seal import LedgerSeal
+from pybk.seal import LedgerSeal, unlocked
 from pybk.storage.format.extent import Extent
 
 
@@ -114,6 +114,17 @@ class LedgerChecks:
     def seal_of(self, metadata: LedgerMetadata) -> LedgerSeal | None:
         """Return the checker of a ledger's seal, None if its password is not known; raises as ``find_seal``."""
         return find_seal(self._ring, self._verifier, self._passwords, metadata)
+
+    def password_of(self, metadata: LedgerMetadata) -> bytes | None:
+        """Return the password of a ledger, the empty one if none is given and it has that; None if it is not known.
+
+        Raises:
+            SealMismatchError: The password is right, but the ledger's kind was changed.
+        """
+        for password in (self._passwords.of(metadata.ledger_id, str(metadata.ledger_type)), b""):
+            if password is not None and unlocked(self._ring, self._verifier, password, metadata) is not None:
+                return password
+        return None
 
     def _verifier(self, keys: LedgerKeys) -> bytes:
         if not self._is_cluster:

@@ -64,6 +64,7 @@ class RestoreReport(NamedTuple):
         unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; the
             checksums of their records were checked.
         ids: For ledgers of a cluster, the new ids by those in the backup.
+        left_out: A sentence for each ledger of a cluster that was not restored.
     """
 
     run: int
@@ -73,6 +74,7 @@ class RestoreReport(NamedTuple):
     incarnation: int
     unauthenticated: int
     ids: dict[int, int]
+    left_out: tuple[str, ...] = ()
 
 
 def planned(chain: Chain) -> RestoreReport:

@@ -45,7 +45,13 @@ class Cut(NamedTuple):
 
 
 class Source(Protocol):
-    """What is backed up. Threads: one at a time."""
+    """What is backed up. Threads: one at a time.
+
+    Attributes:
+        skips_unreadable: Whether a ledger that cannot be read is left out; otherwise it ends the run.
+    """
+
+    skips_unreadable: bool
 
     @property
     def identity(self) -> SourceIdentity:
@@ -69,6 +75,8 @@ class StoreSource:
     Args:
         store: The store: live if this process has it open, read-only otherwise.
     """
+
+    skips_unreadable = False
 
     def __init__(self, store: Store | ReadOnlyStore) -> None:
         self._store = store

@@ -88,6 +88,7 @@ class Reading(Conversation[ReadMachine]):
             parts=max(1, parts),
             speculative_ns=SPECULATIVE_NS,
             rank=rank,
+            checked=ledger.digest.size == 0,
         )
         super().__init__(driver, ledger, machine)
         self.first = first

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pybk.admin.cli import main
+from tests.cluster.inside import SECRET, inside
 from tests.storage.real_store import contents, numbered, open_quick
 
 PASSWORD = b"s3cret"
@@ -62,3 +63,24 @@ def test_damage_is_exit_status_1(store: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["restore", str(backup), str(tmp_path / "new")]) == 1
     assert not (tmp_path / "new").exists()
     assert "not those that the backup wrote" in capsys.readouterr().err
+
+
+def test_ledgers_of_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    backup = tmp_path / "backup"
+    with inside(tmp_path / "one") as one, inside(tmp_path / "two") as two:
+        with one.connect().create_ledger(password=PASSWORD) as writer:
+            writer.append_many(numbered(50))
+        open_one = one.connect().create_ledger(password=PASSWORD)
+        open_one.append(b"an entry")
+        assert main(["backup", one.url, str(backup)]) == 1
+        assert f"left out: ledger {open_one.metadata.ledger_id} is not closed" in capsys.readouterr().err
+        monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
+        assert run(capsys, "backup", one.url, backup)["entries"] == 1
+        ids = run(capsys, "restore", backup, two.url, "--run", 1)["ids"]
+        assert ids == {str(writer.metadata.ledger_id): writer.metadata.ledger_id}
+        assert main(["restore", str(backup), two.url, "--new-ids"]) == 0
+        assert "is ledger" in capsys.readouterr().out
+        assert contents(two.connect(), next(iter(ids.values())), PASSWORD) == numbered(50)

@@ -1,12 +1,15 @@
-"""The command ``pybk backup``: make, verify and show backups of stores and bookies' directories."""
+"""The command ``pybk backup``: make, verify and show backups of stores, bookies' directories and clusters' ledgers."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE, CommandParser, add_command, directory_of
-from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
+from pybk.admin.cli.clusters import manager_of
+from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
@@ -30,12 +33,16 @@ _NEEDS_PASSWORD: Final = f"need the password: --passwords, --password-file or {P
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk backup``."""
     verbs = parser.add_subparsers()
-    text = "copy what is new since the last run to a backup, while others write; exit 1 if an entry is damaged"
-    make = add_command(verbs, "make", _make, text, STORE)
+    text = (
+        "copy what is new since the last run to a backup, while others write; of a cluster, the ledgers as far as "
+        "they are confirmed; exit 1 if an entry is damaged, or a ledger was left out"
+    )
+    make = add_command(verbs, "make", _make, text, STORE_OR_CLUSTER)
     make.add_argument("target", metavar="TARGET", help=f"{TARGET}; empty, new, or that of the backup to continue")
     make.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
     takes_password(make)
     takes_passwords(make)
+    takes_secret(make)
     text = "check every file and entry of a backup; exit 1 if there are problems"
     verify = _add_of_target(verbs, "verify", _verify, text)
     takes_password(verify)
@@ -50,19 +57,18 @@ def _add_of_target(verbs: Any, name: str, run: Any, text: str) -> CommandParser:
 def _make(parsed: argparse.Namespace) -> int:
     from pybk.backup import back_up
 
-    with progress_bar(parsed, "backup") as progress:
-        made = back_up(
-            directory_of(parsed),
-            parsed.target,
-            passwords=passwords_of(parsed),
-            dry_run=parsed.dry_run,
-            progress=progress,
-        )
+    with ExitStack() as stack:
+        source = stack.enter_context(manager_of(parsed)) if is_url(parsed.path) else parsed.path
+        progress = stack.enter_context(progress_bar(parsed, "backup"))
+        passwords = passwords_of(parsed)
+        made = back_up(source, parsed.target, passwords=passwords, dry_run=parsed.dry_run, progress=progress)
     if parsed.json:
         print_json({**made._asdict(), "dry_run": parsed.dry_run})
     else:
         print(_made(made, dry_run=parsed.dry_run))
-    return DAMAGED if parsed.strict and made.unauthenticated else SOUND
+        for text in made.left_out:
+            print(f"left out: {text}", file=sys.stderr)
+    return DAMAGED if made.left_out or (parsed.strict and made.unauthenticated) else SOUND
 
 
 def _made(made: BackupReport, *, dry_run: bool) -> str:
@@ -77,10 +83,11 @@ def _made(made: BackupReport, *, dry_run: bool) -> str:
         text += f"; up to LSN {made.durable_lsn}"
     if made.continued_entries:
         text += f"; {counted(made.continued_entries, 'entry', 'entries')} of an interrupted run taken over"
-    return text + _unauthenticated(made.unauthenticated)
+    return text + unauthenticated_note(made.unauthenticated)
 
 
-def _unauthenticated(count: int) -> str:
+def unauthenticated_note(count: int) -> str:
+    """Return what is said of ledgers whose digests were not checked; empty for none."""
     if not count:
         return ""
     return f"; the entries of {counted(count, 'ledger')} were checked by checksum only, their digests {_NEEDS_PASSWORD}"
@@ -99,7 +106,7 @@ def _verify(parsed: argparse.Namespace) -> int:
         print(
             f"{len(found.problems) or 'no'} problem{'' if len(found.problems) == 1 else 's'} in "
             f"{counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')} as of run "
-            f"{found.runs[-1].run} of the backup of {found.source}{_unauthenticated(found.unauthenticated)}"
+            f"{found.runs[-1].run} of the backup of {found.source}{unauthenticated_note(found.unauthenticated)}"
         )
     return DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
 

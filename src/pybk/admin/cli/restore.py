@@ -1,53 +1,81 @@
-"""The command ``pybk restore``: a store from its backup, to a new directory."""
+"""The command ``pybk restore``: a store from its backup, to a new directory; or ledgers, to a cluster."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser, takes_path
-from pybk.admin.cli.backup import TARGET
-from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords
+from pybk.admin.cli.arguments import CommandParser, is_url, secret_needed, takes_path
+from pybk.admin.cli.backup import TARGET, unauthenticated_note
+from pybk.admin.cli.credentials import passwords_of, secret_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
-from pybk.credentials import PASSWORD
+
+if TYPE_CHECKING:
+    from pybk.backup.restoring import RestoreReport
 
 
 def add(parser: CommandParser) -> None:
     """Add the arguments of ``pybk restore``."""
     takes_path(parser, _restore, TARGET)
-    parser.add_argument("destination", metavar="DIRECTORY", help="the store's new directory: it is empty, or not there")
+    parser.add_argument(
+        "destination",
+        metavar="DESTINATION",
+        help="a store's new directory, empty or not there yet; for a cluster's ledgers, the metadata URL of a cluster",
+    )
+    parser.add_argument(
+        "--new-ids", action="store_true", help="give a cluster's ledgers new ids, because those that they had are taken"
+    )
     parser.add_argument("--run", dest="number", type=int, metavar="N", help="the run to restore; default: the last")
     parser.add_argument("--dry-run", action="store_true", help="say what would be restored, and write nothing")
     takes_password(parser)
     takes_passwords(parser)
+    takes_secret(parser)
 
 
 def _restore(parsed: argparse.Namespace) -> int:
     from pybk.backup import restore_backup
+    from pybk.manager import LedgerManager
 
-    with progress_bar(parsed, "restore") as progress:
+    with ExitStack() as stack:
+        destination: Any = parsed.destination
+        if is_url(destination):
+            with secret_needed():
+                manager = LedgerManager.connect(destination, cluster_secret=secret_of(parsed))
+            destination = stack.enter_context(manager)
+        progress = stack.enter_context(progress_bar(parsed, "restore"))
         made = restore_backup(
             parsed.path,
-            parsed.destination,
+            destination,
             run=parsed.number,
             passwords=passwords_of(parsed),
+            new_ids=parsed.new_ids,
             dry_run=parsed.dry_run,
             progress=progress,
         )
     if parsed.json:
         print_json({**made._asdict(), "incarnation": f"{made.incarnation:016x}", "dry_run": parsed.dry_run})
     else:
-        what = (
-            f"run {made.run}: {counted(made.ledgers, 'ledger')}, {counted(made.entries, 'entry', 'entries')} with "
-            f"{shown_bytes(made.payload_bytes)}"
-        )
-        if parsed.dry_run:
-            print(f"{what} would be restored to {parsed.destination}; nothing was written")
-        else:
-            text = f"{what} restored to {parsed.destination}, incarnation {made.incarnation:016x}"
-            if made.unauthenticated:
-                text += (
-                    f"; the entries of {counted(made.unauthenticated, 'ledger')} were checked by checksum only, their "
-                    f"digests need the password: --passwords, --password-file or {PASSWORD}"
-                )
-            print(text)
-    return DAMAGED if parsed.strict and made.unauthenticated else SOUND
+        _print(parsed, made)
+    return DAMAGED if made.left_out or (parsed.strict and made.unauthenticated) else SOUND
+
+
+def _print(parsed: argparse.Namespace, made: RestoreReport) -> None:
+    what = (
+        f"run {made.run}: {counted(made.ledgers, 'ledger')}, {counted(made.entries, 'entry', 'entries')} with "
+        f"{shown_bytes(made.payload_bytes)}"
+    )
+    if parsed.dry_run:
+        text = f"{what} would be restored to {parsed.destination}; nothing was written"
+    else:
+        text = f"{what} restored to {parsed.destination}"
+        if made.incarnation:
+            text += f", incarnation {made.incarnation:016x}"
+        text += unauthenticated_note(made.unauthenticated)
+    print(text)
+    for old, new in made.ids.items():
+        if old != new:
+            print(f"ledger {old} is ledger {new}")
+    for left in made.left_out:
+        print(f"left out: {left}", file=sys.stderr)

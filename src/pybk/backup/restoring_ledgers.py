@@ -1,0 +1,221 @@
+"""Restores the ledgers of a cluster from a backup, to a cluster.
+
+The entries are written anew, by writers that the passwords of the ledgers make: a cluster derives the keys of a ledger
+from its own id and salt, and bookies take entries only of a writer that proves the password. So each ledger's password
+is needed, and any cluster will do. The backup's entries are checked with the keys of the cluster that was backed up
+before they are written with those of the new one.
+
+A ledger gets the id that it had, because lists of ledgers and applications name ledgers by their ids. In a cluster that
+has or had a ledger of the id this is not possible, because ids are given once; then ``new_ids`` takes new ones.
+
+Every ledger is closed at its last entry: the writer of one that was open is gone. Ledgers are restored one after the
+other; one that could not be restored whole is deleted again. A restore that was cut off is repeated: ledgers that are
+whole are kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from pybk.backend import LedgerBackend
+from pybk.backup.chain import existing_chain
+from pybk.backup.checking import LedgerChecks
+from pybk.backup.manifest import CLUSTER, KeptLedger
+from pybk.backup.restoring import RestoreReport, planned
+from pybk.backup.target import Target
+from pybk.backup.verifying import ChainReader, WantedEntries
+from pybk.credentials import Passwords
+from pybk.digest import digest_bytes, entry_digest
+from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.errors import CorruptError, LedgerExistsError, PybkError, UsageError
+from pybk.feature_level import FeatureLevel
+from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
+from pybk.manager import LedgerManager, backend_of
+from pybk.seal import LedgerSeal
+from pybk.writer import LedgerWriter
+
+Progress = Callable[[int, int], None]
+
+
+class LedgersRestore:
+    """One restore to a cluster.
+
+    Args:
+        target: The backup.
+        manager: Connected to the cluster.
+        run: The run to restore; None for the last.
+        passwords: The passwords of the ledgers.
+        new_ids: Whether ledgers get new ids.
+        progress: Called with the payload bytes restored and to restore.
+
+    Raises:
+        UsageError: The backup is that of a store, or has no such run.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        manager: LedgerManager,
+        *,
+        run: int | None,
+        passwords: Passwords,
+        new_ids: bool,
+        progress: Progress,
+    ) -> None:
+        self._chain = existing_chain(target, run=run)
+        source = self._chain.source
+        if source is None or source.kind != CLUSTER:
+            raise UsageError(f"{target.where} is the backup of a store; it is restored to a directory: give its path")
+        self._manager = manager
+        self._backend: LedgerBackend = backend_of(manager)
+        self._checks = LedgerChecks(source, passwords)
+        self._new_ids = new_ids
+        self._progress = progress
+        reader = ChainReader(self._chain, target)
+        self._read_pack = lru_cache(maxsize=2)(reader.read)
+
+    def plan(self) -> RestoreReport:
+        """Return what would be restored; nothing is written."""
+        left_out = [text for each in self._chain.ledgers.values() if (text := self._needed(each.decoded()))]
+        return planned(self._chain)._replace(left_out=tuple(left_out))
+
+    def _needed(self, metadata: LedgerMetadata) -> str:
+        if self._checks.password_of(metadata) is not None:
+            return ""
+        return f"ledger {metadata.ledger_id} was not restored: its password was not given"
+
+    def run(self) -> RestoreReport:
+        """Restore the ledgers; those that are restored are durable on return.
+
+        Raises:
+            CorruptError, DigestMismatchError, SealMismatchError: The backup is damaged; the ledgers before the damaged
+                one are restored.
+            NotEnoughBookiesError: There are fewer bookies than a ledger's ensemble takes.
+        """
+        ids: dict[int, int] = {}
+        left_out: list[str] = []
+        entries = done = 0
+        total = sum(kept.length for kept in self._chain.ledgers.values())
+        for ledger_id, kept in self._order():
+            metadata = kept.decoded()
+            password = self._checks.password_of(metadata)
+            if password is None:
+                left_out.append(self._needed(metadata))
+                continue
+            problem = "" if self._new_ids else self._taken(metadata, kept)
+            if problem is None:
+                ids[ledger_id] = ledger_id
+            elif problem:
+                left_out.append(problem)
+                continue
+            else:
+                ids[ledger_id] = self._restore(metadata, kept, password)
+            entries += kept.last + 1
+            done += kept.length
+            self._progress(done, total)
+        nbytes = sum(self._chain.ledgers[each].length for each in ids)
+        return RestoreReport(self._chain.runs[-1].run, len(ids), entries, nbytes, 0, 0, ids, tuple(left_out))
+
+    def _order(self) -> list[tuple[int, KeptLedger]]:
+        """Return the ledgers in the order of their first packs, so that a pack is seldom read twice."""
+        return sorted(self._chain.ledgers.items(), key=lambda each: [piece.pack for piece in each[1].pieces[:1]])
+
+    def _taken(self, metadata: LedgerMetadata, kept: KeptLedger) -> str | None:
+        """Return "" if a ledger's id is free, None if the whole ledger was restored before, else what is in the way."""
+        ledger_id = metadata.ledger_id
+        try:
+            found = self._backend.metadata(ledger_id)
+        except PybkError:
+            return ""  # a tombstone is noticed when the ledger is created
+        same = found.creation_time_ns == metadata.creation_time_ns
+        if same and (found.state, found.last_entry_id, found.length) == (LedgerState.CLOSED, kept.last, kept.length):
+            return None
+        what = "a restore that was cut off left a part of it there" if same else "another ledger has its id"
+        return f"ledger {ledger_id} was not restored: {what}; restore it under a new id (new_ids=True, --new-ids)"
+
+    def _restore(self, metadata: LedgerMetadata, kept: KeptLedger, password: bytes) -> int:
+        """Restore a ledger, and return its id."""
+        writer = self._created(metadata, password)
+        ledger_id = writer.metadata.ledger_id
+        try:
+            self._append(writer, metadata, kept)
+            writer.close()
+            made = writer.metadata
+            if (made.last_entry_id, made.length) != (kept.last, kept.length):
+                raise CorruptError(
+                    f"ledger {ledger_id} was restored up to entry {made.last_entry_id} with {made.length} bytes, but "
+                    f"the backup says {kept.last} and {kept.length}; verify the backup"
+                )
+        except BaseException:
+            self._manager.delete_ledger(ledger_id, password=password)
+            raise
+        return ledger_id
+
+    def _append(self, writer: LedgerWriter, metadata: LedgerMetadata, kept: KeptLedger) -> None:
+        check = self._checks.of(metadata, 0)
+        skipped = ENTRY_HEADER_BYTES + digest_bytes(metadata.digest_type)
+        expected = 0
+        for wanted in self._entries(metadata.ledger_id, kept):
+            if wanted.first != expected:
+                raise CorruptError(f"ledger {metadata.ledger_id}: entry {expected} is not in the backup; verify it")
+            found, part = wanted.found, slice(wanted.low, wanted.high)
+            offsets, sizes = found.offsets[part], found.sizes[part]
+            check.add(wanted.first, found.buffer, offsets, sizes)
+            payloads = [
+                found.buffer[start + skipped : start + size]
+                for start, size in zip(offsets.tolist(), sizes.tolist(), strict=True)
+            ]
+            if metadata.advanced:
+                futures = [
+                    writer.append_async(payload, entry_id=number)
+                    for number, payload in enumerate(payloads, wanted.first)
+                ]
+                for future in futures:
+                    future.result()
+            else:
+                writer.append_many(payloads)
+            expected = wanted.last + 1
+        check.finish(kept.last, kept.length)
+
+    def _entries(self, ledger_id: int, kept: KeptLedger) -> Iterator[WantedEntries]:
+        for number in dict.fromkeys(piece.pack for piece in kept.pieces):
+            yield from (each for each in self._read_pack(number) if each.ledger_id == ledger_id)
+
+    def _created(self, metadata: LedgerMetadata, password: bytes) -> LedgerWriter:
+        """Create a ledger like one of the backup, with keys of this cluster."""
+        backend = self._backend
+        key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
+        key_salt = secrets.token_bytes(16)
+        binding = key_binding(key_format, metadata.digest_type, metadata.write_flags)
+        while True:
+            ledger_id = backend.new_ledger_id() if self._new_ids else metadata.ledger_id
+            keys = backend.key_ring.ledger_keys(password, ledger_id, key_salt, 0, binding=binding)
+            wanted = replace(
+                metadata,
+                ledger_id=ledger_id,
+                state=LedgerState.OPEN,
+                last_entry_id=-1,
+                length=0,
+                seal=b"",
+                last_digest=b"",
+                key_salt=key_salt,
+                key_epoch=0,
+                key_format=key_format,
+                verifier=backend.verifier(keys),
+                creation_sequence=backend.new_creation_sequence(),
+            )
+            try:
+                descriptor = backend.create(wanted)
+            except LedgerExistsError as error:
+                if self._new_ids:
+                    continue
+                raise LedgerExistsError(
+                    f"ledger {ledger_id} existed in this cluster and was deleted, and ids are given once; restore to "
+                    "new ids (new_ids=True, --new-ids)"
+                ) from error
+            seal = LedgerSeal(keys, entry_digest(wanted.digest_type, ledger_id, keys.entry_key))
+            backend.unlock(descriptor, keys, seal)
+            return LedgerWriter(backend, descriptor, seal.digest, self._manager)
