@@ -65,8 +65,10 @@ def say(word: str, what: object) -> None:
 
 def facts(manager: LedgerManager) -> dict[str, Any]:
     """Return what a bookie reports of itself all the time."""
-    companion = cluster_backend_of(manager).companion
+    backend = cluster_backend_of(manager)
+    companion = backend.companion
     assert isinstance(companion, Autorecovery)
+    assert isinstance(backend.bookie, server.BookieServer)
     counters = manager.metrics().counters
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
@@ -76,6 +78,7 @@ def facts(manager: LedgerManager) -> dict[str, Any]:
         "dropped": companion.surplus.drops.dropped,
         "damaged": sum(value for key, value in counters.items() if key.name == SCRUB_DAMAGED_RECORDS),
         "checked_ns": companion.scrub.oldest_ns(ScrubKind.DEEP),
+        "limbo": len(backend.bookie.in_limbo()),
         "rss_bytes": pages * resource.getpagesize(),
         "own_bytes": _own_bytes(),
         "descriptors": len(os.listdir("/proc/self/fd")),

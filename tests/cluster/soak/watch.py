@@ -20,6 +20,8 @@ STEADY_S = 4.0
 """For how long a cluster must be whole, because the auditor looks every second only."""
 
 PROGRESS_S = 10.0
+PATIENCE = 4
+"""How many times as long as without progress a cluster may take that makes progress."""
 
 
 class Watch:
@@ -30,6 +32,7 @@ class Watch:
         seen: How many looks saw what.
         holds: How many looks saw which hold.
         why: Why the cluster was not whole at the last look.
+        limbo: How many ledgers all bookies had in limbo then.
     """
 
     def __init__(self, cluster: SoakCluster) -> None:
@@ -42,6 +45,7 @@ class Watch:
         self.holds: Counter[str] = Counter()
         self._marked: dict[int, float] = {}
         self.why = ["nothing was seen yet"]
+        self.limbo = 0
         self._since = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -55,6 +59,7 @@ class Watch:
             except PybkError as error:
                 why = [f"it could not be seen: {error}"]
                 self.seen[f"looks ended by {type(error).__name__}"] += 1
+            self.limbo = self._in_limbo()
             if why or self.why:
                 self._since = time.monotonic()
             self.why = why
@@ -109,22 +114,37 @@ class Watch:
         return [f"{len(wrong)} ledgers name bookies that are not well, such as {next(iter(wrong.items()))}"]
 
     def wait_whole(self, what: str, seconds: float) -> float:
-        """Wait until the cluster has been whole for a moment, with progress; return for how long it was waited.
+        """Wait until the cluster has been whole for a moment; return for how long it was waited.
+
+        Bookies fill up what they may have lost ledger by ledger, so the time begins anew when fewer are left than ever.
+
+        Args:
+            what: What is said while it waits.
+            seconds: How long it may take without such progress; ``PATIENCE`` times as long at most.
 
         Raises:
             AssertionError: It was not in time.
         """
-        began = time.monotonic()
+        began = moved = time.monotonic()
         self.why = ["it was not looked at since"]
         said = began
+        fewest = self.limbo
         while self.why or time.monotonic() - self._since < STEADY_S:
             now = time.monotonic()
-            assert now < began + seconds, f"{what}: not whole after {seconds:g} s: {'; '.join(self.why)}"
+            if self.limbo < fewest:
+                fewest, moved = self.limbo, now
+            late = now > moved + seconds or now > began + PATIENCE * seconds
+            assert not late, f"{what}: not whole after {now - began:.0f} s: {'; '.join(self.why)}"
             if now > said + PROGRESS_S:
                 said = now
                 self.say(f"{what}: waiting, because {'; '.join(self.why)[:400] or 'it is whole only since now'}")
             time.sleep(0.1)
         return time.monotonic() - began
+
+    def _in_limbo(self) -> int:
+        """Return how many ledgers all bookies have in limbo, as they say."""
+        bookies = (self._cluster.soak_bookie(name) for name in list(self._cluster.bookies))
+        return sum(each.report().get("limbo", 0) for each in bookies if each.alive)
 
     def say(self, text: str) -> None:
         """Print a line of progress."""
