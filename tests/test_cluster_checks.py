@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pybk.cluster_checks import BookieStatus, stop_check
+from pybk.cluster_checks import BookieStatus, StopCheck, stop_check
 from pybk.metadata.registration import BookieState
+from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
 from tests.healing.clusters import bookie, ledger, mapped
 
@@ -76,3 +77,20 @@ def test_no_more_ledgers_are_asked_for_their_writers_than_are_listed() -> None:
     assert not found.ok
     assert (len(found.refusals), found.refusals[-1]) == (21, "30 more ledgers")
     assert asked == list(range(20))
+
+
+def test_copies_of_a_bookie_that_has_yet_to_look_at_what_it_lost_do_not_count() -> None:
+    """Bookie 1 has three ledgers in limbo, and has marked as many or fewer of them: those that are open."""
+    cluster = mapped(ledger(7, (0, (0, 1))))
+    marks = [UnderReplicatedLedger(each, bookie(1), 0, RepairReason.MISSING, token=b"1") for each in (1, 2, 3)]
+
+    def check(number: int, count: int) -> StopCheck:
+        return stop_check(
+            *(cluster, running("abc"), {bookie(number)}, marks[:count], lambda _: True), in_limbo={bookie(1): 3}
+        )
+
+    found = check(0, 2)
+    assert found.refusals == ("ledger 7, entries 0 to 99: no sound copy would be left",)
+    assert "bookie b1@01000100 may have lost entries of 3 ledgers" in found.warnings[0]
+    assert check(0, 3).ok
+    assert check(1, 2).ok

@@ -415,9 +415,9 @@ class ClusterAdmin:
         """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
 
         One sound copy of each entry must keep running, and fewer than an ack quorum cause a warning. A copy that was
-        reported as missing or damaged is not sound. An open ledger also needs an ack quorum of each write set that
-        takes its entries, or as many writable bookies as an ensemble has, of which its writer may take others; unless
-        its bookies say that its writer is gone.
+        reported as missing or damaged is not sound, nor is any of a bookie that has yet to look at what it may have
+        lost. An open ledger also needs an ack quorum of each write set that takes its entries, or as many writable
+        bookies as an ensemble has, of which its writer may take others; unless its bookies say that its writer is gone.
         Nothing is changed, so the answer holds until another bookie fails or is stopped.
 
         Args:
@@ -436,7 +436,7 @@ class ClusterAdmin:
         return stop_check(
             *(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata), self._has_writer),
             policy=PlacementPolicy(placement.min_zones, placement.strict),
-            in_limbo={each.bookie for each in metadata.list_bookies() if each.in_limbo},
+            in_limbo={each.bookie: each.in_limbo for each in metadata.list_bookies() if each.in_limbo},
         )
 
     def _has_writer(self, ledger_id: int) -> bool:

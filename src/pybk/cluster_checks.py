@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from pybk.flags import StorageHint
@@ -447,7 +448,7 @@ def stop_check(
     has_writer: Callable[[int], bool],
     *,
     policy: PlacementPolicy = ANYWHERE,
-    in_limbo: Collection[Bookie] = (),
+    in_limbo: Mapping[Bookie, int] = MappingProxyType({}),
 ) -> StopCheck:
     """Return whether bookies may be stopped at once.
 
@@ -459,7 +460,8 @@ def stop_check(
         has_writer: Returns whether an open ledger may have a writer that lives; asked of those whose writer could not
             continue, until as many refuse as are listed.
         policy: How writers choose bookies.
-        in_limbo: The bookies that have ledgers in limbo.
+        in_limbo: How many ledgers bookies have in limbo. A bookie with more of them than it has marks for has not
+            looked at all of them yet, so none of its copies counts as sound.
     """
 
     @cache
@@ -467,7 +469,9 @@ def stop_check(
         return len(refusals) >= LISTED_MAX or has_writer(ledger_id)
 
     running = {each.bookie for each in bookies if each.registered}
-    after = Copies(cluster, running.difference(stopped), marks)
+    marked = Counter(mark.bookie for mark in marks)
+    doubtful = {bookie for bookie, count in in_limbo.items() if count > marked[bookie]} & running
+    after = Copies(cluster, running.difference(stopped, doubtful), marks)
     takers = [each for each in bookies if each.writable and each.bookie not in stopped]
     writers = _Writers(after, takers, in_limbo, policy, lives)
     leaving = {number for each in running.intersection(stopped) if (number := cluster.number_of(each)) is not None}
@@ -477,7 +481,10 @@ def stop_check(
         refusal, warning = _stop_of(after, ledger_id, leaving, writers)
         refusals += [refusal] if refusal else []
         warnings += [warning] if warning else []
-    general = []
+    general = [
+        f"bookie {bookie} may have lost entries of {in_limbo[bookie]} ledgers: its copies do not count yet"
+        for bookie in sorted(doubtful.difference(stopped))
+    ]
     if len(takers) < cluster.largest_open_ensemble:
         general.append(
             f"{len(takers)} writable bookies would be left, and open ledgers have ensembles of "
@@ -525,7 +532,7 @@ class _Writers:
     def places(self, ledger_id: int, fragment: MappedFragment) -> int:
         """Return the places of an open ledger's last fragment whose bookies take its entries, as bits.
 
-        A bookie in limbo has marked the open ledgers of which it takes none, so it may have others.
+        A bookie that has marked what is in limbo there takes entries of all other ledgers.
         """
         sound = self._after.sound_places(ledger_id, fragment)
         return sum(
