@@ -314,6 +314,15 @@ def test_open_ledgers_keep_an_ack_quorum(cluster: Inside, admin: ClusterAdmin) -
     assert "entries 0 to the end: 1 writable bookies would be left, and its writer needs 2" in refusal
 
 
+def test_a_writer_that_has_appended_nothing_keeps_an_ack_quorum(cluster: Inside, admin: ClusterAdmin) -> None:
+    client = cluster.connect()
+    writer = client.create_ledger(password=b"correct horse", ensemble_size=3)
+    first, second, _ = bookies_of(client, writer.ledger_id)
+    wait_until(lambda: not admin.ok_to_stop(first, second).ok)
+    writer.close()
+    assert admin.ok_to_stop(first, second).ok
+
+
 def test_a_writer_that_can_replace_the_bookies_that_stop_needs_no_ack_quorum(
     cluster: Inside, admin: ClusterAdmin
 ) -> None:

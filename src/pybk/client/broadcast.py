@@ -104,8 +104,8 @@ def proven_lac(driver: Driver, ledger: RemoteLedger) -> int:
 def find_writer(driver: Driver, ledger: RemoteLedger, find: Callable[[Bookie], object | None]) -> bool | None:
     """Ask the registered bookies of a ledger's last fragment whether its writer lives: whether it has a session there.
 
-    A writer that is alive and has nothing to append keeps its sessions, and begins them again when a bookie of the
-    ensemble is gone, or a bookie is back (``WriterMachine.announce``).
+    A writer that is alive and has nothing to append begins its sessions soon after it has made the ledger, keeps them,
+    and begins them again when a bookie of the ensemble is gone, or a bookie is back (``WriterMachine.announce``).
 
     Args:
         driver: Sends the requests.

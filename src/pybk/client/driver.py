@@ -506,10 +506,19 @@ class Driver:
     # ---- writers -------------------------------------------------------------------------------------------------
 
     def attach(self, writer: Writer) -> None:
-        """Register a writer, which is referred to weakly. Threads: any."""
+        """Register a writer, which is referred to weakly; one that appends nothing soon is announced. Threads: any."""
         self._writers[id(writer)] = writer
         if self._closed is not None:  # the close may have missed this writer
             writer.give_up(self._closed, self._closed)
+            return
+        reference = ref(writer)
+
+        def announce_later() -> None:
+            found = reference()
+            if found is not None:
+                self._lac_unsent[found] = None
+
+        self.post(announce_later)
 
     def formed(self, writer: Writer) -> None:
         """Have the leader call ``Writer.submit`` in its next step. Threads: any."""

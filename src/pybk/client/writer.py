@@ -124,8 +124,11 @@ class Writing(Conversation[WriterMachine]):
         self.driver.active(self, waited=waited and not self.completion.done)
 
     def send_lac(self) -> None:
-        """Send the LAC to the bookies if nothing is outstanding that would carry it."""
-        self.driver.perform(self, self.machine.send_lac())
+        """Send the LAC to the bookies if nothing is outstanding that would carry it, or nothing was ever appended."""
+        if self.machine.last_submitted < 0:
+            self.announce()  # they know of no writer until they hear from it
+        else:
+            self.driver.perform(self, self.machine.send_lac())
 
     def give_up(self, error: PybkError, under_way: PybkError) -> None:
         """End without asking the machine, whose state is not known; does nothing to a writer that has ended.
