@@ -16,13 +16,18 @@ import pytest
 from pybk import keys
 from pybk.backup import back_up, back_up_async, restore_backup_async, verify_backup, verify_backup_async
 from pybk.backup.target import DirectoryTarget
+from pybk.config import StoreConfig
 from pybk.credentials import Passwords
 from pybk.digest import DigestType
+from pybk.entry import EntryBatch
 from pybk.errors import CookieError, CorruptError, StorageRefusedError, StoreLockedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
+from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.repair import verify
+from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.named_records import NamedChange
+from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.transaction_group import LedgerEntries
 from pybk.writer import LedgerWriter
 from tests.backup.backup_harness import (
@@ -195,7 +200,7 @@ def test_a_cut_has_a_group_whole_or_not_at_all(manager: LedgerManager, tmp_path:
     thread.start()
     try:
         wait_until(lambda: version[0] is not None)
-        for _ in range(30):
+        for _ in range(10):
             cut = store.cut()
             ends = [row.last_entry_id for row in cut.ledgers]
             (named,) = cut.named
@@ -203,6 +208,46 @@ def test_a_cut_has_a_group_whole_or_not_at_all(manager: LedgerManager, tmp_path:
     finally:
         stop.set()
         thread.join(WAIT_S)
+
+
+def test_no_commit_is_published_while_a_cut_is_taken(manager: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger(manager, 1)
+    store, leaders = store_of(manager), []
+    take_dirty = store.take_dirty
+
+    def look() -> dict[int, LedgerDescriptor]:
+        leaders.append(store.log.group.leader)
+        return take_dirty()
+
+    monkeypatch.setattr(store, "take_dirty", look)
+    assert [row.last_entry_id for row in store.cut().ledgers] == [0]
+    assert None not in leaders
+    assert leaders
+
+
+def test_a_cut_of_a_reader_is_not_torn_by_a_checkpoint(manager: LedgerManager, tmp_path: Path) -> None:
+    """Between the reader's look at the log and at the index, a group is appended and a checkpoint is made."""
+    store, pair = store_of(manager), [ledger(manager, 5), ledger(manager, 5)]
+    manager.checkpoint()
+    pair[0].append_many(numbered(5, 5))  # so that the reader knows one of the two from the log
+
+    class Reader(ReadOnlyStore):
+        looks = 0
+
+        def catch_up(self) -> None:
+            super().catch_up()
+            self.looks += 1
+            if self.looks == 2:  # the first is that of the open
+                entries = [LedgerEntries(descriptor_of(each), digest_of(each), [b"group"]) for each in pair]
+                store.append_group(entries)
+                manager.checkpoint()
+
+    reader = Reader.open(str(tmp_path / "store"), config=StoreConfig())
+    try:
+        assert [row.last_entry_id for row in reader.cut().ledgers] == [10, 5]
+        assert reader.looks == 3
+    finally:
+        reader.close()
 
 
 WRITER = """
@@ -243,7 +288,7 @@ def test_everything_that_another_process_acknowledged_before_is_in_the_backup(tm
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        for run in range(1, 4):
+        for run in range(1, 3):
             wait_until(lambda run=run: acknowledged[0] >= 50 * run or writer.poll() is not None)  # type: ignore[misc]
             before = acknowledged[0]
             assert writer.poll() is None
@@ -280,6 +325,26 @@ def test_a_run_begins_again_when_a_ledger_is_deleted_before_it_was_copied(
         assert contents(again, of(later), PASSWORD) == [b"after the first cut"]
 
 
+def test_a_pack_of_which_all_ledgers_vanished_is_removed(manager: LedgerManager, tmp_path: Path) -> None:
+    writers = [ledger(manager, 100) for _ in range(4)]
+
+    class Vanishing(HookedSource):
+        def read(self, metadata: LedgerMetadata, first: int, last: int, max_bytes: int) -> EntryBatch:
+            if metadata.ledger_id == of(writers[2]) and self.cuts == 1:
+                for writer in (writers[0], writers[2]):
+                    manager.delete_ledger(of(writer))
+            return super().read(metadata, first, last, max_bytes)
+
+    source = Vanishing(manager, lambda _: None)
+    report = run_with(source, DirectoryTarget(str(tmp_path / "backup"), writes=True))
+    assert (source.cuts, report.ledgers) == (2, 2)
+    assert [name for name in sorted(files(tmp_path / "backup")) if name.startswith("pack")] == [
+        "pack-00000002",
+        "pack-00000003",
+    ]
+    assert verify_backup(tmp_path / "backup", passwords=KNOWN).entries == 200
+
+
 def test_ledgers_that_vanish_at_each_attempt_end_the_run(
     manager: LedgerManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +375,7 @@ def test_a_run_that_is_cut_off_at_any_file_leaves_the_backup_and_is_continued(tm
             shutil.copytree(tmp_path / "first", backup, ignore=shutil.ignore_patterns("LOCK"))
             target = StoppingTarget(backup, stop_at, after=after)
             try:
-                run_with(HookedSource(manager, lambda _: None), target, pack_bytes=8192)
+                run_with(HookedSource(manager, lambda _: None), target, pack_bytes=16384)
             except StoppedError:
                 pass
             else:
@@ -323,7 +388,7 @@ def test_a_run_that_is_cut_off_at_any_file_leaves_the_backup_and_is_continued(tm
             assert verify_backup(backup, passwords=KNOWN).entries == 1800
         else:
             raise AssertionError("the run never ended")
-        assert stop_at > 4
+        assert stop_at > 3
         with open_quick(restored(backup, tmp_path / "new")) as found:
             assert all(contents(found, of(writer), PASSWORD) == numbered(600) for writer in writers)
 
@@ -333,6 +398,7 @@ import sys, time
 from pybk.backup.backing_up import BackupRun
 from pybk.backup.source import StoreSource
 from pybk.backup.target import DirectoryTarget
+from pybk.config import StoreConfig
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
 from pybk.storage.readonly import ReadOnlyStore

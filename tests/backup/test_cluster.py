@@ -105,6 +105,20 @@ def test_what_takes_a_password_that_is_not_given_is_named(three: Inside, tmp_pat
     assert backed_up(client, tmp_path / "backup").left_out == ()
 
 
+def test_a_damaged_entry_is_not_copied_without_the_password_either(three: Inside, tmp_path: Path) -> None:
+    client = three.connect()
+    writer = ledger(client, 0)
+    writer.append_many([b"to be damaged on every bookie"] * 3)
+    writer.close()
+    for path in three.directory.rglob("*.log"):
+        data = path.read_bytes()
+        with open(path, "r+b") as file:  # in place: bookies have mapped it
+            file.write(data.replace(b"to be damaged", b"to be Damaged"))
+    report = back_up(client, tmp_path / "backup")
+    assert report.entries == 0
+    assert [text.split()[1] for text in report.left_out] == [str(of(writer))]
+
+
 def test_a_ledger_that_no_bookie_has_is_left_out_and_kept_as_it_was(three: Inside, tmp_path: Path) -> None:
     client = three.connect()
     kept = ledger(client, ensemble_size=1)

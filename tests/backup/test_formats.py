@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from pybk.backup import back_up, restore_backup, verify_backup
+from pybk.backup.chain import Chain
 from pybk.backup.manifest import STORE, KeptLedger, Manifest, SourceIdentity
-from pybk.backup.pack import PackBuilder, Piece, check_pack, read_pack
+from pybk.backup.pack import LedgerKey, PackBuilder, PackedEntries, Piece, check_pack, read_pack
+from pybk.backup.verifying import EntriesCheck, WantedEntries
 from pybk.digest import DigestType, entry_digest
 from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
@@ -125,6 +127,17 @@ def test_a_ledger_with_other_entries_than_its_pieces_have_is_refused(kept: KeptL
     manifest = Manifest(**{**{name: getattr(MANIFEST, name) for name in MANIFEST.__slots__}, "ledgers": {7: kept}})
     with pytest.raises(CorruptError, match="ledger 7"):
         Manifest.decode(manifest.encode(), where="here")
+
+
+def test_empty_entries_that_are_missing_are_noticed() -> None:
+    """Lengths show nothing of entries without a payload, so the ids must follow each other."""
+    (prefix,) = entry_digest(DigestType.NONE, 7).prefixes(1, -1, 0, [b""])
+    found = PackedEntries(LedgerKey.of(METADATA), 1, memoryview(prefix), np.array([0]), np.array([32]))
+    kept = KeptLedger(METADATA.encode(), 1, 1, 0, (Piece(5, 0, 1),))
+    chain = Chain()
+    chain.source, chain.ledgers = MANIFEST.source, {7: kept}
+    with pytest.raises(CorruptError, match="entries 0 to 0 are not in the backup"):
+        EntriesCheck(chain, KNOWN).add(WantedEntries(7, kept, found, 0, 1))
 
 
 def test_a_backup_by_fsspec_is_that_of_a_directory(tmp_path: Path) -> None:

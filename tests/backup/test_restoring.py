@@ -70,8 +70,9 @@ def test_a_directory_that_is_not_empty_is_refused(backup: Path, tmp_path: Path) 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     for path in (tmp_path / "full", tmp_path / "full" / "letter.txt", tmp_path / "store"):
-        with pytest.raises(UsageError, match="is not empty"):
-            restore_backup(backup, path)
+        for source in (backup, tmp_path / "nothing"):  # before anything is read
+            with pytest.raises(UsageError, match="is not empty"):
+                restore_backup(source, path)
     (tmp_path / "empty").mkdir()
     assert restore_backup(backup, tmp_path / "empty", dry_run=True).entries == 2 * COUNT
     assert not list((tmp_path / "empty").iterdir())
@@ -84,7 +85,7 @@ def test_a_backup_of_which_any_file_is_damaged_is_refused(backup: Path, tmp_path
     for name, data in sorted(files(backup).items()):
         half = len(data) // 2
         flipped = bytes([data[half] ^ 1])
-        for what in (None, data[:-1], data[:half], b"", data[:half] + flipped + data[half + 1 :], data + b"\n"):
+        for what in (None, data[:half], data[:half] + flipped + data[half + 1 :], data + b"\n"):
             if what is None:
                 (backup / name).unlink()
             else:
@@ -119,6 +120,8 @@ def test_an_entry_that_was_changed_with_all_checksums_is_found_by_its_password(b
     head = json.loads((backup / "run-00000001").read_bytes().splitlines()[0])
     forged = _forged(data, bytes.fromhex(head["backup"]))
     path.write_bytes(forged)
+    with pytest.raises(CorruptError, match="not those that the backup wrote"):  # the manifest knows the pack's hash
+        restore_backup(backup, tmp_path / "new")
     _rehash(backup, hashlib.sha256(forged[:-32]).digest())
     with pytest.raises(DigestMismatchError, match="entry 7"):
         restore_backup(backup, tmp_path / "new", passwords=KNOWN)
