@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pybk import BlobStore, WriteAheadLog, keys
 from pybk.backup import restore_backup, verify_backup
 from pybk.backup.pack import PackBuilder, check_pack, read_pack
 from pybk.entry import EntryBatch
@@ -246,3 +247,27 @@ def test_the_tiers_of_a_restored_store_are_those_of_its_ledgers(tmp_path: Path) 
         again.checkpoint()
         assert list((tmp_path / "new").rglob("*.cold"))
         assert contents(again, writer.metadata.ledger_id, PASSWORD) == numbered(COUNT)
+
+
+def test_logs_and_blobs_of_a_restored_store_continue(tmp_path: Path) -> None:
+    """Their names and lists are named records; their appends continue after the last LSN and version."""
+    keys.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
+    with WriteAheadLog.open(tmp_path / "log", password=PASSWORD) as wal:
+        for number in range(20):
+            wal.append(b"record %d" % number)
+        wal.roll()
+        wal.append(b"in another ledger")
+        wal.truncate_before(5)
+        backed_up(tmp_path / "log", tmp_path / "of a log")
+        wal.append(b"after the backup")
+    with WriteAheadLog.open(restored(tmp_path / "of a log", tmp_path / "log 2"), password=PASSWORD) as again:
+        data = [record.data for record in again.replay()]
+        assert data == [*(b"record %d" % number for number in range(4, 20)), b"in another ledger"]
+        assert again.append(b"more") == 22
+    with BlobStore.open(tmp_path / "blobs", password=PASSWORD) as blobs:
+        blobs.put("model", b"old" * 1000)
+        backed_up(tmp_path / "blobs", tmp_path / "of blobs")
+    with BlobStore.open(restored(tmp_path / "of blobs", tmp_path / "blobs 2"), password=PASSWORD) as found:
+        assert found.get("model") == b"old" * 1000
+        found.put("model", b"new")
+        assert found.get("model") == b"new"
