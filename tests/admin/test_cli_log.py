@@ -67,8 +67,8 @@ def test_the_life_of_a_log(shell: Shell) -> None:
     assert shell.out("cat", "orders", "--first", "1:3:0:2") == "c\n"
     assert shell.out("tail", "orders", "-n", 1) == "c\n"
     assert shell.json("append", "orders", stdin=b"d\n")["appended"] == 1
-    assert shell.out("truncate", "orders", 1) == "log orders begins with record 1\n"
-    assert shell.json("truncate", "orders", "txid=8")["first_seq"] == 1
+    assert shell.out("truncate", "orders", 1, "--yes") == "log orders begins with record 1\n"
+    assert shell.json("truncate", "orders", "txid=8", "--yes")["first_seq"] == 1
     [row] = shell.json("list")["logs"]
     assert (row["name"], row["first_seq"], row["last_seq"], row["sealed"]) == ("orders", 1, 3, False)
     assert shell.out("rename", "orders", "orders/eu") == "log orders has the name orders/eu now\n"

@@ -69,15 +69,15 @@ def test_an_emptied_store_is_rebuilt_once_somebody_agrees(
 ) -> None:
     shutil.rmtree(tmp_path / "metadata")
     command = ["metadata", "rebuild", url, *directories(tmp_path), "--all-directories"]
-    assert main(command) == 1
-    assert "nothing was changed" in capsys.readouterr().out
+    assert main(command) == 3
+    assert "nothing was changed" in capsys.readouterr().err
+    assert main([*command, "--dry-run"]) == 0
     assert not (tmp_path / "metadata").exists()
-    answers = iter(["n", "y"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda text: next(answers))
-    assert main(command) == 1
-    assert main(command) == 0
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    for answer, status in (("y", 3), (url, 0)):
+        monkeypatch.setattr(sys.stdin, "readline", lambda answer=answer: f"{answer}\n", raising=False)
+        assert main(command) == status
     said = capsys.readouterr().out
     assert "1 ledger made again from directories, in recovery: 0" in said
     assert "no bookie keeps pointers" in said

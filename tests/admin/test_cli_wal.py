@@ -42,7 +42,7 @@ def test_the_life_of_a_log(
     assert run(capfdbinary, "wal", "cat", store, "orders") == (0, "a\nb\nc\n", "")
     assert run(capfdbinary, "wal", "cat", store, "orders", "--first", 2, "--last", 2)[1] == "b\n"
     assert run(capfdbinary, "wal", "tail", store, "orders", "-n", 1)[1] == "c\n"
-    assert run(capfdbinary, "wal", "truncate", store, "orders", 2)[1] == "log orders begins with LSN 2\n"
+    assert run(capfdbinary, "wal", "truncate", store, "orders", 2, "--yes")[1] == "log orders begins with LSN 2\n"
     status, out, _ = run(capfdbinary, "wal", "list", store, "--json")
     [row] = json.loads(out)["logs"]
     assert (status, row["name"], row["first_lsn"], row["last_lsn"]) == (0, "orders", 2, 3)

@@ -63,6 +63,7 @@ NOUNS: Final = (
     Noun("dev", "run a cluster of real processes on this host, and try faults"),
     Noun("console", "show and administer a cluster over HTTP, with a page, until SIGTERM or SIGINT"),
     Noun("token", "make a token with which a person or a program may use the interface over HTTP"),
+    Noun("support", "collect what helpers want to see of a cluster or a store, without secrets"),
     Noun("completion", "print what completes the commands of pybk in bash or zsh"),
 )
 """All nouns, in the order in which ``pybk --help`` lists them."""

@@ -57,6 +57,7 @@ def add(parser: CommandParser) -> None:
     takes_insecure(append)
     truncate = add("truncate", _truncate, "drop the records of a log before a place")
     truncate.add_argument("before", metavar="PLACE", type=_place, help=f"the first record to keep: {_PLACE}")
+    takes_confirmation(truncate, "show what the log has now")
     add("seal", _seal, "end a log for good")
     rename = add("rename", _rename, "give a log another name")
     rename.add_argument("target", metavar="NEW", help="its new name")
@@ -178,6 +179,12 @@ def _append(parsed: argparse.Namespace) -> int:
 
 def _truncate(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as log:
+        if parsed.dry_run:
+            span = f"record {log.first_seq} to {log.last_seq}"
+            return print_result(
+                parsed, {"first_seq": log.first_seq}, f"log {parsed.name} has {span}; nothing is dropped"
+            )
+        confirm(parsed, parsed.name, f"the records of log {parsed.name} before {parsed.before} are dropped for good")
         first = log.truncate(parsed.before)
     return print_result(parsed, {"first_seq": first}, f"log {parsed.name} begins with record {first}")
 

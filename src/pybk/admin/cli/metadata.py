@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CommandParser, add_command, is_url, secret_needed
+from pybk.admin.cli.arguments import CommandParser, add_command, is_url, secret_needed, takes_confirmation
 from pybk.admin.cli.credentials import secret_of, takes_secret
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table, progress_bar
+from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_table, progress_bar
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,9 +53,7 @@ def add(parser: CommandParser) -> None:
         command.add_argument(
             "--all-directories", action="store_true", help="all other directories of bookies are lost for good"
         )
-        command.add_argument(
-            "--yes", action="store_true", help="do it; without it, ask on a terminal, or change nothing"
-        )
+        takes_confirmation(command, "show what would be done")
         takes_secret(command)
 
 
@@ -141,29 +138,21 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 
 
 def _mend(parsed: argparse.Namespace, run: Any) -> int:
-    """Show what would be done, ask, and do it; the exit status is 1 if nothing was done."""
+    """Show what would be done, ask, and do it."""
     with secret_needed():
         found: MetadataRestoreReport = run(False)
         if not parsed.json:
             _print_restore(found)
-        if parsed.yes or _agreed(parsed):
+        if not parsed.dry_run:
+            lost = "all other directories are lost for good, " if parsed.all_directories else ""
+            what = f"all bookies and clients are closed, {lost}and this is written to {parsed.path}"
+            confirm(parsed, parsed.path, what)
             found = run(True)
     if parsed.json:
         print_json(found._asdict())
     elif found.written:
         print(f"done: epoch {found.epoch or 'unchanged'}; start the bookies, then the clients")
-    else:
-        print("nothing was changed: give --yes to do it")
-    return SOUND if found.written else DAMAGED
-
-
-def _agreed(parsed: argparse.Namespace) -> bool:
-    """Ask whether to do it; the answer is no where nobody can be asked."""
-    if parsed.json or not sys.stdin.isatty() or not sys.stdout.isatty():
-        return False
-    lost = "all other directories are lost for good, " if parsed.all_directories else ""
-    answer = input(f"All bookies and clients are closed, {lost}and this is to be written to {parsed.path}? [y/N] ")
-    return answer.strip().lower() in ("y", "yes")
+    return SOUND
 
 
 def _print_restore(found: MetadataRestoreReport) -> None:

@@ -13,6 +13,7 @@ import time
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -54,6 +55,9 @@ EXIT_STATUSES: Final[Mapping[int, str]] = {
 
 _SCHEMA: Final = 1
 PROGRESS_AFTER_SECONDS: Final = 1.0
+_WATCHED: Final = ContextVar("watched", default=False)
+"""Whether documents are printed again and again, so that each is a line."""
+
 _COLOURS: Final = {"ok": "32", "warn": "33", "bad": "31"}
 
 
@@ -82,12 +86,12 @@ def shown_bytes(count: float) -> str:
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """Print a document: an object with ``schema: 1`` and sorted keys.
+    """Print a document: an object with ``schema: 1`` and sorted keys; in one line during a watch.
 
     Raises:
         TypeError: A value has no form in JSON, and its command did not convert it.
     """
-    print(json.dumps({"schema": _SCHEMA, **content}, indent=2, sort_keys=True))
+    print(json.dumps({"schema": _SCHEMA, **content}, indent=None if _WATCHED.get() else 2, sort_keys=True))
 
 
 def print_json_line(content: Mapping[str, Any]) -> None:
@@ -197,14 +201,18 @@ def watch(
         look: Looks, prints, and returns an exit status.
         done: Whether an exit status ends a watch.
     """
-    while True:
-        if parsed.watch is not None and sys.stdout.isatty() and not parsed.json:
-            print("\x1b[H\x1b[2J", end="")
-        status = look()
-        sys.stdout.flush()
-        if parsed.watch is None or done(status):
-            return status
-        time.sleep(max(0.05, parsed.watch))
+    token = _WATCHED.set(parsed.watch is not None)
+    try:
+        while True:
+            if parsed.watch is not None and sys.stdout.isatty() and not parsed.json:
+                print("\x1b[H\x1b[2J", end="")
+            status = look()
+            sys.stdout.flush()
+            if parsed.watch is None or done(status):
+                return status
+            time.sleep(max(0.05, parsed.watch))
+    finally:
+        _WATCHED.reset(token)
 
 
 # ---- questions -----------------------------------------------------------------------------------------------------

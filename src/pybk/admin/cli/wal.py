@@ -43,6 +43,7 @@ def add(parser: CommandParser) -> None:
     takes_insecure(add("append", _append, "append each line of standard input as a record; makes the log if needed"))
     truncate = add("truncate", _truncate, "drop the records of a log before one of them")
     truncate.add_argument("before", metavar="LSN", type=int, help="the first record to keep")
+    takes_confirmation(truncate, "show what the log has now")
     add("seal", _seal, "end a log for good")
     add_repairs(add, _sweep, _rebuild, "LSN")
     deletion = add("delete", _delete, "delete a log with its records and checkpoints")
@@ -119,6 +120,12 @@ def _append(parsed: argparse.Namespace) -> int:
 
 def _truncate(parsed: argparse.Namespace) -> int:
     with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as wal:
+        if parsed.dry_run:
+            span = f"LSN {wal.first_lsn} to {wal.last_lsn}"
+            return print_result(
+                parsed, {"first_lsn": wal.first_lsn}, f"log {parsed.name} has {span}; nothing is dropped"
+            )
+        confirm(parsed, parsed.name, f"the records of log {parsed.name} before {parsed.before} are dropped for good")
         wal.truncate_before(parsed.before)
         first = wal.first_lsn
     return print_result(parsed, {"first_lsn": first}, f"log {parsed.name} begins with LSN {first}")
