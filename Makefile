@@ -47,9 +47,10 @@ demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
-# Three processes, as tests wait for others for a fifth of their time. Without promtool the tests of alert rules are left out.
+# Three processes, as tests wait for others for a fifth of their time. Tests of alert rules need promtool, those of the page Chromium, or are left out.
 test: $(VENV)/.test
 	@tools/prometheus home >/dev/null || true
+	@tools/chromium home >/dev/null || true
 	tools/java run $(BIN)/python -m tests.spark.archiving
 	tools/java run $(BIN)/python -m pytest -n 3 $(ARGS)
 

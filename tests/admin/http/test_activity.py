@@ -17,7 +17,7 @@ from pybk.admin.http.history import LINES_MAX, SAMPLES_MAX, FreeSpace, History, 
 from pybk.admin.http.json_values import as_json
 from pybk.admin.http.rates import TYPES_MAX, RateMeter, Rates, decode_load, together
 from pybk.log_events import log_event
-from pybk.metrics import APPENDED_ENTRIES, LOG_SYNC, OTHER_TYPES, READ_LATENCY, Metrics
+from pybk.metrics import APPENDED_ENTRIES, BOOKIE_REQUEST, LOG_SYNC, OTHER_TYPES, READ_LATENCY, Metrics
 from tests.admin.http.test_server import asking
 from tests.cluster.inside import inside
 from tests.storage.real_store import open_quick
@@ -54,6 +54,12 @@ def test_rates_are_those_since_the_last_look() -> None:
     assert load.limbo_ledgers is None
     assert decode_load(json.loads(json.dumps(as_json(load)))) == load
     assert not meter.measure(3 * SECOND, metrics.snapshot()).total
+
+    reads = (("op", "read"),)
+    metrics.observe(BOOKIE_REQUEST, 3_000_000, 4, labels=reads)
+    total = meter.measure(4 * SECOND, metrics.snapshot()).total
+    assert total.read_entries == 4.0, "of a bookie, requests"
+    assert total.read_p99_s == pytest.approx(3e-3, rel=0.13)
 
 
 def test_rates_of_very_many_types_are_sent_together() -> None:
@@ -188,3 +194,15 @@ def test_a_cluster_shows_what_its_bookies_do(tmp_path: Path) -> None:
             assert {each["name"] for each in lines if each["by"] == "bookie"} == set(urls) - {"nobody"}
             cluster.bookies[0].close()
             wait_until(lambda: "bookie-0: does not run" in str(client.get("/api/v1/events")))
+
+
+def test_the_files_of_the_page_are_served_without_a_token(store: LedgerManager) -> None:
+    with asking(store) as client:
+        assert client.get("/").startswith(b"<!doctype html>")
+        assert client.headers["Content-Security-Policy"].startswith("default-src 'self';")
+        tag = client.headers["ETag"]
+        assert client.ask("GET", "/", If_None_Match=tag) == (304, b"")
+        assert client.ask("HEAD", "/app.js") == (200, b"")
+        assert client.headers["Content-Type"] == "text/javascript; charset=utf-8"
+        assert client.ask("GET", "/../setup.cfg")[0] == 404
+        assert client.ask("GET", "/", Host="evil.example")[0] == 421

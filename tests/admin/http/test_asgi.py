@@ -67,6 +67,10 @@ def test_it_answers_as_the_server_does(manager: LedgerManager) -> None:
     assert headers["content-length"] == str(len(body))
     assert json.loads(body)["next"] == 0
     assert ask(application, "HEAD", "/livez")[::2] == (200, b"")
+    status, headers, _ = ask(application, "GET", "", root="/deep/ops")
+    assert (status, headers["location"]) == (308, "ops/"), "the page's files are next to it"
+    assert ask(application, "GET", "/", root="/ops")[2].startswith(b"<!doctype html>")
+    assert ask(asgi_app(manager, open_reads=False), "GET", "/")[0] == 200, "the page itself shows nothing"
     assert ask(application, "GET", "/livez", host="evil.example")[0] == 421
     assert ask(asgi_app(manager, hosts=["*"]), "GET", "/livez", host="evil.example")[0] == 200
     assert ask(asgi_app(manager, open_reads=False), "GET", "/api/v1/cluster")[0] == 401

@@ -23,6 +23,7 @@ from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.json_values import as_json
 from pybk.admin.http.messages import BODY_BYTES_MAX, JSON, Request, Response
 from pybk.admin.http.openapi import openapi_of
+from pybk.admin.http.page_files import HEADERS, PageFile, read_page
 from pybk.admin.http.problems import ProblemError, problem_of
 from pybk.admin.http.routes import Route, Scope
 from pybk.admin.http.scrapes import Scrapes
@@ -51,9 +52,10 @@ class AdminApplication:
         tokens: The valid tokens. Without one nothing can be changed.
         hosts: The names that requests may give in ``Host``, without ports; those of loopback are always among them.
             ``"*"`` allows all, for a server that checks them itself.
-        open_reads: Whether everybody may look; else each request but the probes needs a token.
+        open_reads: Whether everybody may look; else each request but those of probes and of the page's files needs a
+            token.
         bookie: The bookie in this process, to show it alone: probes, metrics and ``bookies/self``, for which nothing is
-            read from the metadata store. None shows the whole cluster, or the store.
+            read from the metadata store. None shows the whole cluster, or the store, and has the page.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
         store: The label ``store`` of the metrics; that of a bookie is its name.
@@ -73,6 +75,7 @@ class AdminApplication:
         store: str = "",
     ) -> None:
         self.view: Final = View(manager, bookie, ports)
+        self._page: Final = read_page() if bookie is None else {}
         self.tokens: tuple[Token, ...] = tuple(tokens)
         self._hosts = LOOPBACK_NAMES.union(hosts)
         self._open_reads = open_reads
@@ -107,6 +110,8 @@ class AdminApplication:
         self._check_host(request)
         if (probe := probes.PROBES.get(request.path)) is not None and request.method in ("GET", "HEAD"):
             return self._with_headers(probe(self.view, request))
+        if (file := self._page.get(request.path)) is not None and request.method in ("GET", "HEAD"):
+            return _sent(file, request)
         token = self._token_of(request)
         if not self._open_reads and token is None:
             raise _unauthorized("a token is needed")
@@ -213,6 +218,14 @@ class AdminApplication:
     def close(self) -> None:
         """Look at the manager no more; it stays open. Idempotent."""
         self.view.close()
+
+
+def _sent(file: PageFile, request: Request) -> Response:
+    """Return a file of the page, without its body if the client has the same."""
+    headers = (("ETag", file.tag), *HEADERS)
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(int(HTTPStatus.NOT_MODIFIED), file.content_type, b"", headers)
+    return Response(int(HTTPStatus.OK), file.content_type, file.body, headers)
 
 
 def _unauthorized(detail: str) -> ProblemError:

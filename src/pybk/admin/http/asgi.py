@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
 
 from pybk.admin.http.application import AdminApplication
 from pybk.admin.http.bookie_loads import BookiePorts
-from pybk.admin.http.messages import BODY_BYTES_MAX, Request
+from pybk.admin.http.messages import BODY_BYTES_MAX, TEXT, Request, Response
 from pybk.admin.http.tokens import Token
 from pybk.manager import LedgerManager
 
@@ -51,7 +52,11 @@ def asgi_app(
         if scope["type"] != "http":
             raise ValueError(f"an ASGI scope of type {scope['type']!r}; this application takes http and lifespan")
         request = await _request(scope, receive)
-        response = await asyncio.to_thread(application.handle, request)
+        if request.path:
+            response = await asyncio.to_thread(application.handle, request)
+        else:  # the mount without its slash, from where the page's relative URLs would lead elsewhere
+            there = f"{scope['root_path'].rpartition('/')[2]}/"
+            response = Response(int(HTTPStatus.PERMANENT_REDIRECT), TEXT, b"", (("Location", there),))
         headers = (
             ("Content-Type", response.content_type),
             ("Content-Length", str(len(response.body))),
@@ -96,4 +101,4 @@ async def _request(scope: Message, receive: Callable[[], Awaitable[Message]]) ->
         path = path[len(root) :]
     query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
     client = scope.get("client")
-    return Request(scope["method"], path or "/", query, headers, body, "" if client is None else str(client[0]))
+    return Request(scope["method"], path, query, headers, body, "" if client is None else str(client[0]))

@@ -9,6 +9,7 @@ from pybk.metrics import (
     APPEND_LATENCY,
     APPENDED_BYTES,
     APPENDED_ENTRIES,
+    BOOKIE_REQUEST,
     CLIENT_BYTES,
     CLIENT_ENTRIES,
     CLIENT_LATENCY,
@@ -25,6 +26,9 @@ from pybk.metrics import (
 TYPES_MAX: Final = 200
 """The most ledger types of which rates are sent; the others are sent together, as type ``OTHER_TYPES``."""
 
+_READS: Final = MetricKey(BOOKIE_REQUEST, labels=(("op", "read"),))
+"""How long the requests of clients to read took at a bookie, which knows of no ledger type then."""
+
 _NONE: Final = HistogramSnapshot(0, 0, 0, ())
 
 
@@ -36,7 +40,7 @@ class Rates(NamedTuple):
         append_bytes: Their encoded bytes.
         append_p50_s: The latency that half of them did not exceed, seconds; null without any.
         append_p99_s: The latency that 99 % of them did not exceed.
-        read_entries: Entries that were read and verified.
+        read_entries: Entries that were read and verified; at a bookie, requests to read, which have no ledger type.
         read_bytes: Their encoded bytes.
         read_p99_s: The latency that 99 % of the reads did not exceed.
     """
@@ -111,7 +115,7 @@ class RateMeter:
         limbo = metrics.gauges.get(MetricKey("limbo_ledgers"))
         return Load(
             seen_ns=now_ns,
-            total=since.rates(None),
+            total=since.total(),
             types=types,
             sync_p99_s=_seconds(since.histogram({LOG_SYNC}, None), 0.99),
             limbo_ledgers=None if limbo is None else int(limbo),
@@ -130,7 +134,8 @@ class _Since:
             if of_bookie
             else (CLIENT_ENTRIES, CLIENT_BYTES, CLIENT_LATENCY)
         )
-        wanted = {*self._appends, READ_ENTRIES, READ_BYTES, READ_LATENCY, LOG_SYNC}
+        wanted = {*self._appends, READ_ENTRIES, READ_BYTES, READ_LATENCY, LOG_SYNC, BOOKIE_REQUEST}
+        self._is_bookie = _READS in after.histograms
         self._counters = {
             key: grown
             for key, value in after.counters.items()
@@ -152,6 +157,14 @@ class _Since:
         found = {each: self.rates({each}) for each in ordered[:TYPES_MAX]}
         if others := set(ordered[TYPES_MAX:]):
             found[OTHER_TYPES] = self.rates(others | ({OTHER_TYPES} & found.keys()))
+        return found
+
+    def total(self) -> Rates:
+        """Return the rates of all types together."""
+        found = self.rates(None)
+        reads = self._histograms.get(_READS, _NONE)
+        if self._is_bookie:
+            found = found._replace(read_entries=reads.count / self._seconds, read_p99_s=_seconds(reads, 0.99))
         return found
 
     def rates(self, types: set[str] | None) -> Rates:

@@ -1,0 +1,301 @@
+"""The page in a browser: over a cluster, over a store that is mounted under a prefix, and when things go wrong.
+
+``PYBK_SCREENSHOTS=1 pytest tests/admin/page`` writes the pictures of the documents.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from pybk import LedgerManager, Log, LogEnd
+from pybk.admin.cli import main
+from pybk.admin.http import AdminServer, BookiePorts, Scope, Token, asgi_app
+from pybk.healing import auditor, situation
+from pybk.health import REASON_STATES
+from tests.admin.page.browser import MOUNTED, Watched, mount, running, watched
+from tests.cluster.inside import Inside, inside
+from tests.cluster.processes import Cluster
+from tests.paths import ROOT
+from tests.storage.real_store import open_quick
+from tests.waiting import wait_until
+
+HOSTILE: Final = "<img src=x onerror=alert(1)>"
+IMAGES: Final = ROOT / "docs" / "images"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running() as browser:
+        yield browser
+
+
+class Shown(NamedTuple):
+    """A cluster under load, and where its page is."""
+
+    cluster: Inside
+    url: str
+
+
+def load(manager: LedgerManager, ended: threading.Event) -> None:
+    """Append to ledgers of some types until the end, and read."""
+    types = ("orders", "clicks", "mail")
+    writers = [manager.create_ledger(password=b"p", ledger_type=each) for each in types]
+    readers = [manager.open_ledger(each.ledger_id, password=b"p", recover=False) for each in writers]
+    size = 1
+    while not ended.wait(0.05):
+        for number, (writer, reader) in enumerate(zip(writers, readers, strict=True)):
+            writer.append(b"x" * 100 * (size % 7 + number))
+            if reader.read_last_add_confirmed() >= 0:
+                list(reader.read(0, 0))
+        size += 1
+    for reader in readers:
+        reader.close()
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Shown]:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(situation, "SESSION_NS_MIN", 0)
+        patch.setattr(auditor, "SAVE_NS", 10**9)
+        cluster = stack.enter_context(inside(tmp_path_factory.mktemp("cluster"), count=4, autorecovery=True))
+        servers = [stack.enter_context(closing(AdminServer(each))) for each in cluster.bookies]
+        urls = {f"bookie-{number}": server.url for number, server in enumerate(servers)}
+        manager = cluster.connect()
+        with Log.open(manager, "orders/eu", password=b"p") as log, log.writer() as writer:
+            writer.append(b"one")
+            log.subscribe("billing", start=LogEnd.EARLIEST).close()
+        ended = threading.Event()
+        thread = threading.Thread(target=load, args=(manager, ended))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(ended.set)
+        server = stack.enter_context(closing(AdminServer(manager, ports=BookiePorts(urls=lambda: urls))))
+        yield Shown(cluster, f"{server.url}/")
+
+
+def opened(tab: Watched, url: str) -> Page:
+    tab.page.goto(url)
+    expect(tab.page.locator("#seen")).to_contain_text("live")
+    return tab.page
+
+
+def test_it_shows_a_cluster(browser: Browser, shown: Shown) -> None:
+    with watched(browser, color_scheme="light", viewport={"width": 1280, "height": 900}) as tab:
+        page = opened(tab, shown.url)
+        expect(page.locator("#verdict")).to_contain_text("OK")
+        expect(page.locator("#bookies tbody tr")).to_have_count(4)
+        expect(page.locator("#whose")).to_contain_text("4 bookies")
+        expect(page.locator("#types tbody tr", has_text="orders")).to_contain_text("ms")
+        expect(page.locator("#logs")).to_contain_text("billing")
+        expect(page.locator("#space tbody tr")).to_have_count(3)
+        expect(page.locator("#charts canvas")).to_have_count(4)
+
+        page.locator("#by").select_option("type")
+        page.get_by_text("Appends a second as a table").click()
+        table = page.locator("#charts table", has_text="Minute").first
+        expect(table).to_contain_text("orders")
+        expect(table.locator("tbody tr").first).to_contain_text(":")
+        assert tab.axe() == []
+        page.locator("#by").select_option("all")
+        page.get_by_text("Appends a second as a table").click()
+        take_picture(page, "light")
+
+        page.emulate_media(color_scheme="dark")
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        assert tab.axe() == []
+        take_picture(page, "dark")
+        assert (tab.said, tab.hosts()) == ([], {shown.url.split("/")[2]}), "no error, and nothing from elsewhere"
+
+
+def take_picture(page: Page, name: str) -> None:
+    """Write a picture for the documents, if that is wanted."""
+    if os.environ.get("PYBK_SCREENSHOTS"):
+        wait_until(lambda: page.evaluate("document.querySelectorAll('#charts .u-legend').length") == 4)
+        page.wait_for_timeout(20_000 if name == "light" else 500)  # so that the lines have a shape
+        page.evaluate("window.scrollTo(0, 0)")
+        page.screenshot(path=IMAGES / f"page-{name}.png")
+
+
+def test_the_keyboard_reaches_everything_and_a_narrow_screen_shows_it(browser: Browser, shown: Shown) -> None:
+    with watched(browser, color_scheme="light", viewport={"width": 360, "height": 740}) as tab:
+        page = opened(tab, shown.url)
+        wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide == [360, 360], "no sideways scrolling"
+        page.keyboard.press("Tab")
+        expect(page.get_by_text("Skip to the content")).to_be_focused()
+        page.keyboard.press("Tab")
+        expect(page.locator("#theme")).to_be_focused()
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")
+        expect(page.locator("#theme")).to_have_text("Theme: dark")
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        reached = set()
+        for _ in range(20):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.id || document.activeElement.ariaLabel || ''"))
+        assert {"filter", "by"} <= reached
+        page.locator("#filter").fill("bookie-2")
+        expect(page.locator("#bookies tbody tr")).to_have_count(1)
+        page.reload()
+        expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+        assert tab.said == []
+
+
+def test_it_says_when_it_is_stale_and_rests_while_nobody_looks(browser: Browser, shown: Shown) -> None:
+    with watched(browser) as tab:
+        tab.page.clock.install()
+        hidden = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});"
+        page = opened(tab, shown.url)
+        page.route("**/api/**", lambda route: route.abort())
+        page.clock.run_for(12_000)
+        expect(page.locator("#seen")).to_contain_text("stale")
+        page.unroute("**/api/**")
+        page.clock.run_for(2_000)
+        expect(page.locator("#seen")).to_contain_text("live")
+
+        page.evaluate(f"{hidden.format('true')} document.dispatchEvent(new Event('visibilitychange'))")
+        page.clock.run_for(3_000)
+        page.wait_for_load_state("networkidle")
+        tab.asked.clear()
+        page.clock.run_for(60_000)
+        assert tab.asked == []
+        page.evaluate(f"{hidden.format('false')} document.dispatchEvent(new Event('visibilitychange'))")
+        wait_until(lambda: page.evaluate("1") and any("cluster" in each for each in tab.asked))
+
+
+def show(capsys: pytest.CaptureFixture[str], figures: str) -> None:
+    """Write figures to the terminal: they are what people want to know, and a machine that is busy has others."""
+    with capsys.disabled():
+        sys.stdout.write(f" [{figures}] ")
+
+
+def test_a_killed_bookie_is_seen_and_named(
+    browser: Browser, shown: Shown, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Cluster(tmp_path, url=shown.cluster.url)) as processes, watched(browser) as tab:
+        doomed = processes.bookies["doomed"] = processes.make("doomed")
+        doomed.start()
+        page = opened(tab, shown.url)
+        row = page.locator("#bookies tbody tr", has_text="doomed")
+        expect(row).to_contain_text("runs")
+        expect(page.locator("#verdict")).to_contain_text("OK")
+        doomed.kill()
+        killed = time.monotonic()
+        expect(page.locator("#verdict")).to_contain_text("WARN")
+        show(capsys, f"a kill was seen after {time.monotonic() - killed:.1f} s")
+        expect(row).to_contain_text("does not run")
+        reason = page.locator("#reasons li", has_text="doomed")
+        expect(reason).to_contain_text("pybk bookie list")
+        expect(page.locator("#events")).to_contain_text("bookie doomed: does not run")
+
+
+def test_a_store_that_is_mounted_is_shown_to_those_who_have_a_token(browser: Browser, tmp_path: Path) -> None:
+    token, text = Token.new("me", Scope.READ)
+    with open_quick(tmp_path / "store") as manager, watched(browser) as tab:
+        manager.create_ledger(password=b"p", ledger_type="orders").close()
+        manager.create_ledger(password=b"p", ledger_type=HOSTILE).close()
+        mount(tab.page, asgi_app(manager, tokens=[token], open_reads=False))
+        page = tab.page
+        page.goto(MOUNTED)
+        expect(page.locator("#ask")).to_be_visible()
+        page.locator("#token").fill("wrong")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#refused")).to_contain_text("not valid")
+        page.locator("#token").fill(text)
+        page.keyboard.press("Enter")
+        expect(page.locator("#verdict")).to_contain_text("OK")
+        expect(page.locator("#ask")).to_be_hidden()
+        expect(page.locator("#types tbody tr", has_text="orders")).to_contain_text("1")
+        expect(page.locator("#types")).to_contain_text(HOSTILE)
+        assert page.locator("main img").count() == 0, "a name is text"
+        assert page.locator("section:visible #bookies").count() == 0, "a store has none"
+        assert all(each.startswith(MOUNTED) for each in tab.asked)
+        assert all("401" in each for each in tab.said), tab.said
+
+
+def big(bookies: int, types: int) -> dict[str, Any]:
+    """Return what the interface would send of a large cluster."""
+    names = ("append_entries", "append_bytes", "append_p50_s", "append_p99_s", "read_entries", "read_bytes")
+    rates: dict[str, float | None] = {**dict.fromkeys(names, 1.5), "read_p99_s": None}
+    nothing: dict[str, list[int]] = {name: [] for name in ("lost", "waiting", "no_target", "stuck", "reasons", "holds")}
+    numbers = dict.fromkeys(("paused_until_ns", "queued_bytes", "done_bytes", "rate", "misplaced"), 0)
+    cluster: dict[str, Any] = {"verdict": "ok", "auditor": "b0", "short": {}, "eta_s": None, **nothing, **numbers}
+    overview = {"seen_ns": 1, "location": "zk://a", "is_cluster": True, "state": "ok", "reasons": [], "trouble": ""}
+    bookie = {"state": "active", "registered": True, "read_only": False, "location": "zone/rack", "version": "1"}
+    space = {"free_bytes": {"ssd": 1}, "capacity_bytes": {"ssd": 2}}
+    load = {"append_entries": 1.0, "append_p99_s": 0.1, "sync_p99_s": 0.1, "limbo_ledgers": 0}
+    return {
+        "overview": {**overview, "cluster": cluster},
+        "bookies": [{"bookie": {"bookie_id": f"b{each}"}, **bookie, **space} for each in range(bookies)],
+        "loads": {f"b{each}": dict(load) for each in range(bookies)},
+        "types": {
+            "whose": "bookies",
+            "answering": bookies,
+            "total": rates,
+            "types": [
+                {"ledger_type": f"t{each}", "open": 1, "closed": 1, "rates": dict(rates)} for each in range(types)
+            ],
+        },
+        "space": [],
+    }
+
+
+UPDATES: Final = """async (found) => {
+    const app = await import('./app.js'), took = [];
+    const names = ['append_entries', 'append_p50_s', 'append_p99_s', 'read_entries', 'read_p99_s'];
+    for (let round = 0; round < 12; round++) {
+        found.overview.seen_ns++;
+        for (const each of Object.values(found.loads)) each.append_entries = round + Math.random() * 1000;
+        for (const each of found.types.types) each.rates.append_entries = round + Math.random() * 1000;
+        const first = round ? 900 + 2 * round : 0;
+        const at = Array.from({length: round ? 2 : 900}, (_, second) => (first + second) * 1000);
+        const values = () => Object.fromEntries(names.map((each) => [each, at.map(Math.random)]));
+        const line = (by, name) => ({by, name, ...values()});
+        const lines = [line('all', ''), ...Array.from({length: 16}, (_, each) => line('type', `t${each}`))];
+        const began = performance.now();
+        app.update(found, {at_ms: at, lines}, {events: [], next: 0});
+        document.body.getBoundingClientRect();
+        took.push(performance.now() - began);
+    }
+    return took;
+}"""
+
+
+def test_a_thousand_bookies_and_their_types_are_shown(
+    browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_quick(tmp_path / "store") as manager, watched(browser) as tab:
+        mount(tab.page, asgi_app(manager))
+        page = opened(tab, MOUNTED)
+        page.route("**/api/**", lambda route: route.abort())
+        first, *later = page.evaluate(UPDATES, big(1000, 200))
+        assert page.locator("#bookies tbody tr").count() == 1000
+        assert page.locator("#types tbody tr").count() == 201
+        figures = (
+            f"1000 bookies, 200 types: first {first:.0f} ms, then {sorted(later)[len(later) // 2]:.0f} ms an update"
+        )
+        show(capsys, figures)
+
+
+def test_the_commands_that_it_shows_exist(browser: Browser, shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
+    with watched(browser) as tab:
+        page = opened(tab, shown.url)
+        found = page.evaluate("import('./app.js').then((app) => [app.COMMANDS, app.DRAIN_COMMANDS])")
+    by_code, others = found
+    assert by_code.keys() <= REASON_STATES.keys()
+    for command in {*by_code.values(), *others}:
+        words = [each for each in command.split()[1:] if not each.isupper()]
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--help"])
+        assert ended.value.code == 0, command
+        assert f"usage: pybk {' '.join(words)}" in capsys.readouterr().out
