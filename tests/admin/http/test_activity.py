@@ -16,6 +16,7 @@ from pybk.admin.http.events import EVENTS_MAX, Events
 from pybk.admin.http.history import LINES_MAX, SAMPLES_MAX, FreeSpace, History, Sample
 from pybk.admin.http.json_values import as_json
 from pybk.admin.http.rates import TYPES_MAX, RateMeter, Rates, decode_load, together
+from pybk.errors import CorruptError
 from pybk.log_events import log_event
 from pybk.metrics import APPENDED_ENTRIES, BOOKIE_REQUEST, LOG_SYNC, OTHER_TYPES, READ_LATENCY, Metrics
 from tests.admin.http.test_server import asking
@@ -150,6 +151,17 @@ def test_a_store_shows_its_rates(store: LedgerManager, tmp_path: Path) -> None:
         assert types["whose"] == "store"
         assert all(each["free_bytes"] > 0 for each in client.get("/api/v1/space"))
         assert client.ask("GET", "/api/v1/loads")[0] == 404
+
+
+def test_ledgers_that_cannot_be_counted_stop_nothing(store: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise CorruptError("a row of the index")
+
+    monkeypatch.setattr(store, "ledgers", fails)
+    with asking(store) as client:
+        first = client.get("/api/v1/cluster")["seen_ns"]
+        wait_until(lambda: client.get("/api/v1/cluster")["seen_ns"] > first)
+        assert client.get("/api/v1/types")["types"] == []
 
 
 def test_logs_are_listed_with_what_their_subscriptions_need(store: LedgerManager) -> None:

@@ -35,6 +35,9 @@ FRESH_SECONDS: Final = 8.0
 _AT_ONCE: Final = 8
 _ANSWER_BYTES_MAX: Final = 1 << 20
 
+_NO_LOAD: Final = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+"""What is raised for an answer that is something else than was asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookiePorts:
@@ -114,7 +117,15 @@ class BookieLoads:
             return known
         try:
             return self._answered(name, url, known)
-        except (OSError, http.client.HTTPException, KeyError, TypeError, ValueError, AttributeError) as error:
+        except (
+            OSError,
+            http.client.HTTPException,
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             logger.debug("bookie %s did not answer at %s: %s", name, url, error)
             return known
 

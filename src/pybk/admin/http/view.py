@@ -242,15 +242,24 @@ class _LedgerCounter:
         """Return the counts of now, or of ``COUNT_SECONDS`` ago; empty if there are too many ledgers."""
         if time.monotonic() - self._counted < COUNT_SECONDS:
             return self._found
+        try:
+            self._found = self._counts()
+        except ClosedError:
+            raise
+        except PybkError as error:
+            logger.warning("the ledgers cannot be counted now: %s", error)
+            self._found = {}
+        self._counted = time.monotonic()
+        return self._found
+
+    def _counts(self) -> dict[str, LedgerCounts]:
         counts: dict[str, list[int]] = {}
         total = 0
         for each in islice(self._manager.ledgers(), COUNTED_MAX + 1):
             of_type = counts.setdefault(str(each.metadata.ledger_type), [0, 0])
             of_type[each.metadata.state is LedgerState.CLOSED] += 1
             total += 1
-        self._found = {} if total > COUNTED_MAX else {name: LedgerCounts(*each) for name, each in counts.items()}
-        self._counted = time.monotonic()
-        return self._found
+        return {} if total > COUNTED_MAX else {name: LedgerCounts(*each) for name, each in counts.items()}
 
 
 def _standing(bookie: BookieStatus) -> str:
