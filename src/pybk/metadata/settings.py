@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final
 
@@ -93,13 +93,17 @@ class _Section:
 
 
 def _check_text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or len(value.encode()) > NAME_BYTES_MAX:
+    try:
+        right = isinstance(value, str) and len(value.encode()) <= NAME_BYTES_MAX
+    except UnicodeEncodeError:  # JSON can have halves of characters
+        right = False
+    if not right:
         raise UsageError(f"setting {name} is {value!r:.100}; it takes a string of at most {NAME_BYTES_MAX} bytes")
-    return value
+    return str(value)
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or len(value) > ACCEPTED_LOSSES_MAX:
+    if not isinstance(value, Collection) or isinstance(value, str) or len(value) > ACCEPTED_LOSSES_MAX:
         raise UsageError(f"setting {name} is {value!r:.100}; it takes at most {ACCEPTED_LOSSES_MAX} names of bookies")
     return tuple(_check_text(name, each) for each in value)
 
