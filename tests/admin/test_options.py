@@ -136,3 +136,10 @@ def test_wrong_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "argument --store-free-bytes: 'lots' is not accepted, it takes a number of bytes" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         flags("--cluster-secret", "hush")
+
+
+def test_values_that_python_cannot_write_or_nest_are_named(tmp_path: Path) -> None:
+    file = read_file(written(tmp_path, f"[bookie]\nid = 0x{'f' * 5000}\n"), OPTIONS)
+    assert "[bookie] id = (a number that is too long): it takes" in file.problems[0]
+    with pytest.raises(UsageError, match="is to hold options in TOML"):
+        read_file(written(tmp_path, f"x = {'[' * 100_000}"), OPTIONS)

@@ -320,7 +320,7 @@ def read_file(path: str, options: Sequence[Option]) -> ConfigFile:
             tables = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{path} is to hold options in TOML, and cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is to hold options in TOML: {error}") from None
     values: dict[str, Any] = {}
     problems = []
@@ -350,7 +350,12 @@ def _shown(name: str, value: object, option: Option | None) -> str:
     where = f"[{section}] {key}" if section else key
     # The value of an option that is a secret, or might be one that was misspelt, is not printed.
     hidden = option.secret if option is not None else any(word in key for word in ("secret", "password"))
-    return where if hidden else f"{where} = {str(value)[:_SHOWN_MAX]!r}"
+    if hidden:
+        return where
+    try:
+        return f"{where} = {str(value)[:_SHOWN_MAX]!r}"
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return f"{where} = (a number that is too long)"
 
 
 def _no_such_key(name: str, option: Option | None, options: Sequence[Option]) -> str:
