@@ -34,6 +34,16 @@ def test_a_line_that_is_no_token_is_named(tmp_path: Path, line: str) -> None:
         read_tokens(file)
 
 
+def test_a_file_that_every_user_may_change_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(Token.new("me", Scope.ADMIN)[0].line())
+    file.chmod(0o666)
+    with pytest.raises(UsageError, match=r"mode 0666 .* lets every user of this host add a token"):
+        read_tokens(file)
+    file.chmod(0o664)
+    assert len(read_tokens(file)) == 1
+
+
 def test_a_file_that_is_not_there_and_a_bad_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_tokens(tmp_path / "none")

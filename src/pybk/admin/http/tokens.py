@@ -12,6 +12,7 @@ import hmac
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -57,13 +58,19 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[Token, ...]:
     """Read the tokens of a file. Empty lines and those that begin with ``#`` are left out.
 
     Raises:
-        UsageError: The file cannot be read, or a line is not a token.
+        UsageError: The file cannot be read, every user may change it, or a line is not a token.
     """
     try:
         with open(path, encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read(_FILE_BYTES_MAX)
     except (OSError, ValueError) as error:
         raise UsageError(f"the file of tokens {os.fspath(path)!r} cannot be read: {error}") from error
+    if mode & stat.S_IWOTH:
+        raise UsageError(
+            f"the mode {mode:04o} of the file of tokens {os.fspath(path)!r} lets every user of this host add a token: "
+            "chmod o-w"
+        )
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return tuple(_token(path, number, line) for number, line in lines if line and not line.startswith("#"))
 
