@@ -85,6 +85,29 @@ def test_bodies_that_come_in_parts_are_put_together_and_bounded(manager: LedgerM
     assert ask(application, "POST", "/api/v1/cluster", endless, **named)[0] in (405, 413)
 
 
+def test_what_a_client_did_not_finish_is_not_answered(manager: LedgerManager) -> None:
+    messages: list[MutableMapping[str, Any]] = [
+        {"type": "http.request", "body": b"{}", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return messages.pop(0)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/api/v1/cluster", "headers": [(b"host", b"localhost")]}
+    asyncio.run(asgi_app(manager, tokens=[TOKEN])(scope, receive, send))  # type: ignore[arg-type]
+    assert not sent
+
+
+def test_a_path_without_its_raw_form_is_decoded_once(manager: LedgerManager) -> None:
+    _, _, body = ask(asgi_app(manager), "GET", "/api/v1/ledgers/%31")
+    assert "'%31'" in json.loads(body)["detail"]
+
+
 def test_the_lifespan_of_its_server_is_followed(manager: LedgerManager) -> None:
     asked = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
     sent: list[str] = []

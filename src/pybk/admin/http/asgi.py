@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from pybk.admin.http.application import AdminApplication
 from pybk.admin.http.bookie_loads import BookiePorts
-from pybk.admin.http.messages import BODY_BYTES_MAX, TEXT, Request, Response
+from pybk.admin.http.messages import BODY_BYTES_MAX, TEXT, Request, Response, by_name
 from pybk.admin.http.tokens import Token
 from pybk.manager import LedgerManager
 
@@ -52,6 +52,8 @@ def asgi_app(
         if scope["type"] != "http":
             raise ValueError(f"an ASGI scope of type {scope['type']!r}; this application takes http and lifespan")
         request = await _request(scope, receive)
+        if request is None:
+            return
         if request.path:
             response = await asyncio.to_thread(application.handle, request)
         else:  # the mount without its slash, from where the page's relative URLs would lead elsewhere
@@ -85,16 +87,18 @@ async def _lifespan(
             return
 
 
-async def _request(scope: Message, receive: Callable[[], Awaitable[Message]]) -> Request:
-    """Read a request; of a body, one byte more than it may have at most."""
+async def _request(scope: Message, receive: Callable[[], Awaitable[Message]]) -> Request | None:
+    """Read a request; of a body, one byte more than it may have at most. None if the client goes before its end."""
     body, more = b"", True
     while more and len(body) <= BODY_BYTES_MAX:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         body += message.get("body", b"")[: BODY_BYTES_MAX + 1]
         more = message.get("more_body", False)
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    headers = by_name((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     # Servers that follow the specification give the path with the mount's own, which the application does not know.
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    raw: bytes = scope.get("raw_path") or quote(scope["path"], safe="/:").encode()
     path = raw.partition(b"?")[0].decode("latin-1")
     root = scope.get("root_path", "")
     if root and path.startswith(root):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 BODY_BYTES_MAX: Final = 64 << 10
@@ -47,3 +47,16 @@ class Response(NamedTuple):
     content_type: str
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+
+
+def by_name(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by name in small letters.
+
+    Several of one name become one, as RFC 9110 joins them: two hosts, tokens or lengths are none that is valid, and
+    neither of them counts alone, because another server on the way might have gone by the other one.
+    """
+    found: dict[str, str] = {}
+    for name, value in headers:
+        key = name.lower()
+        found[key] = f"{found[key]}, {value}" if key in found else value
+    return found
