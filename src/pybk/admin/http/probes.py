@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -16,32 +16,50 @@ from pybk.admin.http.json_values import as_json
 from pybk.admin.http.messages import JSON, TEXT, Request, Response
 from pybk.admin.http.view import View
 from pybk.cluster_checks import ClusterVerdict
+from pybk.health import REASON_STATES, Health
 
 _UNREADY: Final = frozenset({"not_registered", "draining", "drained", "retired"})
 """Codes of reasons with which a process is not ready, besides its states."""
 
+_OF_OTHERS: Final = frozenset({"no_bookie", "too_few_bookies"})
+"""Codes of reasons with which a client is fit, and the bookies that it needs are not there."""
 
 TURN_SECONDS: Final = 30.0
-"""A bookie whose serving thread has not turned for so long hangs; it turns each second, also without requests."""
+"""A bookie whose serving thread has not turned for so long hangs; it turns each second, also without requests.
+
+So does the thread that looks; what was seen before that says nothing of now.
+"""
+
+SEEN_SECONDS: Final = 0.5
+"""How long ``/livez`` waits for the first look: a kubelet gives a probe one second, and kills what does not answer."""
 
 
 def live(view: View, request: Request) -> Response:
     """Return 200 unless the process has to be started again."""
-    health, bookie = view.seen.health, view.bookie
-    reasons = [health.reason] if health.state == "failed" else []
+    seen, bookie = view.seen_within(SEEN_SECONDS), view.bookie
+    reasons = [] if seen is None else _own_reasons(seen.health, {"failed"})
     idle_s = 0.0 if bookie is None or not bookie.turned_ns else (time.monotonic_ns() - bookie.turned_ns) / 1e9
     if idle_s > TURN_SECONDS:
         reasons.append(f"the thread that serves clients has not turned for {idle_s:.0f} s")
     return _answer(not reasons, reasons)
 
 
+def _own_reasons(health: Health, states: Collection[str], codes: Collection[str] = ()) -> list[str]:
+    """Return the texts of reasons that cause one of some states, or have one of some codes, but for those of others."""
+    return [
+        each.text
+        for each in health.reasons
+        if (REASON_STATES[each.code] in states or each.code in codes) and each.code not in _OF_OTHERS
+    ]
+
+
 def ready(view: View, request: Request) -> Response:
     """Return 200 if the process serves: registered, not drained, and out of limbo unless ``?allow=limbo``."""
-    health = view.seen.health
+    seen = view.seen
     refused = {"failed"} if request.query.get("allow") == "limbo" else {"failed", "in_limbo"}
-    reasons = [each.text for each in health.reasons if each.code in _UNREADY]
-    if health.state in refused:
-        reasons.insert(0, health.reason)
+    reasons = _own_reasons(seen.health, refused, _UNREADY)
+    if (age_s := time.monotonic() - seen.looked) > TURN_SECONDS:
+        reasons.append(f"what is known of it is {age_s:.0f} s old: the log may say why")
     return _answer(not reasons, reasons)
 
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 1.0
+SEEN_SECONDS: Final = 10.0
+"""How long a request waits for the first look, or for the one after nobody has asked."""
+
 IDLE_SECONDS: Final = 30.0
 """The thread looks no more once nobody has asked for so long, and only adds to the history."""
 
@@ -60,6 +63,7 @@ class Seen(NamedTuple):
         cluster: How the cluster is; None for a store.
         bookies: The bookies of the cluster; empty for a store.
         trouble: Why ``cluster`` and ``bookies`` are older than the rest; empty if they are not.
+        looked: When, on the monotonic clock, seconds.
     """
 
     seen_ns: int
@@ -73,6 +77,7 @@ class Seen(NamedTuple):
     cluster: ClusterStatus | None = None
     bookies: tuple[BookieStatus, ...] = ()
     trouble: str = ""
+    looked: float = 0.0
 
 
 class View:
@@ -123,7 +128,19 @@ class View:
 
     @property
     def seen(self) -> Seen:
-        """What was seen last, ``LOOK_SECONDS`` ago at most while others ask, too."""
+        """What was seen last, ``LOOK_SECONDS`` ago at most while others ask, too; raises ProblemError for nothing."""
+        seen = self.seen_within(SEEN_SECONDS)
+        if seen is None:
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "not_seen",
+                f"nothing is known after {SEEN_SECONDS:g} s; maybe the metadata store does not answer",
+                retryable=True,
+            )
+        return seen
+
+    def seen_within(self, seconds: float) -> Seen | None:
+        """Return what was seen last; None if nothing is seen in some seconds, as without the metadata store."""
         with self._condition:
             if self._closed:
                 raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "closed", "the manager is being closed")
@@ -134,9 +151,8 @@ class View:
             elif idle:
                 self._seen = None
                 self._condition.notify_all()
-            while self._seen is None and not self._closed:
-                self._condition.wait()
-            if self._seen is None:
+            ended = self._condition.wait_for(lambda: self._seen is not None or self._closed, seconds)
+            if ended and self._seen is None:
                 raise ProblemError(HTTPStatus.SERVICE_UNAVAILABLE, "closed", "the manager is being closed")
             return self._seen
 
@@ -159,6 +175,12 @@ class View:
             except ClosedError:
                 self.close()
                 return
+            except Exception:
+                # What was seen last stays, and grows old, which the probes notice. This thread must not end: no other
+                # one would begin, and requests would wait for it.
+                logger.exception("what is shown over HTTP could not be looked at")
+                time.sleep(LOOK_SECONDS)
+                continue
             with self._condition:
                 if self._is_wanted():
                     self._seen = seen
@@ -201,7 +223,7 @@ class View:
         free = _free_of(bookies or ()) if self._admin is not None else _free_of_store(health)
         rates = {name: each.total for name, each in loads.items()}
         self.history.add(Sample(now_ns, total, types, rates, free))
-        return Seen(now_ns, health, load, loads, total, types, ledgers, free)
+        return Seen(now_ns, health, load, loads, total, types, ledgers, free, looked=time.monotonic())
 
     def _note_changes(self, before: Seen | None, now: Seen) -> None:
         """Add to the events how the cluster has changed."""
