@@ -122,6 +122,19 @@ def test_tokens_beyond_this_host_take_a_certificate_and_are_read_again(cluster: 
             assert client.ask("GET", "/api/v1/bookies/self", Authorization=f"Bearer {other[1]}")[0] == 200
 
 
+def test_tokens_are_not_taken_later_without_a_certificate(cluster: Inside) -> None:
+    with closing(serving(cluster, BEYOND)) as server, Client(server.url.replace("0.0.0.0", "127.0.0.1")) as client:
+        with pytest.raises(UsageError, match="has no certificate"):
+            server.reload([TOKENS[Scope.READ][0]])
+        assert client.ask("GET", "/api/v1/bookies/self", scope=Scope.READ)[0] == 401
+        server.reload([])
+
+
+def test_a_host_that_cannot_be_one_is_named(cluster: Inside) -> None:
+    with pytest.raises(UsageError, match="cannot be listened on"):
+        serving(cluster, HttpSettings(listen=f"{'a' * 64}.example:0"))
+
+
 def test_the_process_of_a_bookie_serves_its_metrics(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     url = make_cluster(tmp_path / "cluster")

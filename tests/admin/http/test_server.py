@@ -7,6 +7,8 @@ import json
 import logging
 import socket
 import ssl
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -16,9 +18,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from pybk import LedgerManager, UsageError
-from pybk.admin.http import AdminServer, Scope, Token, server
+from pybk.admin.http import AdminServer, Scope, Token, probes, server, view
 from pybk.admin.http.application import CHANGES_PER_SECOND
 from pybk.admin.http.messages import BODY_BYTES_MAX
+from pybk.cluster_admin import ClusterAdmin
+from pybk.health import Health
 from tests.certificates import Authority
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import Inside, inside
@@ -280,8 +284,195 @@ def test_slow_and_too_many_connections_are_closed(store: LedgerManager, monkeypa
             held = [slow.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(3)]
             for each in held:
                 each.sendall(b"GET /livez HTTP/1.1\r\n")
-            assert [each.recv(1) for each in held] == [b""] * 3, "one is too many, and two took too long"
+            assert list(map(ended, held)) == [True] * 3, "one is too many, and two took too long"
         assert client.get("/livez") == b"ok\n"
+
+
+def ended(connection: socket.socket) -> bool:
+    """Wait for what a connection has; return whether it is its end."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def said(client: Client, request: bytes) -> bytes:
+    """Return all that the server answers to bytes on a connection of their own, until it closes that."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", client.connection.port), timeout=60) as connection:
+        try:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+            while part := connection.recv(65536):
+                found += part
+        except TimeoutError:
+            raise
+        except OSError:  # it did not wait for all of them
+            return found
+    return found
+
+
+def test_a_request_has_its_time_as_a_whole(store: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
+    with asking(store) as client, socket.create_connection(("127.0.0.1", client.connection.port)) as slow:
+        slow.sendall(b"GET /livez HTTP/1.1\r\n")
+        slow.settimeout(0.1)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:  # each byte comes in time
+            try:
+                slow.sendall(b"x")
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() < until
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_probe_is_answered_although_one_peer_holds_all_connections(
+    store: LedgerManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 600.0)
+    authority = Authority(tmp_path)
+    pair = (str(authority.sign("server")),) * 2 if tls else None
+    with asking(store, certificate=pair) as first, ExitStack() as held:
+        for _ in range(server.CONNECTIONS_MAX):
+            one = held.enter_context(socket.create_connection(("127.0.0.1", first.connection.port), timeout=60))
+            one.sendall(b"\x16\x03\x01" if tls else b"GET /livez HTTP/1.1\r\n")
+        context = ssl.create_default_context(cafile=str(authority.file)) if tls else None
+        with Client(f"http://127.0.0.1:{first.connection.port}", context) as client:
+            assert client.ask("GET", "/livez") == (200, b"ok\n")
+
+
+def test_a_client_that_holds_a_connection_with_tls_does_not_hold_the_end(
+    store: LedgerManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 600.0)
+    authority = Authority(tmp_path)
+    with ExitStack() as stack:
+        pair = (str(authority.sign("server")),) * 2
+        serving = AdminServer(store, certificate=pair)
+        context = ssl.create_default_context(cafile=str(authority.file))
+        client = stack.enter_context(Client(serving.url, context))
+        assert client.ask("GET", "/livez") == (200, b"ok\n")
+        began = time.monotonic()
+        serving.close()
+        assert time.monotonic() - began < 300
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_one_before(store: LedgerManager, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    file, other = authority.sign("server"), authority.sign("other")
+    context = ssl.create_default_context(cafile=str(authority.file))
+    certificate = file.read_bytes().partition(b"-----BEGIN CERTIFICATE-----")
+    (tmp_path / "certificate").write_bytes(certificate[1] + certificate[2])
+    with closing(AdminServer(store, certificate=(str(tmp_path / "certificate"), str(file)))) as serving:
+        renewed = other.read_bytes().partition(b"-----BEGIN CERTIFICATE-----")
+        (tmp_path / "certificate").write_bytes(renewed[1] + renewed[2])  # the key was not written yet
+        with pytest.raises(UsageError, match="cannot be used"):
+            serving.reload(())
+        with Client(serving.url, context) as client:
+            assert client.ask("GET", "/livez") == (200, b"ok\n")
+        file.write_bytes(authority.sign("locked", password=b"word").read_bytes())
+        with pytest.raises(UsageError, match="cannot be used"):
+            serving.reload(())
+
+
+def test_requests_that_servers_read_differently_are_refused(of_store: Client) -> None:
+    host, second = b"Host: localhost\r\n", b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for headers in (
+        host + b"X : 1\r\nContent-Length: 51\r\n",
+        host + b"X: 1\rContent-Length: 51\r\n",
+        host + b"X: 1\r\n Content-Length: 51\r\n",
+        host + b"no field\r\nContent-Length: 51\r\n",
+        host + b"Content-Length: 51\r\nContent-Length: 0\r\n",
+        host + b"Content-Length: 51\r\nTransfer-Encoding: chunked\r\n",
+        host + b"Content-Length: +51\r\n",
+    ):
+        found = said(of_store, b"GET /livez HTTP/1.1\r\n" + headers + b"\r\n" + second)
+        assert found.startswith((b"HTTP/1.1 400", b"HTTP/1.1 413")), (headers, found)
+        assert found.count(b"HTTP/1.1 ") == 1, headers
+    for headers in (host * 2, b"Host: evil.example\r\n" + host, b""):
+        assert said(of_store, b"GET /livez HTTP/1.1\r\n" + headers + b"\r\n").startswith(b"HTTP/1.1 421"), headers
+    long = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1000) for number in range(33))
+    found = said(of_store, b"GET /livez HTTP/1.1\r\n" + host + long + b"\r\n")
+    assert found.startswith(b"HTTP/1.1 431") or not found, "it may be ended before it is read"
+    assert said(of_store, b"GET /livez HTTP/1.1\r\n" + host).startswith(b"HTTP/1.1 400"), "its end did not come"
+
+
+def test_a_body_that_was_cut_changes_nothing(of_cluster: Client) -> None:
+    token = TOKENS[Scope.ADMIN][1].encode()
+    head = b"POST /api/v1/repairs:pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Authorization: Bearer " + token + b"\r\n"
+    body = b'{"seconds": 60, "by": "me"}'
+    assert said(of_cluster, head + b"Content-Length: 99\r\n\r\n" + body) == b""
+    assert of_cluster.get("/api/v1/settings")["repair"]["paused_by"] == ""
+    with socket.create_connection(("127.0.0.1", of_cluster.connection.port), timeout=60) as waiting:
+        waiting.sendall(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body))
+        assert waiting.recv(100).startswith(b"HTTP/1.1 100"), "the client sends the body after this alone"
+        waiting.sendall(body)
+        assert waiting.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_an_origin_that_is_no_url_is_another_one(of_store: Client) -> None:
+    for origin in ("http://[", "null", "http://evil.example:x", ""):
+        status, problem = of_store.ask("GET", "/api/v1/cluster", Origin=origin)
+        assert (status, problem["code"]) == (403, "other_origin"), origin
+
+
+def test_names_of_hosts_have_no_case(store: LedgerManager) -> None:
+    with asking(store, hosts=["Console.Example"]) as client:
+        assert client.ask("GET", "/livez", Host="console.example:1")[0] == 200
+        assert client.ask("GET", "/livez", Host="CONSOLE.example")[0] == 200
+
+
+def test_what_cannot_be_looked_at_is_not_ready(
+    store: LedgerManager, of_store: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert of_store.ask("GET", "/readyz")[0] == 200
+    whole = type(store).health
+
+    def fails(manager: LedgerManager) -> Health:
+        raise OSError("a device is gone")
+
+    monkeypatch.setattr(type(store), "health", fails)
+    monkeypatch.setattr(probes, "TURN_SECONDS", 2.0)
+    wait_until(lambda: of_store.ask("GET", "/readyz")[0] == 503)
+    assert of_store.ask("GET", "/livez")[0] == 200
+    monkeypatch.setattr(type(store), "health", whole)
+    wait_until(lambda: of_store.ask("GET", "/readyz")[0] == 200)
+
+
+def test_a_process_is_live_while_nothing_can_be_seen(
+    cluster: Inside, of_cluster: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(ClusterAdmin, "status", lambda _: answered.wait(60))
+    monkeypatch.setattr(view, "SEEN_SECONDS", 0.1)
+    try:
+        assert of_cluster.ask("GET", "/livez") == (200, b"ok\n")
+        status, problem = of_cluster.ask("GET", "/readyz")
+        assert (status, problem["code"], problem["retryable"]) == (503, "not_seen", True)
+    finally:
+        answered.set()
+
+
+def test_a_client_is_live_and_ready_without_bookies(tmp_path: Path) -> None:
+    with inside(tmp_path, count=1) as cluster, asking(cluster.connect()) as client:
+        assert client.get("/api/v1/cluster")["state"] == "failed", "one bookie is too few"
+        assert client.ask("GET", "/livez")[0] == client.ask("GET", "/readyz")[0] == 200
+
+
+def test_texts_and_lists_of_json_that_are_none_are_refused(of_cluster: Client) -> None:
+    for path, body in (
+        ("/api/v1/repairs:pause", b'{"seconds": 5, "by": "\\ud800"}'),
+        ("/api/v1/settings:change", b'{"values": {"repair.paused_by": "\\ud800"}}'),
+        ("/api/v1/settings:change", b'{"values": {"repair.accepted_losses": 5}}'),
+    ):
+        status, problem = of_cluster.ask("POST", path, body, scope=Scope.ADMIN)
+        assert status == 400, problem
 
 
 def test_probes_follow_the_health(store: LedgerManager, of_store: Client) -> None:

@@ -77,7 +77,7 @@ class AdminApplication:
         self.view: Final = View(manager, bookie, ports)
         self._page: Final = read_page() if bookie is None else {}
         self.tokens: tuple[Token, ...] = tuple(tokens)
-        self._hosts = LOOPBACK_NAMES.union(hosts)
+        self._hosts = LOOPBACK_NAMES.union(each.lower() for each in hosts)
         self._open_reads = open_reads
         routes = ROUTES if bookie is None else OWN_ROUTES
         self._routes = [each for each in routes if manager.is_cluster or not each.cluster]
@@ -96,7 +96,7 @@ class AdminApplication:
         except PybkError as error:
             return self._with_headers(problem_of(error).response())
         except Exception:  # a server must survive its handlers
-            logger.exception("%s %s failed", request.method, request.path)
+            logger.exception("%s %r failed", request.method, request.path)
             failed = ProblemError(
                 HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "a defect of pybk: its log has the traceback"
             )
@@ -152,7 +152,7 @@ class AdminApplication:
                 "names, or add this one to its hosts",
             )
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host", ""):
+        if origin is not None and origin.lower().partition("://")[2] != request.headers.get("host", "").lower():
             raise ProblemError(
                 HTTPStatus.FORBIDDEN, "other_origin", f"a page of {origin!r:.100} may not use this interface"
             )

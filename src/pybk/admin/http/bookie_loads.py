@@ -117,15 +117,7 @@ class BookieLoads:
             return known
         try:
             return self._answered(name, url, known)
-        except (
-            OSError,
-            http.client.HTTPException,
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except (OSError, http.client.HTTPException, *_NO_LOAD) as error:
             logger.debug("bookie %s did not answer at %s: %s", name, url, error)
             return known
 

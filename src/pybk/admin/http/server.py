@@ -3,25 +3,36 @@
 Its documents advise against it for production because it checks little. What it does not bound is bounded here: the
 connections and threads, the size and the time of a request. Head and body of a response are sent as one piece, because
 two small ones on a connection that stays open wait for each other (Nagle's algorithm, and delayed acknowledgements).
+
+A probe must be answered although others keep all connections, or else they could have a process ended that is well. So
+the connection that is one too many takes the place of another one, which still waits for its request: the oldest of the
+peer that has most of them. Only what is being answered keeps its place.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 import socket
 import ssl
 import threading
+import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from ipaddress import ip_address
+from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from pybk.admin.http.application import AdminApplication
 from pybk.admin.http.bookie_loads import BookiePorts
-from pybk.admin.http.messages import BODY_BYTES_MAX, Request, Response
+from pybk.admin.http.messages import BODY_BYTES_MAX, Request, Response, by_name
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.tokens import Token
 from pybk.errors import UsageError
@@ -37,6 +48,11 @@ CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS: Final = 5.0
 """How long a request may take to arrive; a connection that rests is closed after it, too."""
 
+HEADERS_BYTES_MAX: Final = 32 << 10
+"""Limit on the headers of a request together."""
+
+_FIELD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r?\n")
+"""A line of a header. What another server would take for two lines, or for none, is refused."""
 
 DISCARDED_MAX: Final = 1 << 20
 """How many bytes of a body that is too long are read nevertheless."""
@@ -91,15 +107,15 @@ class AdminServer:
                 f"others could reach {host!r}, so tokens and a certificate are needed: give them, or use 127.0.0.1"
             )
         self._certificate = certificate
-        self._context = None if certificate is None else ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self._load_certificate()
+        self._tokens_allowed = local or certificate is not None
+        context = None if certificate is None else _context_of(certificate)
         names = {host, *hosts} if local or hosts else {"*"}
         self.application: Final = AdminApplication(
             manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie, ports=ports, store=store
         )
         try:
-            self._server = _Server((host, port), self.application, self._context)
-        except OSError as error:
+            self._server = _Server((host, port), self.application, context)
+        except (OSError, ValueError) as error:  # ValueError: no name of a host has such parts
             self.application.close()
             raise UsageError(f"{host}:{port} cannot be listened on: {error}; choose another port") from error
         shown = f"[{host}]" if ":" in host else host
@@ -108,23 +124,19 @@ class AdminServer:
         self._thread = threading.Thread(target=self._server.serve_forever, name="pybk-http", daemon=True)
         start_thread(self._thread)
 
-    def _load_certificate(self) -> None:
-        if self._certificate is None or self._context is None:
-            return
-        try:
-            self._context.load_cert_chain(*self._certificate)
-        except (OSError, ssl.SSLError) as error:
-            named, key = self._certificate
-            raise UsageError(f"the certificate {named!r} with key {key!r} cannot be used: {error}") from error
-
     def reload(self, tokens: Iterable[Token]) -> None:
         """Take other tokens, and read the files of the certificate again, from the next connection on.
 
         Raises:
-            UsageError: The certificate cannot be used; the one before stays.
+            UsageError: The certificate cannot be used, or tokens would be sent without one by others than this host;
+                certificate and tokens stay as they were.
         """
-        self._load_certificate()
-        self.application.tokens = tuple(tokens)
+        tokens = tuple(tokens)
+        if tokens and not self._tokens_allowed:
+            raise UsageError(f"{self.url} has no certificate, so everybody on the way could read tokens: start anew")
+        if self._certificate is not None:
+            self._server.context = _context_of(self._certificate)
+        self.application.tokens = tokens
 
     def close(self) -> None:
         """Stop; returns when no request is being answered any more. Idempotent."""
@@ -134,6 +146,17 @@ class AdminServer:
         self._thread.join()
 
 
+def _context_of(certificate: tuple[str, str]) -> ssl.SSLContext:
+    """Return a new context for a certificate; one that is in use would have lost its key if the new one is wrong."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(*certificate, password="")  # a service cannot be asked for one
+    except (OSError, ValueError) as error:
+        named, key = certificate
+        raise UsageError(f"the certificate {named!r} with key {key!r} cannot be used: {error}") from error
+    return context
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
@@ -141,8 +164,36 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection.
+
+    Attributes:
+        socket: Its socket, with TLS around it if there is some.
+        peer: The address at its other end.
+        waits: Whether its request has not arrived as a whole.
+    """
+
+    socket: socket.socket
+    peer: str
+    waits: bool = True
+
+    def end(self, how: int) -> None:
+        """Shut it down, while a thread uses it."""
+        try:
+            # That of SSLSocket takes TLS away, and the thread would send its answer without it.
+            socket.socket.shutdown(self.socket, how)
+        except OSError:  # it has ended meanwhile
+            return
+
+
 class _Server(HTTPServer):
-    """Answers connections in a bounded number of threads; what is more waits in the backlog of the port."""
+    """Answers connections in a bounded number of threads.
+
+    Attributes:
+        context: How TLS is spoken on new connections; None for none.
+        closing: Whether connections end after the answer that is under way.
+    """
 
     request_queue_size = CONNECTIONS_MAX
     allow_reuse_address = True
@@ -151,42 +202,127 @@ class _Server(HTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self.application = application
-        self._context = context
+        self.context = context
+        self.closing = False
         self._pool = ThreadPoolExecutor(CONNECTIONS_MAX, "pybk-http-answer")
-        self._free = threading.Semaphore(CONNECTIONS_MAX)
-        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        """Guards the attributes below, and ``waits`` of connections."""
+        self._open: dict[_Connection, None] = {}
+        """Those that have a place, the oldest first."""
+        self._unfinished = 0
+        """How many have a thread, or wait for one; some of them have lost their place."""
         super().__init__(address, _Answer)
 
+    def server_bind(self) -> None:
+        """Listen; the name of the host is not asked for, as HTTPServer does, because that takes long without DNS."""
+        TCPServer.server_bind(self)
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Hand a connection to a thread; one too many is closed at once, and its client may try again."""
-        if not self._free.acquire(blocking=False):
+        """Hand a connection to a thread; without a place for it, it is closed, and its client may try again."""
+        connection = _Connection(request, str(client_address[0]))
+        if not self._take_place(connection):
             self.shutdown_request(request)
             return
-        self._open.add(request)
-        self._pool.submit(self._serve, request, client_address)
+        self._pool.submit(self._serve, connection, client_address)
 
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
+    def _take_place(self, connection: _Connection) -> bool:
+        with self._lock:
+            if self._unfinished >= 2 * CONNECTIONS_MAX:
+                return False
+            if len(self._open) >= CONNECTIONS_MAX:
+                waiting = [each for each in self._open if each.waits]
+                if not waiting:
+                    return False
+                peers = Counter(each.peer for each in waiting)
+                victim = max(waiting, key=lambda each: peers[each.peer])  # of equal ones the first, which is the oldest
+                del self._open[victim]
+                victim.end(socket.SHUT_RDWR)
+            self._open[connection] = None
+            self._unfinished += 1
+            return True
+
+    def arrives(self, connection: _Connection, waits: bool) -> None:
+        """Note that a connection begins to wait for a request, or has one."""
+        with self._lock:
+            connection.waits = waits
+
+    def _serve(self, connection: _Connection, client_address: Any) -> None:
         try:
-            request.settimeout(REQUEST_SECONDS)
-            connection = request if self._context is None else self._context.wrap_socket(request, server_side=True)
-            self.finish_request(connection, client_address)
-            self.shutdown_request(connection)
+            connection.socket.settimeout(REQUEST_SECONDS)
+            self._secure(connection)
+            _Answer(connection, client_address, self)
         except OSError as error:  # the client has gone, or speaks no TLS
             logger.debug("a connection from %s ended: %s", client_address, error)
+        except Exception:  # a server must survive its handlers
+            logger.exception("a connection from %s failed", client_address)
         finally:
-            self._open.discard(request)
-            request.close()
-            self._free.release()
+            with self._lock:
+                self._open.pop(connection, None)
+                self._unfinished -= 1
+            self.shutdown_request(connection.socket)
+
+    def _secure(self, connection: _Connection) -> None:
+        """Begin TLS, if there is some."""
+        if self.context is None:
+            return
+        with self._lock:  # another thread that ends the connection needs its present socket
+            connection.socket = self.context.wrap_socket(
+                connection.socket, server_side=True, do_handshake_on_connect=False
+            )
+        assert isinstance(connection.socket, ssl.SSLSocket)
+        connection.socket.do_handshake()
 
     def server_close(self) -> None:
         """Close the port and all connections, and wait for the threads."""
         super().server_close()
-        for each in tuple(self._open):
-            try:
-                each.shutdown(socket.SHUT_RD)
-            except OSError:  # it has ended meanwhile
-                continue
+        self.closing = True
+        with self._lock:
+            for each in self._open:
+                each.end(socket.SHUT_RD)
         self._pool.shutdown()
+
+
+class _Received(io.RawIOBase):
+    """What a client sends; the whole of a request has to arrive in ``REQUEST_SECONDS``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._until = 0.0
+
+    def begin(self) -> None:
+        """Begin to wait for a request."""
+        self._until = time.monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Receive what has arrived; raises TimeoutError once the time is over."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("a request took too long to arrive")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+class _Reader(io.BufferedReader):
+    """Reads a request, and checks the lines of its headers, which the parser behind it takes as they come."""
+
+    left: int | None = None
+    """Bytes that the headers may still have; None if what is read is none."""
+    wrong = False
+    """Whether a line was no header."""
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Read a line."""
+        line = super().readline(size)
+        if self.left is not None:
+            self.left -= len(line)
+            if self.left < 0:
+                raise LineTooLong("header")
+            self.wrong |= line not in (b"\r\n", b"\n") and not _FIELD.fullmatch(line)
+        return line
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -196,22 +332,59 @@ class _Answer(BaseHTTPRequestHandler):
     wbufsize = -1
     disable_nagle_algorithm = True
 
-    @property
-    def _application(self) -> AdminApplication:
-        assert isinstance(self.server, _Server)
-        return self.server.application
+    def __init__(self, connection: _Connection, client_address: Any, server: _Server) -> None:
+        self._connection = connection
+        self._server = server
+        super().__init__(connection.socket, client_address, server)
+
+    def setup(self) -> None:
+        """Read through what bounds requests."""
+        super().setup()
+        self.rfile.close()
+        self._received = _Received(self.connection)
+        self.rfile = self._reader = _Reader(self._received)
+
+    def handle_one_request(self) -> None:
+        """Wait for a request, and answer it."""
+        if self._server.closing:
+            self.close_connection = True
+            return
+        self._server.arrives(self._connection, waits=True)
+        self._received.begin()
+        super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        """Read the headers; False after a refusal."""
+        self._reader.left, self._reader.wrong = HEADERS_BYTES_MAX, False
+        try:
+            if not super().parse_request():
+                return False
+        finally:
+            self._reader.left = None
+        if self._reader.wrong:
+            self.send_error(HTTPStatus.BAD_REQUEST, "A line of the headers is not NAME: VALUE")
+            return False
+        return True
+
+    def handle_expect_100(self) -> bool:
+        """Have the client send the body; one that waits for this would wait until it loses patience."""
+        going_on = super().handle_expect_100()
+        self.wfile.flush()
+        return going_on
 
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")
-        headers = {name.lower(): value for name, value in self.headers.items()}
+        headers = by_name(self.headers.items())
         body = self._body(headers)
         if body is None:
             return
+        self._server.arrives(self._connection, waits=False)
+        self.connection.settimeout(REQUEST_SECONDS)
         parsed = dict(parse_qsl(query, keep_blank_values=True))
         peer = str(self.client_address[0])
-        self._send(self._application.handle(Request(self.command, path, parsed, headers, body, peer)))
+        self._send(self._server.application.handle(Request(self.command, path, parsed, headers, body, peer)))
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = _answer
 
     def _body(self, headers: dict[str, str]) -> bytes | None:
         """Read the body; None, after a refusal, if it is too long, or its length is not known."""
@@ -227,7 +400,11 @@ class _Answer(BaseHTTPRequestHandler):
             )
             self._send(problem.response())
             return None
-        return self.rfile.read(int(text))
+        body = self.rfile.read(int(text))
+        if len(body) < int(text):  # the client has gone, and maybe did not mean what it has sent so far
+            self.close_connection = True
+            return None
+        return body
 
     def _discard(self, size: int) -> None:
         """Read what a client sends in spite of a refusal, or else it might not see the refusal."""
@@ -253,4 +430,4 @@ class _Answer(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log a request for debugging alone; the application logs changes."""
-        logger.debug("%s: %s", self.address_string(), format % args)
+        logger.debug("%s: %r", self.client_address[0], format % args)
