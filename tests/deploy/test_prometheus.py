@@ -1,12 +1,11 @@
-"""A real Prometheus that scrapes real bookies, and has the alert rules."""
+"""A real Prometheus that scrapes a local cluster as ``pybk dev`` says, and has the alert rules."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,8 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.cluster.inside import SECRET, make_cluster
-from tests.cluster.processes import Child
+from tests.admin.dev.local import Local, local_cluster
 from tests.deploy.programs import program
 from tests.paths import ROOT
 from tests.waiting import WAIT_S, wait_until
@@ -28,20 +26,26 @@ PAUSE_S = 0.1
 
 
 class Prometheus:
-    """A Prometheus that scrapes these ports twice a second, and waits a second where a rule waits for minutes."""
+    """A Prometheus that scrapes twice a second, and waits a second where a rule waits for minutes.
 
-    def __init__(self, directory: Path, ports: list[int]) -> None:
+    Args:
+        directory: Where its files are.
+        scrapes: The configuration of what it scrapes.
+    """
+
+    def __init__(self, directory: Path, scrapes: dict[str, Any]) -> None:
         directory.mkdir()
         rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())
         for rule in (rule for group in rules["groups"] for rule in group["rules"] if "for" in rule):
             rule["for"] = "1s"
         (directory / "alerts.yml").write_text(yaml.safe_dump(rules))
-        targets = {"targets": [f"127.0.0.1:{port}" for port in ports], "labels": {"cluster": "test"}}
         config = {
-            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+            **scrapes,
+            "global": {"evaluation_interval": "500ms"},
             "rule_files": ["alerts.yml"],
-            "scrape_configs": [{"job_name": "pybk", "static_configs": [targets]}],
         }
+        for each in scrapes["scrape_configs"]:
+            each |= {"scrape_interval": "500ms", "scrape_timeout": "500ms"}
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         self._log = directory / "log"
         command = [
@@ -88,66 +92,34 @@ class Prometheus:
         self._process.wait()
 
 
-class Bookies:
-    """Three bookies that show their metrics."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._url = make_cluster(directory)
-        self.children: dict[str, Child] = {}
-
-    def start(self, name: str) -> None:
-        """Start a bookie; returns before it serves."""
-        arguments = [str(self._directory / name), self._url, name]
-        log = self._directory / f"{name}.log"
-        self.children[name] = Child(arguments, SECRET, log, module="tests.deploy.exporting_bookie")
-
-    def port(self, name: str) -> int:
-        """Wait until a bookie serves, and return where its metrics are."""
-        child = self.children[name]
-        return int(child.wait_for(lambda: child.said("metrics"))[-1])
-
-    def close(self) -> None:
-        """Kill all."""
-        for child in self.children.values():
-            child.kill()
-
-
-@contextmanager
-def watched(directory: Path) -> Iterator[tuple[Bookies, Prometheus]]:
-    """Run three bookies, and a Prometheus that watches them."""
-    with ExitStack() as stack:
-        bookies = Bookies(directory / "cluster")
-        stack.callback(bookies.close)
-        names = [f"bookie-{number}" for number in range(3)]
-        for name in names:
-            bookies.start(name)
-        prometheus = Prometheus(directory / "prometheus", [bookies.port(name) for name in names])
-        stack.callback(prometheus.close)
-        prometheus.find_address()
-        yield bookies, prometheus
-
-
-def leading(prometheus: Prometheus) -> list[float]:
-    """Return for each bookie that was scraped whether it leads the auditor."""
-    return sorted(prometheus.values("pybk_auditor_leader").values())
-
-
 def test_a_real_prometheus_fires_the_alert_for_a_bookie_that_was_killed(tmp_path: Path) -> None:
     program("prometheus")
-    with watched(tmp_path) as (bookies, prometheus):
-        wait_until(lambda: 3.0 in prometheus.values('pybk_members{state="live"}').values(), pause_s=PAUSE_S)
-        wait_until(lambda: not prometheus.alert("NoAuditor"), pause_s=PAUSE_S)
-        assert not prometheus.alert("BookieDown")
-        # Each bookie is scraped at its own moment: the one that leads can be seen before the others are.
-        wait_until(lambda: leading(prometheus) == [0.0, 0.0, 1.0], pause_s=PAUSE_S)
-        killed = next(name for name, value in prometheus.values("pybk_auditor_leader").items() if not value)
-        bookies.children[killed].kill()
-        wait_until(lambda: [each["state"] for each in prometheus.alert("BookieDown")] == ["firing"], pause_s=PAUSE_S)
-        (alert,) = prometheus.alert("BookieDown")
-        assert alert["labels"] == {"alertname": "BookieDown", "cluster": "test", "severity": "warn"}
-        assert alert["annotations"]["summary"] == '1 bookies of cluster "test" do not run'
-        rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
-        assert {rule["health"] for rule in rules} == {"ok"}, [rule.get("lastError") for rule in rules]
-        bookies.start(killed)
-        wait_until(lambda: not prometheus.alert("BookieDown"), pause_s=PAUSE_S)
+    with local_cluster(tmp_path, "3") as local:
+        scrapes = yaml.safe_load(local.run("dev", "status", "--prometheus"))
+        with closing(Prometheus(tmp_path / "prometheus", scrapes)) as prometheus:
+            prometheus.find_address()
+            wait_until(lambda: 3.0 in prometheus.values('pybk_members{state="live"}').values(), pause_s=PAUSE_S)
+            wait_until(lambda: not prometheus.alert("NoAuditor"), pause_s=PAUSE_S)
+            assert not prometheus.alert("BookieDown")
+            found = prometheus.values("up")
+            assert set(found.values()) == {1.0}
+            leaders = prometheus.values("pybk_auditor_leader")
+            killed = next(name for name in ("b2", "b1") if not leaders[name])
+            local.run("dev", "kill", killed)
+            # What looks at the metadata store sees it at once, before the auditor reports it.
+            wait_until(lambda: _absent(local) == [killed], pause_s=PAUSE_S)
+            wait_until(
+                lambda: [each["state"] for each in prometheus.alert("BookieDown")] == ["firing"], pause_s=PAUSE_S
+            )
+            (alert,) = prometheus.alert("BookieDown")
+            assert alert["labels"] == {"alertname": "BookieDown", "cluster": "dev", "severity": "warn"}
+            assert alert["annotations"]["summary"] == '1 bookies of cluster "dev" do not run'
+            rules = [rule for group in prometheus.ask("rules")["groups"] for rule in group["rules"]]
+            assert {rule["health"] for rule in rules} == {"ok"}, [rule.get("lastError") for rule in rules]
+            local.run("dev", "start", killed)
+            wait_until(lambda: not prometheus.alert("BookieDown"), pause_s=PAUSE_S)
+
+
+def _absent(local: Local) -> list[str]:
+    found: list[str] = json.loads(local.get("console", "/api/v1/cluster"))["cluster"]["absent"]
+    return found
