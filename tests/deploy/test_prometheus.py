@@ -94,7 +94,7 @@ class Prometheus:
 
 def test_a_real_prometheus_fires_the_alert_for_a_bookie_that_was_killed(tmp_path: Path) -> None:
     program("prometheus")
-    with local_cluster(tmp_path, "3") as local:
+    with local_cluster(tmp_path, "3", scaled=True) as local:
         scrapes = yaml.safe_load(local.run("dev", "status", "--prometheus"))
         with closing(Prometheus(tmp_path / "prometheus", scrapes)) as prometheus:
             prometheus.find_address()

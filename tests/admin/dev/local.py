@@ -19,20 +19,23 @@ from tests.paths import ROOT
 from tests.storage.real_store import python_path
 from tests.waiting import PROCESS_S, WAIT_S
 
+SCALED = ROOT / "tests" / "admin" / "dev" / "scaled"
+
 
 class Commands:
     """Runs ``pybk``, each time in a process of its own.
 
     Args:
         directory: Where profiles and local clusters are.
+        scaled: Whether bookies that are started wait for tenths of seconds where they would wait for seconds.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, scaled: bool = False) -> None:
         self.directory = directory
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYBK_")}
         self.environment = {
             **kept,
-            "PYTHONPATH": python_path(),
+            "PYTHONPATH": f"{SCALED}{os.pathsep}{python_path()}" if scaled else python_path(),
             "XDG_CONFIG_HOME": str(directory / "config"),
             "XDG_STATE_HOME": str(directory / "state"),
         }
@@ -79,9 +82,9 @@ class Local(Commands):
 
 
 @contextmanager
-def local_cluster(directory: Path, *options: str) -> Iterator[Local]:
-    """Run a local cluster; ``options`` are those of ``pybk dev up``."""
-    local = Local(directory)
+def local_cluster(directory: Path, *options: str, scaled: bool = False) -> Iterator[Local]:
+    """Run a local cluster; ``options`` are those of ``pybk dev up``, and ``scaled`` is of ``Commands``."""
+    local = Local(directory, scaled=scaled)
     try:
         local.run("dev", "up", "--any-port", *options)
         yield local

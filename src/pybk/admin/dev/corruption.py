@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from typing import Final
 
 from pybk.admin.dump import dump_store
 from pybk.storage.format.record import RECORD_HEADER_BYTES
 from pybk.storage.tiers.tier import COLD, LOG
+
+_TRIES: Final = 10
+_PAUSE_SECONDS: Final = 0.2
 
 
 def flip_bits(directory: str, count: int) -> int:
@@ -23,7 +28,10 @@ def flip_bits(directory: str, count: int) -> int:
     Returns:
         In how many.
     """
-    chosen = list(_sealed(directory))[-count:]
+    tries = 0
+    while not (chosen := list(_sealed(directory))[-count:]) and tries < _TRIES:
+        time.sleep(_PAUSE_SECONDS)  # a checkpoint may replace files while they are listed
+        tries += 1
     for path, offset in chosen:
         with open(path, "r+b", buffering=0) as file:
             found = os.pread(file.fileno(), 1, offset)
