@@ -92,6 +92,11 @@ class Prometheus:
         self._process.wait()
 
 
+def leading(prometheus: Prometheus) -> list[float]:
+    """Return for each bookie that was scraped whether it leads the auditor."""
+    return sorted(prometheus.values("pybk_auditor_leader").values())
+
+
 def test_a_real_prometheus_fires_the_alert_for_a_bookie_that_was_killed(tmp_path: Path) -> None:
     program("prometheus")
     with local_cluster(tmp_path, "3", scaled=True) as local:
@@ -103,6 +108,8 @@ def test_a_real_prometheus_fires_the_alert_for_a_bookie_that_was_killed(tmp_path
             assert not prometheus.alert("BookieDown")
             found = prometheus.values("up")
             assert set(found.values()) == {1.0}
+            # Each bookie is scraped at its own moment: the one that leads can be seen before the others are.
+            wait_until(lambda: leading(prometheus) == [0.0, 0.0, 1.0], pause_s=PAUSE_S)
             leaders = prometheus.values("pybk_auditor_leader")
             killed = next(name for name in ("b2", "b1") if not leaders[name])
             local.run("dev", "kill", killed)
