@@ -168,6 +168,8 @@ class Auditing:
         """Whether the sets above have anything."""
         self._rest_until = 0.0
         """Until then changes are collected, by the monotonic clock. For the auditor's thread alone."""
+        self._gave_up = False
+        """Whether the last step has given up effects, so that what has come in since is read without a rest."""
         self._thread = threading.Thread(target=self._run, name="pybk-auditor", daemon=True)
         with ExitStack() as undo:
             watches = (
@@ -261,7 +263,7 @@ class Auditing:
     def _next(self, now: float, tick_at: float) -> Call | None:
         """Return what to do next: changes, a call, else a page of a reading that is under way, else what comes."""
         if self._changes_due:
-            if now >= self._rest_until:
+            if now >= self._rest_until or self._gave_up:
                 return self._changes
             tick_at = min(tick_at, self._rest_until)
         try:
@@ -307,6 +309,7 @@ class Auditing:
             with self._changes_lock:
                 self._tried_marks |= tried
                 self._changes_due |= bool(tried)
+            self._gave_up = bool(given_up)
             if given_up:
                 self._inbox.put(partial(self._ask_again, given_up))
         if any(isinstance(effect, PublishMark) for effect in effects):
