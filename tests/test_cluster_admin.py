@@ -17,6 +17,7 @@ from pybk import (
     ClusterVerdict,
     IllegalOperationError,
     LedgerManager,
+    LedgerWriter,
     RepairReason,
     RepairState,
     SafetyCheckError,
@@ -54,13 +55,17 @@ def metadata(cluster: Inside) -> Iterator[ClusterMetadata]:
         yield metadata
 
 
-def make_ledger(manager: LedgerManager, entries: int = 5, *, size: int = 3, ack: int = 2, close: bool = True) -> int:
+def make_writer(manager: LedgerManager, entries: int = 5, *, size: int = 3, ack: int = 2) -> LedgerWriter:
+    """Make a ledger; it has a writer as long as the caller keeps what is returned."""
     writer = manager.create_ledger(password=b"p", ensemble_size=size, write_quorum=size, ack_quorum=ack)
     for number in range(entries):
         writer.append(b"entry %d" % number)
-    if close:
-        writer.close()
-    return writer.ledger_id
+    return writer
+
+
+def make_ledger(manager: LedgerManager, entries: int = 5, *, size: int = 3, ack: int = 2) -> int:
+    with make_writer(manager, entries, size=size, ack=ack) as writer:
+        return writer.ledger_id
 
 
 def bookies_of(manager: LedgerManager, ledger_id: int) -> list[str]:
@@ -307,7 +312,8 @@ def test_bookies_may_stop_while_enough_copies_stay(
 
 def test_open_ledgers_keep_an_ack_quorum(cluster: Inside, admin: ClusterAdmin) -> None:
     client = cluster.connect()
-    ledger_id = make_ledger(client, close=False)
+    writer = make_writer(client)
+    ledger_id = writer.ledger_id
     first, second, _ = bookies_of(client, ledger_id)
     assert admin.ok_to_stop(first).ok
     (refusal,) = admin.ok_to_stop(first, second).refusals
@@ -327,7 +333,8 @@ def test_a_writer_that_can_replace_the_bookies_that_stop_needs_no_ack_quorum(
     cluster: Inside, admin: ClusterAdmin
 ) -> None:
     client = cluster.connect()
-    ledger_id = make_ledger(client, size=2, close=False)
+    writer = make_writer(client, size=2)
+    ledger_id = writer.ledger_id
     first, second = bookies_of(client, ledger_id)
     found = admin.ok_to_stop(first)
     assert found.refusals == ()
@@ -347,7 +354,8 @@ def test_a_bookie_that_takes_no_entries_of_an_open_ledger_does_not_count_for_its
     cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata
 ) -> None:
     client = cluster.connect()
-    ledger_id = make_ledger(client, close=False)
+    writer = make_writer(client)
+    ledger_id = writer.ledger_id
     first, _, third = stop_spare(cluster, admin, bookies_of(client, ledger_id))
     assert admin.ok_to_stop(first).ok
     service = service_of(cluster.bookies[int(third[-1])])
@@ -366,7 +374,8 @@ def test_a_bookie_that_takes_no_entries_of_an_open_ledger_does_not_count_for_its
 
 def test_a_read_only_bookie_does_not_count_for_a_writer(cluster: Inside, admin: ClusterAdmin) -> None:
     client = cluster.connect()
-    ledger_id = make_ledger(client, close=False)
+    writer = make_writer(client)
+    ledger_id = writer.ledger_id
     first, _, third = stop_spare(cluster, admin, bookies_of(client, ledger_id))
     assert admin.ok_to_stop(first).ok
     service_of(cluster.bookies[int(third[-1])]).retire()
@@ -377,7 +386,8 @@ def test_a_read_only_bookie_does_not_count_for_a_writer(cluster: Inside, admin: 
 
 def test_an_open_ledger_whose_writer_is_gone_needs_no_ack_quorum(cluster: Inside, admin: ClusterAdmin) -> None:
     client = cluster.connect()
-    ledger_id = make_ledger(client, close=False)
+    writer = make_writer(client)
+    ledger_id = writer.ledger_id
     first, second, third = bookies_of(client, ledger_id)
     client.close()  # which leaves the ledger open, as the death of its process would
     found = admin.ok_to_stop(first, second)

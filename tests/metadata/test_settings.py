@@ -214,4 +214,6 @@ def test_settings_of_another_kind_are_refused() -> None:
         cluster.change_settings(lambda now: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(UsageError, match="changed_by"):
         cluster.change_settings(lambda now: zones(2), by="x" * 200)
+    with pytest.raises(UsageError, match="can be printed"):
+        cluster.change_settings(lambda now: zones(2), by="x\n\x1b[2J")
     assert cluster.read_settings() == ClusterSettings()

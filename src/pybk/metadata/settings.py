@@ -323,6 +323,8 @@ class Settings(AuthenticatedValues):
             MetadataForgedError, CorruptError, UnsupportedFormatError: As ``read_settings``; nothing is written.
         """
         _check_text("changed_by", by)
+        if not by.isprintable():  # logs and terminals show it
+            raise UsageError(f"setting changed_by is {by!r:.100}; it takes characters that can be printed")
         while True:
             node = self._store.get(SETTINGS_KEY, latest=True)
             found, raw = self._decoded(node)
