@@ -94,3 +94,5 @@ def test_copies_of_a_bookie_that_has_yet_to_look_at_what_it_lost_do_not_count() 
     assert "bookie b1@01000100 may have lost entries of 3 ledgers" in found.warnings[0]
     assert check(0, 3).ok
     assert check(1, 2).ok
+    marks[2] = marks[2]._replace(reason=RepairReason.DRAINING)
+    assert not check(0, 3).ok, "one of the marks is not about what it lost"

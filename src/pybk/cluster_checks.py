@@ -469,7 +469,8 @@ def stop_check(
         return len(refusals) >= LISTED_MAX or has_writer(ledger_id)
 
     running = {each.bookie for each in bookies if each.registered}
-    marked = Counter(mark.bookie for mark in marks)
+    observed = (mark for mark in marks if any(reason.observed for reason in mark.causes_by_reason()))
+    marked = Counter(mark.bookie for mark in observed)  # others are about copies that are there
     doubtful = {bookie for bookie, count in in_limbo.items() if count > marked[bookie]} & running
     after = Copies(cluster, running.difference(stopped, doubtful), marks)
     takers = [each for each in bookies if each.writable and each.bookie not in stopped]
