@@ -58,23 +58,37 @@ def check_ledger(
     Returns:
         Its metadata, final.
     """
-    with cluster.connect() as client:
-        metadata = _check_contents(client, ledger_id, acked, pushed, largest)
-        check_replicas(cluster, client, ledger_id, complete=complete)
-    with cluster.connect() as client:
-        _check_final(client, metadata)
+    with cluster.connect() as first, cluster.connect() as second:
+        return check_by(cluster, (first, second), ledger_id, acked, pushed, largest=largest, complete=complete)
+
+
+def check_by(
+    cluster: Cluster,
+    clients: tuple[LedgerManager, LedgerManager],
+    ledger_id: int,
+    acked: int,
+    pushed: int,
+    *,
+    largest: int = 400,
+    complete: bool = True,
+) -> LedgerMetadata:
+    """Check one ledger as ``check_ledger`` does, by clients that check many: the second knows nothing of the first."""
+    first, second = clients
+    metadata = _check_contents(first, ledger_id, acked, pushed, largest)
+    check_replicas(cluster, first, ledger_id, complete=complete)
+    _check_final(second, metadata)
     return metadata
 
 
 def _check_contents(client: LedgerManager, ledger_id: int, acked: int, pushed: int, largest: int) -> LedgerMetadata:
     """Check what a client reads of a ledger, which it recovers if nobody did."""
-    reader = client.open_ledger(ledger_id, password=PASSWORD)
-    metadata = client.ledger_metadata(ledger_id)
-    assert metadata.state is LedgerState.CLOSED
-    last = metadata.last_entry_id
-    assert last >= acked, f"entries {last + 1} to {acked} were acknowledged and are lost (I1)"
-    assert last <= pushed, f"entries {pushed + 1} to {last} were never appended (I4)"
-    found = [entry.payload for entry in reader.read(0, last)]
+    with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+        metadata = client.ledger_metadata(ledger_id)
+        assert metadata.state is LedgerState.CLOSED
+        last = metadata.last_entry_id
+        assert last >= acked, f"entries {last + 1} to {acked} were acknowledged and are lost (I1)"
+        assert last <= pushed, f"entries {pushed + 1} to {last} were never appended (I4)"
+        found = [entry.payload for entry in reader.read(0, last)]
     assert len(found) == last + 1
     for entry_id, data in enumerate(found):
         assert data == payload(ledger_id, entry_id, largest), f"entry {entry_id} is another one (I4)"
@@ -86,8 +100,8 @@ def _check_contents(client: LedgerManager, ledger_id: int, acked: int, pushed: i
 
 def _check_final(client: LedgerManager, metadata: LedgerMetadata) -> None:
     """Check that a closed ledger's end does not change (I11)."""
-    reader = client.open_ledger(metadata.ledger_id, password=PASSWORD)
-    again = reader.metadata
+    with client.open_ledger(metadata.ledger_id, password=PASSWORD) as reader:
+        again = reader.metadata
     assert (again.state, again.last_entry_id, again.length) == (
         metadata.state,
         metadata.last_entry_id,
@@ -98,15 +112,13 @@ def _check_final(client: LedgerManager, metadata: LedgerMetadata) -> None:
 
 def check_replicas(cluster: Cluster, client: LedgerManager, ledger_id: int, *, complete: bool) -> None:
     """Check that every bookie that the metadata names and that runs has its entries, and that all copies agree."""
-    ledger = descriptor_of(client.open_ledger(ledger_id, password=PASSWORD))
-    assert isinstance(ledger, RemoteLedger)
-    deadline = time.monotonic() + _SETTLE_S
-    while True:
-        wrong = list(_missing(cluster, client, ledger, complete=complete))
-        if not wrong:
-            return
-        assert time.monotonic() < deadline, "\n".join(wrong[:20])
-        time.sleep(0.2)
+    with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+        ledger = descriptor_of(reader)
+        assert isinstance(ledger, RemoteLedger)
+        deadline = time.monotonic() + _SETTLE_S
+        while wrong := list(_missing(cluster, client, ledger, complete=complete)):
+            assert time.monotonic() < deadline, "\n".join(wrong[:20])
+            time.sleep(0.2)
 
 
 def _missing(cluster: Cluster, client: LedgerManager, ledger: RemoteLedger, *, complete: bool) -> Iterator[str]:

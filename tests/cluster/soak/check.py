@@ -9,7 +9,7 @@ from typing import Any
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger import LedgerMetadata
 from pybk.manager import LedgerManager
-from tests.cluster.checker import check_ledger
+from tests.cluster.checker import check_by
 from tests.cluster.child import PASSWORD
 from tests.cluster.nemesis import LARGEST
 from tests.cluster.soak.members import SoakCluster, Written
@@ -35,10 +35,10 @@ def check_ledgers(cluster: SoakCluster, watch: Watch, seen: Counter[int]) -> tup
     wrong: list[str] = []
     ledgers = sorted(cluster.book.ledgers.values(), key=lambda each: each.ledger_id)
     said = time.monotonic()
-    with cluster.connect() as client:
+    with cluster.connect() as first, cluster.connect() as second:
         for written in ledgers:
             try:
-                _check(cluster, client, written, seen[written.ledger_id], counts)
+                _check(cluster, (first, second), written, seen[written.ledger_id], counts)
             except (AssertionError, PybkError) as error:
                 wrong.append(f"ledger {written.ledger_id} ({written.kind}): {type(error).__name__}: {error}")
             if time.monotonic() > said + 10:
@@ -47,15 +47,21 @@ def check_ledgers(cluster: SoakCluster, watch: Watch, seen: Counter[int]) -> tup
     return counts, wrong
 
 
-def _check(cluster: SoakCluster, client: LedgerManager, written: Written, seen: int, counts: Counter[str]) -> None:
+def _check(
+    cluster: SoakCluster,
+    clients: tuple[LedgerManager, LedgerManager],
+    written: Written,
+    seen: int,
+    counts: Counter[str],
+) -> None:
     if written.deleted:
         try:
-            client.open_ledger(written.ledger_id, password=PASSWORD).close()
+            clients[0].open_ledger(written.ledger_id, password=PASSWORD).close()
         except NoSuchLedgerError:
             counts["ledgers deleted"] += 1
             return
         raise AssertionError("it was deleted, and opens")
-    metadata = check_ledger(cluster, written.ledger_id, written.acked, written.pushed, largest=LARGEST)
+    metadata = check_by(cluster, clients, written.ledger_id, written.acked, written.pushed, largest=LARGEST)
     assert seen <= metadata.last_entry_id + 1, f"{seen} entries were read of {metadata.last_entry_id + 1} (I16)"
     if written.closed is not None:
         assert metadata.last_entry_id == written.closed, f"closed at {written.closed}, ends at {metadata.last_entry_id}"
