@@ -29,6 +29,7 @@ from tests.cluster.nemesis import TailingReader
 from tests.cluster.soak.check import check_ledgers, wait_until_tidy
 from tests.cluster.soak.faults import WHOLE_S, Faults, recover_all
 from tests.cluster.soak.members import SoakCluster, wait_for_members
+from tests.cluster.soak.retention import Retention
 from tests.cluster.soak.watch import Watch
 from tests.zookeeper_server import ZooKeeperServer, missing
 
@@ -77,6 +78,7 @@ def _soak(cluster: SoakCluster, seconds: float, seed: int, server: ZooKeeperServ
     wait_for_members(cluster, BOOKIES)
     reader = TailingReader(cluster, cluster.book.open_ledgers, random.Random(f"reader {seed}"))
     faults = Faults(cluster, watch, seed, writers=WRITERS, zookeeper=server)
+    retention = Retention(cluster)
     wrong: list[str] = []
     counts: Counter[str] = Counter()
     whole_s = 0.0
@@ -86,18 +88,19 @@ def _soak(cluster: SoakCluster, seconds: float, seed: int, server: ZooKeeperServ
             faults.run(seconds)
         finally:
             reader.end()
+            retention.end()
         end_writers(cluster)
         watch.say("the faults have ended")
         whole_s = watch.wait_whole("after the faults", WHOLE_S)
         counts["ledgers left at the end"] = recover_all(cluster, watch)
         whole_s += watch.wait_whole("after the recoveries", WHOLE_S)
         checked, wrong = check_ledgers(cluster, watch, reader.seen)
-        counts.update(checked)
+        counts.update(checked + retention.counts)
         wrong += wait_until_tidy(cluster, watch)
     except AssertionError as error:
         wrong.append(str(error))
     watch.end()
-    wrong += [*reader.wrong, *cluster.book.wrong, *faults.failures]
+    wrong += [*reader.wrong, *retention.wrong, *cluster.book.wrong, *faults.failures]
     return summary(cluster, faults, watch, reader, counts, wrong) | {
         "seed": seed,
         "seconds": round(time.monotonic() - began),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -38,6 +39,7 @@ LEFT_S = 15.0
 """After how long somebody recovers a ledger that its writer has left."""
 
 DRAIN_S = 420.0
+"""How long a drain may take without progress, and for how long safety checks may refuse a step of it."""
 
 FLIPPED = 20
 """In how many ledgers a bit is flipped at a time, as far as they have a copy on the bookie."""
@@ -334,13 +336,13 @@ class Faults:
         admin = self._watch.admin
         self._patiently("drains", lambda: admin.drain(bookie.name))
 
-        def is_drained() -> bool:
-            time.sleep(0.5)
+        def left() -> int | None:
             with suppress(PybkError):
-                return admin.drain_progress(bookie.name).state is BookieState.DRAINED
-            return False
+                progress = admin.drain_progress(bookie.name)
+                return None if progress.state is BookieState.DRAINED else progress.ledgers_left
+            return sys.maxsize
 
-        wait_until(is_drained, f"{bookie.name} to be drained", DRAIN_S)
+        self._watch.wait_while_less(f"drain of {bookie.name}", left, DRAIN_S)
         proof = self._patiently("proofs", lambda: admin.ok_to_remove(bookie.name))
         self._patiently("removals", lambda: admin.remove(bookie.name, proof))
         self._cluster.forget(bookie.name)
@@ -418,7 +420,8 @@ def flip_bits(directory: Path, wanted: list[bytes]) -> int:
 def recover_all(cluster: SoakCluster, watch: Watch) -> int:
     """Recover all ledgers that their writers have left, as their owner does; return how many."""
     with cluster.connect() as client:
-        left = [each for each in cluster.book.ledgers.values() if each.closed is None and not each.deleted]
+        ledgers = cluster.book.ledgers.values()
+        left = [each for each in ledgers if (each.closed is None or each.deleting) and not each.deleted]
         for each in left:
             try:
                 client.open_ledger(each.ledger_id, password=PASSWORD).close()

@@ -150,6 +150,12 @@ class Written:
     at: float = 0.0
 
     @property
+    def entries(self) -> int:
+        """How many entries it has, once its writer has closed it."""
+        assert self.closed is not None, self
+        return self.closed + 1
+
+    @property
     def left(self) -> bool:
         """Whether it was neither closed nor is written any more."""
         return self.closed is None and (bool(self.error) or not self.writer.alive)

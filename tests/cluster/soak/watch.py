@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from pybk.cluster_admin import ClusterAdmin
 from pybk.cluster_checks import ClusterVerdict
@@ -116,28 +117,46 @@ class Watch:
     def wait_whole(self, what: str, seconds: float) -> float:
         """Wait until the cluster has been whole for a moment; return for how long it was waited.
 
-        Bookies fill up what they may have lost ledger by ledger, so the time begins anew when fewer are left than ever.
+        Bookies fill up what they may have lost ledger by ledger, which is the progress that is counted.
 
         Args:
             what: What is said while it waits.
-            seconds: How long it may take without such progress; ``PATIENCE`` times as long at most.
+            seconds: How long it may take without progress.
 
         Raises:
             AssertionError: It was not in time.
         """
-        began = moved = time.monotonic()
         self.why = ["it was not looked at since"]
-        said = began
-        fewest = self.limbo
-        while self.why or time.monotonic() - self._since < STEADY_S:
+
+        def left() -> int | None:
+            steady = not self.why and time.monotonic() - self._since >= STEADY_S
+            return None if steady else self.limbo
+
+        return self.wait_while_less(what, left, seconds)
+
+    def wait_while_less(self, what: str, left: Callable[[], int | None], seconds: float) -> float:
+        """Wait until nothing is left, as long as there is progress; return for how long it was waited.
+
+        Args:
+            what: What is said while it waits.
+            left: Returns how much is left, None at the end. It is progress when that is less than ever.
+            seconds: How long it may take without progress; ``PATIENCE`` times as long at most.
+
+        Raises:
+            AssertionError: It was not in time.
+        """
+        began = moved = said = time.monotonic()
+        fewest = sys.maxsize
+        while (now_left := left()) is not None:
             now = time.monotonic()
-            if self.limbo < fewest:
-                fewest, moved = self.limbo, now
+            if now_left < fewest:
+                fewest, moved = now_left, now
             late = now > moved + seconds or now > began + PATIENCE * seconds
-            assert not late, f"{what}: not whole after {now - began:.0f} s: {'; '.join(self.why)}"
+            why = "; ".join(self.why)[:400] or "it is whole only since now"
+            assert not late, f"{what}: {now_left} left after {now - began:.0f} s: {why}"
             if now > said + PROGRESS_S:
                 said = now
-                self.say(f"{what}: waiting, because {'; '.join(self.why)[:400] or 'it is whole only since now'}")
+                self.say(f"{what}: waiting, {now_left} left, because {why}")
             time.sleep(0.1)
         return time.monotonic() - began
 
