@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 
 from pybk.bookie.replicas import Replicas
+from pybk.entry import EntryBatch
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import LacReply, ReadLac, Status
+from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.format.record import RunLocations
 from pybk.storage.tiers.tier import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
@@ -112,6 +116,55 @@ def test_all_entries_of_a_damaged_record_are_repaired_so_that_they_can_be_copied
             assert status is Status.OK
             assert content(run) == [entry(entry_id) for entry_id in range(first, 2 * COUNT)]
         fs, replicas = after_crash(fs, replicas)
+
+
+def test_a_damaged_record_is_read_once_and_not_once_per_entry(
+    fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = 200
+    for first in (0, many):
+        add(replicas, make_run(first, many))
+    flip(fs, replicas, entry(0), 100)
+    flip(fs, replicas, entry(many), 100)
+    fs, replicas = after_crash(fs, replicas)
+    asked: list[tuple[int, int]] = []
+    read = replicas.store.read_batch
+
+    def counted(descriptor: LedgerDescriptor, first: int, last: int, *args: Any, **options: Any) -> EntryBatch:
+        asked.append((first, last))
+        return read(descriptor, first, last, *args, **options)
+
+    monkeypatch.setattr(replicas.store, "read_batch", counted)
+    assert add(replicas, make_run(1, 2 * many - 1), recovery=True) is Status.OK
+    # The run, each record alone, and the last entry for its last add confirmed.
+    assert asked == [(1, 2 * many - 1), (1, many - 1), (many, 2 * many - 1), (2 * many - 1, 2 * many - 1)]
+    assert add(replicas, make_run(0, 2 * many), recovery=True) is Status.OK
+    assert_reads(replicas, 0, 2 * many - 1)
+
+
+def test_entries_whose_record_was_moved_during_a_look_are_judged_anew(
+    fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else intact entries would be replaced, even by entries with other bytes (I14)."""
+    for first in (0, COUNT):
+        add(replicas, make_run(first, COUNT))
+    flip(fs, replicas, entry(COUNT), 100)
+    locate = replicas.store.locations_from
+    looks = 0
+
+    def merged_at_first(descriptor: LedgerDescriptor, first: int) -> RunLocations:
+        """Show both records as one, as they were before they were moved."""
+        nonlocal looks
+        runs = locate(descriptor, first)
+        looks += 1
+        if looks == 2:  # the first look is of the read of all
+            runs = runs.copy()
+            runs["count"][0] = 2 * COUNT
+        return runs
+
+    monkeypatch.setattr(replicas.store, "locations_from", merged_at_first)
+    assert add(replicas, make_run(0, 2 * COUNT, seed=1), recovery=True) is Status.CONFLICT
+    assert looks > 2
 
 
 def test_a_move_of_a_replica_with_a_damaged_record_fails(fs: SimFileSystem, replicas: Replicas) -> None:

@@ -219,14 +219,32 @@ class Replica:
         with suppress(CorruptError):
             if self._is_there(extent, run, body, ends, low, high):
                 return []
-        wrong = []
-        for at in range(low, high):
+        wrong: list[int] = []
+        at = low
+        while at < high:
+            upto = min(high, at + self._in_one_record(extent, run, at))
             try:
-                if not self._is_there(extent, run, body, ends, at, at + 1):
+                if not self._is_there(extent, run, body, ends, at, upto):
                     return None
             except CorruptError:
-                wrong.append(at)
+                if upto > at + 1 and upto != min(high, at + self._in_one_record(extent, run, at)):
+                    continue  # they were moved meanwhile, so they may have been several records, not all damaged
+                wrong += range(at, upto)
+            at = upto
         return wrong
+
+    def _in_one_record(self, extent: ReplicaExtent, run: EntryRun, at: int) -> int:
+        """Return how many entries of a run, from entry ``at`` on, the extent has in one record, at least one.
+
+        A record is read whole or not at all, so these entries are all damaged or all intact.
+        """
+        number = (run.first + at * run.stride - extent.first) // extent.stride
+        try:
+            record = self._store.locations_from(extent.descriptor, number)[0]
+        except CorruptError:
+            return 1
+        last = int(record["first"]) + (int(record["count"]) - 1) * int(record["stride"])
+        return (last - number) // max(1, run.stride // extent.stride) + 1
 
     def _damaged(self, entry_id: int) -> CorruptError:
         return CorruptError(
