@@ -181,7 +181,9 @@ class Commit(Completion):
         return kept
 
     def release_buffers(self) -> None:
-        """Free the encoded bytes, because a ledger refers to its last staged entries after the commit is done."""
+        """Free all bytes of the entries: ledgers, futures and new extents refer to the commit long after it is done."""
+        self.records = []
+        self.written = []
         self.buffers = []
         self.groups = []
         for entries in self.staged:
