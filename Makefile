@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors man sbom check bench bench-cluster bench-healing bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors man sbom check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,6 +31,7 @@ help:
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
 	@echo "make bench-healing       figures of repairs: a lost bookie, planning, rest; ARGS=--quick, or loss, plan, idle"
+	@echo "make bench-operations    figures of a cluster that is watched over HTTP; ARGS=--quick, or watched, page"
 	@echo "make bench-streams       figures of logs and blobs beside ledgers, sqlite3 and the bare disk; ARGS=... as for bench"
 	@echo "make bench-spark         figures of Spark on ledgers beside Parquet; ARGS=... as for bench"
 	@echo "make bench-compare BASE=commit   is this tree slower than a commit? ARGS=... names rows"
@@ -89,6 +90,9 @@ bench-cluster: $(VENV)/.bench
 
 bench-healing: $(VENV)/.bench
 	$(BIN)/python -m bench.healing $(ARGS)
+
+bench-operations: $(VENV)/.bench
+	$(BIN)/python -m bench.operations $(ARGS)
 
 bench-streams: $(VENV)/.bench
 	$(BIN)/python -m bench.streams $(ARGS)

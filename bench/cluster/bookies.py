@@ -33,16 +33,20 @@ class Cluster:
         curve: With a cluster secret: CURVE, and MACs.
         bookies: How many to start.
         url: Where the metadata is; None for LMDB next to the bookies.
+        http: Whether each has an HTTP port.
 
     Attributes:
         client: The client.
+        http: The URLs of the HTTP ports, by bookie.
         url: Where the metadata is.
         secret: The cluster's secret, or None.
     """
 
     client: LedgerManager
 
-    def __init__(self, directory: Path, *, curve: bool, bookies: int = BOOKIES, url: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, curve: bool, bookies: int = BOOKIES, url: str | None = None, http: bool = False
+    ) -> None:
         self._directory = directory
         self.url = url or f"lmdb://{directory.resolve()}/metadata"
         self.secret = secrets.token_hex(32).encode() if curve else None
@@ -52,6 +56,8 @@ class Cluster:
         self._processes: list[subprocess.Popen[str]] = []
         self._bookies: dict[str, subprocess.Popen[str]] = {}
         self._wanted = bookies
+        self._options = ["--http", "127.0.0.1:0"] if http else []
+        self.http: dict[str, str] = {}
 
     def start(self, count: int = 1) -> None:
         """Start more bookies; they serve on return."""
@@ -61,11 +67,14 @@ class Cluster:
             line = process.stdout.readline()
             if not line:
                 raise RuntimeError(f"a bookie ended with exit code {process.wait()}; its error is above")
-            self._bookies[json.loads(line)["bookie"]] = process
+            said = json.loads(line)
+            self._bookies[said["bookie"]] = process
+            if said["http"]:
+                self.http[said["bookie"]] = said["http"]
 
     def _begin(self) -> subprocess.Popen[str]:
         path = self._directory / f"bookie-{secrets.token_hex(4)}"
-        command = [sys.executable, "-m", "pybk.admin", "bookie", str(path), "--json"]
+        command = [sys.executable, "-m", "pybk.admin", "bookie", str(path), "--json", *self._options]
         process = subprocess.Popen(
             [*command, "--listen", "tcp://127.0.0.1:*", "--metadata", self.url],
             stdout=subprocess.PIPE,

@@ -95,11 +95,12 @@ def growth(three: Cluster, writer: LedgerWriter, seconds: float) -> float:
     return max(memory_mib("VmHWM") - before, PAGE_MIB)
 
 
-def memory_mib(which: str) -> float:
-    """Return a memory figure of this process from Linux, in MiB."""
-    found = re.search(rf"^{which}:\s+(\d+) kB$", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+def memory_mib(which: str, pid: int | None = None) -> float:
+    """Return a memory figure of a process, by default this one, from Linux, in MiB."""
+    status = Path(f"/proc/{pid or 'self'}/status")
+    found = re.search(rf"^{which}:\s+(\d+) kB$", status.read_text(encoding="ascii"), re.MULTILINE)
     if found is None:
-        raise RuntimeError(f"/proc/self/status has no {which}; resident memory is measured on Linux only")
+        raise RuntimeError(f"{status} has no {which}; resident memory is measured on Linux only")
     return int(found[1]) / 1024
 
 
