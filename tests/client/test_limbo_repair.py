@@ -149,6 +149,23 @@ def test_entries_that_could_not_be_copied_stay_on_record(four: Inside, monkeypat
     assert backend.membership.metadata.list_under_replicated() == []
 
 
+def test_the_record_of_a_lost_bookie_that_nobody_replaces_stays(four: Inside) -> None:
+    """It may come back, and would then count as one that has the entries that it missed."""
+    client = four.connect()
+    ledger_id = fill(client, 30, ensemble_size=3)
+    metadata = cluster_backend_of(client).membership.metadata
+    lost = client.ledger_metadata(ledger_id).fragments[0].ensemble[:2]
+    for bookie in lost:
+        metadata.mark_under_replicated(ledger_id, bookie, 7)
+        four.bookies[int(bookie.bookie_id[-1])].close()
+    wait_until(lambda: not {each.bookie_id for each in lost} & cluster_backend_of(client).membership.bookies.keys())
+    done = client.replicate(ledger_id)
+    (left,) = set(lost) & set(client.ledger_metadata(ledger_id).fragments[0].ensemble)
+    assert left in [mark.bookie for mark in metadata.list_under_replicated()]
+    assert (done.fragments, len(done.left)) == (0, 1)
+    assert f"the places of {left}: start more bookies" in done.left[0]
+
+
 def with_a_spare(four: Inside) -> tuple[ClusterBackend, StoredLedger, Bookie]:
     """Return a client's backend, an open ledger on three bookies, and the fourth bookie."""
     client = four.connect()

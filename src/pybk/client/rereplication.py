@@ -138,5 +138,8 @@ class Rereplicator:
             logger.warning("%s cannot be completed now: %s", what, error)
             self._left.append(f"{what}: {error}")
             return False
+        if machine.unfilled:
+            self._left.append(f"{what}: {machine.unfilled}")
+            return False
         self._fragments += 1
         return True

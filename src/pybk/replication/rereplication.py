@@ -81,6 +81,7 @@ class RereplicationMachine:
 
     Attributes:
         copied_bytes: Encoded bytes that were sent to bookies.
+        unfilled: Why bookies of ``lost`` keep places that others should have taken; empty if none does.
 
     Threads: one at a time.
     """
@@ -102,6 +103,7 @@ class RereplicationMachine:
         self._target = target
         self._pace = pace
         self.copied_bytes = 0
+        self.unfilled = ""
         self._resting = False
         self._tokens = count(1)
         self._targets: dict[int, Bookie] = {}
@@ -184,11 +186,10 @@ class RereplicationMachine:
             return []
         self._chosen = True
         self._targets |= usable(event.bookies, self._places, list(self._fragment.ensemble))
-        if not self._targets:
-            lost = ", ".join(str(self._fragment.ensemble[place]) for place in self._places)
-            why = event.why or "start more bookies"
-            return self._fail(Reason.NOT_ENOUGH_BOOKIES, f"no bookie can take the places of {lost}: {why}")
-        return self._begin(now_ns)
+        lost = [str(self._fragment.ensemble[place]) for place in self._places if place not in self._targets]
+        if lost:
+            self.unfilled = f"no bookie can take the places of {', '.join(lost)}: {event.why or 'start more bookies'}"
+        return self._begin(now_ns) if self._targets else self._fail(Reason.NOT_ENOUGH_BOOKIES, self.unfilled)
 
     def _refused(self, now_ns: int) -> list[Effect]:
         """Try again after a refused compare-and-set, if the targets still fit."""
