@@ -7,9 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from pybk.healing.auditor import (
+    SUSPICION_NS,
     AuditorMachine,
     BookiesRead,
     ChangeMark,
+    ChangesMissed,
+    Check,
     Elected,
     Event,
     LedgersChanged,
@@ -17,6 +20,8 @@ from pybk.healing.auditor import (
     MarksChanged,
     MarksRead,
     PublishMark,
+    ReadEverything,
+    ReplicaChecked,
     Report,
     SavedState,
     SettingsRead,
@@ -104,6 +109,21 @@ def test_a_stuck_mark_is_tried_again_when_its_bookies_have_changed_or_an_hour_la
     else:
         led.now_ns += STUCK_NS // 2
         assert led.step(Tick()) == [ChangeMark(stuck, RepairState.QUEUED)]
+
+
+def test_what_was_found_at_a_bookie_that_lost_its_place_is_forgotten() -> None:
+    led = Led(bookies=4)
+    denied = ReplicaChecked(1, bookie(2), Check.MISSING, 5)
+    led.step(denied)
+    places = ((0, 1, 3), (0, 1, 2))  # it loses its place, and gets it back
+    for version, ensemble in enumerate(places, 1):
+        led.step(LedgersChanged({1: (ledger(1, (0, ensemble), version=version), version)}))
+        (reading,) = (each for each in led.machine.step(ChangesMissed(), led.now_ns) if isinstance(each, ReadEverything))
+        led.step(LedgersRead(reading.reading, -1, None, {1: (ledger(1, (0, ensemble), version=version), version)}))
+    for marked in ([], [RepairReason.MISSING]):
+        led.now_ns += SUSPICION_NS
+        asked = [each for each in led.step(denied) if isinstance(each, PublishMark)]
+        assert [each.reason for each in asked if each.key == MarkKey(1, bookie(2))] == marked
 
 
 def test_marks_are_added_when_half_of_those_of_a_window_are_done() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from pybk.healing import auditor, quick_audit, quick_auditing
 from pybk.healing.auditor import Check
-from pybk.healing.quick_audit import Suspects, note_result, samples_of
+from pybk.healing.quick_audit import Suspect, Suspects, failed_entries, forget_others, note_result, samples_of
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
-from tests.client.test_limbo_repair import fill, held, service_of
+from tests.client.test_limbo_repair import PASSWORD, fill, held, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.clusters import bookie, ledger
 from tests.healing.quick import repair_quickly
@@ -43,10 +43,27 @@ def test_the_fragment_without_an_end_is_left_to_its_writer() -> None:
     assert not samples_of(ledger(1, (0, [1, 2, 3]), last=-1), Random(1))
 
 
-def test_an_entry_that_failed_is_read_again_where_it_should_be() -> None:
+def test_all_entries_that_failed_are_read_again_where_they_should_be() -> None:
     metadata = ledger(1, (0, [1, 2, 3]), quorum=(2, 2), last=1000)
-    found = samples_of(metadata, Random(1), also=500)
-    assert [500 in each.entries for each in found] == [each.place in (500 % 3, 501 % 3) for each in found]
+    suspects: Suspects = {}
+    for number, failed in ((1, 500), (2, 700)):
+        note_result(suspects, 1, bookie(number), (Check.MISSING, failed), 0)
+    note_result(suspects, 2, bookie(1), (Check.MISSING, 900), 0)
+    also = failed_entries(suspects, 1)
+    assert also == {500, 700}
+    for each in samples_of(metadata, Random(1), also):
+        there = {failed for failed in also if each.place in (failed % 3, (failed + 1) % 3)}
+        assert also & set(each.entries) == there
+
+
+def test_a_suspect_that_has_lost_its_place_is_forgotten() -> None:
+    suspects: Suspects = {}
+    for ledger_id, number in ((1, 1), (1, 2), (2, 1)):
+        note_result(suspects, ledger_id, bookie(number), (Check.MISSING, 5), 0)
+    forget_others(suspects, 1, [bookie(2), bookie(3)])
+    assert suspects.keys() == {(1, bookie(2)), (2, bookie(1))}
+    forget_others(suspects, 2, ())
+    assert suspects.keys() == {(1, bookie(2))}
 
 
 def test_a_suspect_is_audited_again_after_ten_minutes_even_if_it_is_silent_then() -> None:
@@ -94,3 +111,15 @@ def test_a_bookie_that_denies_entries_is_filled_up(three: Inside) -> None:
     assert held(three, sound)[service.bookie.bookie_id] == everything
     assert sum(autorecovery_of(manager).repairer.repaired for manager in three.bookies) == 1
     wait_until(lambda: metadata.read_quick_audit() is not None)
+
+
+def test_what_cannot_fail_again_is_audited_no_more(three: Inside) -> None:
+    client = three.connect()
+    kept, deleted = fill(client, 40), fill(client, 40)
+    client.delete_ledger(deleted, password=PASSWORD)
+    (audits,) = wait_until(
+        lambda: [each for each in map(autorecovery_of, three.bookies) if each.quick_auditing.oldest_ns is not None]
+    )
+    suspects = audits.quick_auditing.suspects
+    suspects[kept, bookie(9)] = suspects[deleted, service_of(three.bookies[0]).bookie] = Suspect(0, 5)
+    wait_until(lambda: not suspects)

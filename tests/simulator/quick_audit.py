@@ -108,10 +108,11 @@ class World:
     def audit(self, ledger_id: int) -> None:
         """Audit a ledger at all of its bookies, and give the results to the auditor."""
         metadata = self.ledgers[ledger_id]
-        suspect = next((each for key, each in self.suspects.items() if key[0] == ledger_id), None)
         samples: defaultdict[Bookie, list[Sample]] = defaultdict(list)
-        for sample in quick_audit.samples_of(metadata, self.random, None if suspect is None else suspect.entry_id):
+        failed = quick_audit.failed_entries(self.suspects, ledger_id)
+        for sample in quick_audit.samples_of(metadata, self.random, failed):
             samples[sample.bookie].append(sample)
+        quick_audit.forget_others(self.suspects, ledger_id, samples.keys())
         for at, mine in samples.items():
             result = quick_audit.result_of([self.check(metadata, sample) for sample in mine])
             quick_audit.note_result(self.suspects, ledger_id, at, result, self.now)

@@ -664,7 +664,17 @@ class AuditorMachine:
             self._save_now = True
             self._known.add("ledgers")
             effects += [DropMark(mark) for mark in self._orphans()]
+            self._forget_suspicions()
         return set(changed)
+
+    def _forget_suspicions(self) -> None:
+        """Forget what was found at bookies that have no place in their ledgers any more; no check would end that."""
+        held = {bookie: self.map.ledgers_of(number) for number, bookie in enumerate(self.map.bookies)}
+        self._suspicions = {
+            (key, check): found
+            for (key, check), found in self._suspicions.items()
+            if key.ledger_id in held.get(key.bookie, ())
+        }
 
     def _orphans(self) -> list[UnderReplicatedLedger]:
         """Return the marks of ledgers that were deleted: they were there before all ledgers were read."""

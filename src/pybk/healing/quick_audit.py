@@ -17,7 +17,7 @@ audited again after that time, with the same entries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
@@ -70,13 +70,13 @@ Suspects = dict[tuple[int, Bookie], Suspect]
 """By ledger and bookie."""
 
 
-def samples_of(metadata: LedgerMetadata, random: Random, also: int | None = None) -> list[Sample]:
+def samples_of(metadata: LedgerMetadata, random: Random, also: Collection[int] = ()) -> list[Sample]:
     """Return what an audit of a ledger reads.
 
     Args:
         metadata: The ledger.
         random: Draws the random entries.
-        also: An entry that is read as well, from the bookies that should have it.
+        also: Entries that are read as well, from the bookies that should have them.
     """
     found = []
     for number, fragment in enumerate(metadata.fragments):
@@ -91,12 +91,12 @@ def samples_of(metadata: LedgerMetadata, random: Random, also: int | None = None
     return found
 
 
-def _drawn(spans: Sequence[Span], random: Random, also: int | None) -> tuple[int, ...]:
+def _drawn(spans: Sequence[Span], random: Random, also: Collection[int]) -> tuple[int, ...]:
     entries = {min(span.first for span in spans), max(span.last for span in spans)}
     for span in random.choices(spans, weights=[span.entries for span in spans], k=RANDOM_ENTRIES):
         entries.add(span.first + random.randrange(span.entries) * span.step)
-    if also is not None and any(also in range(span.first, span.last + 1, span.step) for span in spans):
-        entries.add(also)
+    ranges = [range(span.first, span.last + 1, span.step) for span in spans]
+    entries.update(each for each in also if any(each in entries_there for entries_there in ranges))
     return tuple(sorted(entries))
 
 
@@ -121,6 +121,20 @@ def result_of(checks: Iterable[ReplicaCheckMachine | None]) -> tuple[Check, int]
 def is_unknown(check: ReplicaCheckMachine) -> bool:
     """Return whether a bookie did not answer, or could not say."""
     return check.silent or bool(check.unknown)
+
+
+def failed_entries(suspects: Suspects, ledger_id: int) -> set[int]:
+    """Return the entries of a ledger at which bookies failed, which are read again."""
+    return {suspect.entry_id for (failed, _), suspect in suspects.items() if failed == ledger_id}
+
+
+def forget_others(suspects: Suspects, ledger_id: int, bookies: Collection[Bookie]) -> None:
+    """Forget the bookies that failed an audit of a ledger, and that are not among those of its present audit.
+
+    They have lost their places, or the ledger was deleted. Nothing would end their suspicion any more.
+    """
+    for key in [key for key in suspects if key[0] == ledger_id and key[1] not in bookies]:
+        del suspects[key]
 
 
 def note_result(suspects: Suspects, ledger_id: int, bookie: Bookie, result: tuple[Check, int], now_ns: int) -> None:

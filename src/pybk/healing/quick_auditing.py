@@ -21,7 +21,15 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.errors import ClosedError, CorruptError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.healing.auditor import Check
-from pybk.healing.quick_audit import Sample, Suspects, note_result, result_of, samples_of
+from pybk.healing.quick_audit import (
+    Sample,
+    Suspects,
+    failed_entries,
+    forget_others,
+    note_result,
+    result_of,
+    samples_of,
+)
 from pybk.healing.scrub import ScrubSchedule, part_of
 from pybk.storage.io.failures import start_thread
 
@@ -69,7 +77,8 @@ class QuickAuditing:
         self._auditing = auditing
         self._random = Random()
         self._schedule: ScrubSchedule | None = None
-        self._suspects: Suspects = {}
+        self.suspects: Suspects = {}
+        """What failed an audit, and is audited again. For the thread alone."""
         self._silent_until: dict[Bookie, float] = {}
         self._saved_at = float("-inf")
         self.audited = 0
@@ -104,7 +113,7 @@ class QuickAuditing:
         """Audit what is due, if this process leads and the cluster is quiet."""
         if not self._auditing.leads:
             self._schedule = None
-            self._suspects.clear()
+            self.suspects.clear()
             return
         now_ns = time.time_ns()
         settings = self._metadata.settings
@@ -114,7 +123,7 @@ class QuickAuditing:
         due = schedule.due(period, now_ns)
         if not self._metadata.is_quiet(now_ns):
             due = [part for part in due if schedule.is_late(part, period, now_ns)]
-        self._audit(sorted({key[0] for key, suspect in self._suspects.items() if suspect.due_ns <= now_ns}))
+        self._audit(sorted({key[0] for key, suspect in self.suspects.items() if suspect.due_ns <= now_ns}))
         for part in due:
             schedule.begin(part, now_ns)
             ledger_ids = [each for each in self._auditing.ledger_ids() if part_of(each) == part]
@@ -144,7 +153,9 @@ class QuickAuditing:
             for ledger_id, stored in zip(page, self._metadata.read_ledgers(page, damaged=_skipped), strict=True):
                 if self._stopping.wait(PAUSE_S) or not self._auditing.leads:
                     return False
-                if stored is not None:
+                if stored is None:
+                    forget_others(self.suspects, ledger_id, ())
+                else:
                     self._audit_ledger(stored)
                 if schedule is not None:
                     schedule.reach(ledger_id + 1)
@@ -155,17 +166,17 @@ class QuickAuditing:
     def _audit_ledger(self, stored: StoredLedger) -> None:
         """Read the samples of each of a ledger's bookies, and report what came of it."""
         ledger_id = stored.metadata.ledger_id
-        suspect = next((each for key, each in self._suspects.items() if key[0] == ledger_id), None)
         samples: defaultdict[Bookie, list[Sample]] = defaultdict(list)
-        for sample in samples_of(stored.metadata, self._random, None if suspect is None else suspect.entry_id):
+        for sample in samples_of(stored.metadata, self._random, failed_entries(self.suspects, ledger_id)):
             samples[sample.bookie].append(sample)
+        forget_others(self.suspects, ledger_id, samples.keys())
         for bookie, mine in samples.items():
             result = result_of(self._check(stored, sample) for sample in mine)
             if result[0] in (Check.DAMAGED, Check.MISSING):
                 logger.warning(
                     "ledger %d: %s answered that entry %d is %s", ledger_id, bookie, result[1], result[0].name
                 )
-            note_result(self._suspects, ledger_id, bookie, result, time.time_ns())
+            note_result(self.suspects, ledger_id, bookie, result, time.time_ns())
             self._auditing.report_check(ledger_id, bookie, *result)
         self.audited += 1
 
