@@ -118,8 +118,9 @@ def test_what_was_found_at_a_bookie_that_lost_its_place_is_forgotten() -> None:
     places = ((0, 1, 3), (0, 1, 2))  # it loses its place, and gets it back
     for version, ensemble in enumerate(places, 1):
         led.step(LedgersChanged({1: (ledger(1, (0, ensemble), version=version), version)}))
-        (reading,) = (each for each in led.machine.step(ChangesMissed(), led.now_ns) if isinstance(each, ReadEverything))
-        led.step(LedgersRead(reading.reading, -1, None, {1: (ledger(1, (0, ensemble), version=version), version)}))
+        effects = led.machine.step(ChangesMissed(), led.now_ns)
+        (number,) = (each.reading for each in effects if isinstance(each, ReadEverything))
+        led.step(LedgersRead(number, -1, None, {1: (ledger(1, (0, ensemble), version=version), version)}))
     for marked in ([], [RepairReason.MISSING]):
         led.now_ns += SUSPICION_NS
         asked = [each for each in led.step(denied) if isinstance(each, PublishMark)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from pybk.flags import StorageHint
@@ -11,6 +13,8 @@ from pybk.ledger import LedgerMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.replication.locations import Location, PlacementPolicy, keeps_zones_open, write_sets
+from pybk.replication.placement import Candidate, fits
 from tests.healing.clusters import GIB, GRACE_NS, NOW, bookie, facts, ledger, mapped, situation
 
 LOST, DAMAGED, MISSING, DRAINING, MISPLACED, _ = RepairReason
@@ -204,6 +208,49 @@ def test_without_a_target_a_ledger_is_marked_so() -> None:
     result = planned(situation(4, absent={0: 2 * GRACE_NS}, changed=full), ledger(2, (0, (0, 1))))
     assert [task.state for task in result.wanted.values()] == [RepairState.NO_TARGET]
     assert result.holds == ()
+
+
+def test_a_ledger_is_repaired_as_far_as_there_are_targets() -> None:
+    full = [facts(3, tiers={})]
+    found = situation(4, absent={0: 2 * GRACE_NS}, changed=full)
+    first, last = (0, (0, 1, 2)), (50, (0, 1, 3))  # b1 and b2 have space, and one place each already
+    assert [each.state for each in planned(found, ledger(1, first, last)).wanted.values()] == [RepairState.QUEUED]
+    for left in (ledger(1, first, (50, (2, 1, 3))), ledger(1, first, last, last=None)):
+        states = [each.state for each in planned(found, left).wanted.values()]
+        assert states == [RepairState.NO_TARGET], "nobody takes the other place"
+
+
+@pytest.mark.parametrize(
+    ("zones", "strict", "state"), [(3, True, "no_target"), (3, False, "queued"), (2, True, "queued")]
+)
+def test_a_strict_policy_leaves_no_target(zones: int, *, strict: bool, state: str) -> None:
+    placement = PlacementSettings(min_zones=zones, strict=strict)
+    found = situation(8, absent={2: 2 * GRACE_NS}, changed=[facts(5, tiers={})], placement=placement)
+    result = planned(found, ledger(1, (0, (0, 1, 2))))
+    assert [each.state.value for each in result.wanted.values()] == [state], "only b2 and b5 stand in the third zone"
+
+
+def test_plans_and_workers_agree_on_what_a_strict_policy_allows() -> None:
+    draw = Random(1)
+    for _ in range(200):
+        size = draw.randint(1, 5)
+        write_quorum, min_zones, place = draw.randint(1, size), draw.randint(1, 4), draw.randrange(size)
+        stand = {bookie(each): Location.registered(draw.choice(("", "a", "b", "c"))) for each in range(size + 4)}
+        policy, ensemble = PlacementPolicy(min_zones, strict=True), tuple(map(bookie, range(size)))
+        candidates = [Candidate(each, {StorageHint.SSD: GIB}, location=where) for each, where in stand.items()]
+        zones, sets = [stand[each].zone for each in ensemble], write_sets(size, write_quorum)
+        for each in map(bookie, range(size, size + 4)):
+            allowed = fits(
+                *(each, candidates),
+                place=place,
+                ensemble=ensemble,
+                hints=frozenset(),
+                write_quorum=write_quorum,
+                policy=policy,
+                located=stand,
+                among_best=False,
+            )
+            assert keeps_zones_open(zones, place, stand[each].zone, sets, policy.needed(write_quorum)) == allowed
 
 
 def test_ledgers_without_targets_do_not_block_the_others() -> None:

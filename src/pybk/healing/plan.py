@@ -38,7 +38,7 @@ from pybk.healing.situation import (
 )
 from pybk.ledger import Bookie
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
-from pybk.replication.locations import gains_zones
+from pybk.replication.locations import ZoneRule, gains_zones, keeps_zones_open
 from pybk.replication.quorum import places as places_of
 
 WINDOW: Final = 1000
@@ -499,52 +499,52 @@ class _Space:
 
 
 def has_target(cluster: ClusterMap, situation: Situation, task: Task, space: _Space) -> bool:
-    """Return whether a bookie can take the place of the task's bookie in each of its fragments.
+    """Return whether a bookie can take the place of the task's bookie in one of its fragments.
 
-    For a ledger that is misplaced: in one of its fragments, so that a write set spans more zones.
+    The policy of placement may forbid it, and a ledger that is misplaced has to gain a zone.
     """
     ledger = cluster.get(task.ledger_id)
     able = space.count(task.tier, task.size_bytes)
     if not able or ledger is None:
         return False
+    rules: list[ZoneRule] = []
     if task.reason is RepairReason.MISPLACED:
-        return any(_gains(cluster, situation, ledger, fragment, task, space) for fragment in cluster.fragments(ledger))
-    if able > ledger.shape.quorum.ensemble_size:
+        rules.append(gains_zones)
+    if situation.settings.placement.strict:
+        rules.append(keeps_zones_open)
+    if not rules and able > ledger.shape.quorum.ensemble_size:
         return True
-    able_bookies = [each.bookie for each in space.targets if each.takes(task.tier, task.size_bytes)]
-    for fragment in cluster.fragments(ledger):
-        ensemble = [cluster.bookies[number] for number in fragment.places]
-        if task.bookie not in ensemble:
-            continue
-        # A new instance under the name of a bookie of the ensemble may take the place of that one alone.
-        others = {each.bookie_id for each in ensemble if each != task.bookie}
-        if not any(each != task.bookie and each.bookie_id not in others for each in able_bookies):
-            return False
-    return True
+    bookies = [each.bookie for each in space.targets if each.takes(task.tier, task.size_bytes)]
+    return any(
+        _has_taker(cluster, situation, ledger, fragment, task.bookie, bookies, rules)
+        for fragment in cluster.fragments(ledger)
+    )
 
 
-def _gains(
+def _has_taker(
     cluster: ClusterMap,
     situation: Situation,
     ledger: MappedLedger,
     fragment: MappedFragment,
-    task: Task,
-    space: _Space,
+    leaving: Bookie,
+    bookies: Iterable[Bookie],
+    rules: Collection[ZoneRule],
 ) -> bool:
-    """Return whether a target can take the place of the task's bookie so that a write set spans more zones."""
+    """Return whether one of some bookies can take the place of another one in a fragment that has an end."""
     ensemble = [cluster.bookies[number] for number in fragment.places]
-    if task.bookie not in ensemble or fragment.last_entry_id is None:
+    if leaving not in ensemble or fragment.last_entry_id is None:
         return False
-    place = ensemble.index(task.bookie)
+    place = ensemble.index(leaving)
     zones = _zones(cluster, situation, fragment)
     sets = [tuple(places_of(mask)) for mask in ledger.shape.masks]
     needed = min(situation.settings.placement.min_zones, ledger.shape.quorum.write_quorum)
-    names = {each.bookie_id for each in ensemble}
+    # A new instance under the name of a bookie of the ensemble may take the place of that one alone.
+    others = {each.bookie_id for each in ensemble if each != leaving}
     return any(
-        each.bookie.bookie_id not in names
-        and each.takes(task.tier, task.size_bytes)
-        and gains_zones(zones, place, situation.zone_of(each.bookie.bookie_id), sets, needed)
-        for each in space.targets
+        each != leaving
+        and each.bookie_id not in others
+        and all(rule(zones, place, situation.zone_of(each.bookie_id), sets, needed) for rule in rules)
+        for each in bookies
     )
 
 

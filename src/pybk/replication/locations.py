@@ -9,7 +9,7 @@ A bookie without a label may stand in any zone. It is never counted as a further
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, Self
@@ -256,6 +256,19 @@ def gains_zones(zones: Sequence[str], place: int, zone: str, sets: Iterable[Sequ
                 return False
             gains |= after > before
     return gains
+
+
+def keeps_zones_open(zones: Sequence[str], place: int, zone: str, sets: Iterable[Sequence[int]], needed: int) -> bool:
+    """Return whether a strict policy lets a bookie of a zone take a place (PL4, PL5); arguments as for ``gains_zones``.
+
+    It has a label, and none of the place's write sets comes to span fewer zones than with a bookie of any other zone.
+    """
+    others = ({zones[each] for each in places if each != place} - {""} for places in sets if place in places)
+    return bool(zone) and all(zone not in there or len(there) >= needed for there in others)
+
+
+ZoneRule = Callable[[Sequence[str], int, str, Iterable[Sequence[int]], int], bool]
+"""``gains_zones`` or ``keeps_zones_open``."""
 
 
 def _spread(stand: Sequence[Location], places: Iterable[int]) -> tuple[int, int, int]:
