@@ -40,7 +40,7 @@ class Authority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def sign(self, name: str, *, host: str = "127.0.0.1", password: bytes | None = None) -> Path:
-        """Make a key and its certificate, for a host's name or address; returns the file that has both."""
+        """Make a key and its certificate, for a host's name or address; returns its owner's file that has both."""
         key = ec.generate_private_key(ec.SECP256R1())
         try:
             alternative: x509.GeneralName = x509.IPAddress(IPv4Address(host))
@@ -56,6 +56,7 @@ class Authority:
         )
         private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
         file = self._directory / f"{name}.pem"
+        file.touch(0o600)
         file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
         return file
 

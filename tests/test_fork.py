@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -11,13 +12,16 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from pybk import BlobStore, Log, LogEnd, WriteAheadLog
+from pybk.admin.http import AdminServer
 from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
+from tests.admin.http.test_server import Client
 from tests.internals import descriptor_of, store_of
 from tests.storage.log.test_interrupts import APPEND_PATH
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
@@ -316,3 +320,34 @@ def test_a_child_forked_by_a_handler_in_the_middle_of_an_append_writes_nothing(t
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         assert len(children) > 3
         assert len(contents(manager, 0)) == 13
+
+
+def test_a_child_keeps_no_port_and_no_connection(tmp_path: Path) -> None:
+    """The port is free, and connections end, as soon as the parent has closed them."""
+    with open_quick(tmp_path) as manager:
+        server = AdminServer(manager)
+        parts = urlsplit(server.url)
+        with Client(server.url) as client, Client(server.url) as resting:
+            assert client.ask("GET", "/livez")[0] == resting.ask("GET", "/livez")[0] == 200
+            begin, end = os.pipe()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                os.close(end)
+                signal.alarm(60)
+                server.close()  # it has nothing to stop, and waits for nobody
+                os.read(begin, 1)
+                os._exit(0)
+            os.close(begin)
+            try:
+                assert client.ask("GET", "/livez")[0] == 200, "the parent goes on"
+                server.close()
+                for each in (client, resting):
+                    assert each.connection.sock.recv(1) == b"", "its end has come although the child is there"
+                AdminServer(manager, port=parts.port or 0).close()
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", parts.port or 0))
+            finally:
+                os.close(end)
+                assert os.waitpid(pid, 0)[1] == 0

@@ -38,6 +38,7 @@ from pybk.errors import (
     CorruptError,
     IllegalOperationError,
     MetadataForgedError,
+    NoSuchBookieError,
     NoSuchLedgerError,
     PybkError,
     SafetyCheckError,
@@ -156,6 +157,23 @@ class ClusterAdmin:
         """List as ``bookies`` does, in a thread, so that the event loop keeps running."""
         return await asyncio.to_thread(self.bookies, removed=removed)
 
+    def bookie(self, name: str) -> BookieStatus:
+        """Return a bookie, running or not, also one that was removed.
+
+        Args:
+            name: The bookie.
+
+        Raises:
+            NoSuchBookieError: No bookie has this name.
+
+        Cost: Some round trips.
+        """
+        return self._status_of(self._cookie(name))
+
+    async def bookie_async(self, name: str) -> BookieStatus:
+        """Look as ``bookie`` does, in a thread, so that the event loop keeps running."""
+        return await asyncio.to_thread(self.bookie, name)
+
     # ---- the cluster's secret ----------------------------------------------------------------------------------
 
     def secret_status(self) -> SecretStatus:
@@ -268,7 +286,7 @@ class ClusterAdmin:
             SafetyCheckError: The other bookies could not take what it has: too few are writable, their free space or
                 zones do not suffice, or repairs are on hold. Its ``failures`` name each check; nothing was changed.
             IllegalOperationError: Its state allows no drain, or the cluster's feature level is below HEALING.
-            UsageError: No bookie has this name.
+            NoSuchBookieError: No bookie has this name.
 
         Durability: The state is in the bookie's cookie on return, and outlives restarts.
         Cost: Reads the metadata of all ledgers, as ``drain_progress``.
@@ -310,7 +328,7 @@ class ClusterAdmin:
 
         Raises:
             IllegalOperationError: It is in maintenance, or was removed.
-            UsageError: No bookie has this name.
+            NoSuchBookieError: No bookie has this name.
         """
         self._cookie(name)
 
@@ -332,7 +350,7 @@ class ClusterAdmin:
             name: The bookie, in any state.
 
         Raises:
-            UsageError: No bookie has this name.
+            NoSuchBookieError: No bookie has this name.
 
         Cost: Reads the metadata of all ledgers, 500 at a time, and all marks: about 0.1 ms and 500 bytes a ledger.
         """
@@ -376,7 +394,8 @@ class ClusterAdmin:
             seconds: For how long from now on; at most ``MAINTENANCE_SECONDS_MAX``, which is 30 days.
 
         Raises:
-            UsageError: No bookie has this name, or the time is out of range.
+            NoSuchBookieError: No bookie has this name.
+            UsageError: The time is out of range.
             IllegalOperationError: It is being drained or was removed, or the feature level is below HEALING.
         """
         until_ns = _deadline(seconds, MAINTENANCE_SECONDS_MAX, "maintenance")
@@ -396,7 +415,7 @@ class ClusterAdmin:
 
         Raises:
             IllegalOperationError: It is being drained, or was removed.
-            UsageError: No bookie has this name.
+            NoSuchBookieError: No bookie has this name.
         """
         self._cookie(name)
 
@@ -424,7 +443,8 @@ class ClusterAdmin:
             names: The bookies.
 
         Raises:
-            UsageError: No name, or a name that no bookie has.
+            NoSuchBookieError: No bookie has one of the names.
+            UsageError: There is no name.
 
         Cost: As ``drain_progress``, and one short request to each bookie of the open ledgers that refuse.
         """
@@ -467,7 +487,7 @@ class ClusterAdmin:
         Raises:
             SafetyCheckError: Its state is another one, or began just now; or ledgers name it, of which up to 20 are
                 named, or have metadata that cannot be read.
-            UsageError: No bookie has this name.
+            NoSuchBookieError: No bookie has this name.
 
         Cost: Twice that of ``drain_progress``.
         """
@@ -555,7 +575,8 @@ class ClusterAdmin:
         Raises:
             SafetyCheckError: There is no proof, or it is of another instance or of an earlier state; or ledgers that
                 ``accept_loss`` does not list name the bookie. Nothing was changed.
-            UsageError: No bookie has this name, or both arguments are given.
+            NoSuchBookieError: No bookie has this name.
+            UsageError: Both arguments are given.
 
         Durability: The state is in the bookie's cookie on return.
         Cost: Some round trips with a proof; with ``accept_loss`` as ``drain_progress``.
@@ -652,7 +673,8 @@ class ClusterAdmin:
             by: The person who resumes them, for others.
 
         Raises:
-            UsageError: No bookie has one of the names, or one runs; nothing was changed.
+            NoSuchBookieError: No bookie has one of the names; nothing was changed.
+            UsageError: One of them runs; nothing was changed.
         """
         names = (accept_loss_of,) if isinstance(accept_loss_of, str) else tuple(accept_loss_of)
         for name in names:
@@ -953,11 +975,11 @@ class ClusterAdmin:
     # ---- cookies -------------------------------------------------------------------------------------------------
 
     def _cookie(self, name: str) -> BookieCookie:
-        """Return the cookie of a bookie; raises UsageError, which names the bookies, if there is none."""
+        """Return the cookie of a bookie; raises NoSuchBookieError, which names the bookies, if there is none."""
         found = self._metadata.read_cookie(name)
         if found is None:
             names = listed([cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()]) or "none"
-            raise UsageError(f"no bookie of {self._manager.location} is called {name!r:.100}; there are {names}")
+            raise NoSuchBookieError(f"no bookie of {self._manager.location} is called {name!r:.100}; there are {names}")
         return found
 
     def _change(self, name: str, change: Callable[[BookieCookie], BookieCookie]) -> BookieCookie:

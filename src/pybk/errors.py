@@ -37,6 +37,10 @@ class UsageError(PybkError, ValueError):
     code = -14
 
 
+class NoSuchBookieError(UsageError):
+    """No bookie of the cluster has this name."""
+
+
 class ClosedError(PybkError):
     """The manager or reader was closed; a closed writer raises LedgerClosedError."""
 

@@ -20,12 +20,14 @@ import pytest
 
 from pybk.admin import standalone_bookie
 from pybk.admin.bookie_options import BookieSettings
+from pybk.admin.http import Scope, Token
 from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
 from pybk.credentials import Secret
 from pybk.errors import CookieError, MetadataUnreachableError, UsageError
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieState
+from tests.admin.http.test_server import Client
 from tests.bookie.test_states import become
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.processes import Child
@@ -54,22 +56,22 @@ def systemd(tmp_path: Path) -> Iterator[socket.socket]:
 class Service:
     """A bookie's process that is configured by a file, and logs JSON."""
 
-    def __init__(self, directory: Path, cluster: Inside, **variables: str) -> None:
+    def __init__(self, directory: Path, cluster: Inside, *, more: str = "", **variables: str) -> None:
         self.file = directory / "bookie.toml"
         self._log = directory / "service.log"
         self._url = cluster.url
         self._place = directory / "service"
-        self.write(rack="zone-1")
+        self.write(rack="zone-1", more=more)
         self.child = Child(
             ["bookie", "--config", str(self.file)], SECRET, self._log, module="pybk", variables=variables
         )
 
-    def write(self, rack: str, level: str = "info") -> None:
-        """Write the file of options."""
+    def write(self, rack: str, level: str = "info", more: str = "") -> None:
+        """Write the file of options, and more of it at its end."""
         self.file.write_text(
             f'[bookie]\ndirectory = "{self._place}"\nid = "service"\nlisten = ["tcp://127.0.0.1:*"]\nrack = "{rack}"\n'
             f'[tier]\nhdd = ["{self._place}-hdd"]\n[cluster]\nmetadata = "{self._url}"\n'
-            f'[log]\nformat = "json"\nlevel = "{level}"\n',
+            f'[log]\nformat = "json"\nlevel = "{level}"\n{more}',
             encoding="utf-8",
         )
 
@@ -178,6 +180,34 @@ def test_a_bookie_reloads_and_shows_its_stacks_and_closes_at_once(
     service.child.signal(signal.SIGINT)
     assert service.child.join() == 0
     assert not service.lines("bookie.drained")
+
+
+def test_a_reload_reads_the_tokens_that_were_named_at_the_start(tmp_path: Path, cluster: Inside) -> None:
+    first, second, other = (Token.new(name, Scope.READ) for name in ("first", "second", "other"))
+    (tmp_path / "tokens").write_text(first[0].line())
+    (tmp_path / "others").write_text(other[0].line())
+
+    def options(file: str) -> str:
+        return f'[http]\nlisten = "127.0.0.1:0"\ntokens = "{tmp_path / file}"\n'
+
+    service = Service(tmp_path, cluster, more=options("tokens"))
+    service.child.wait_for(lambda: service.child.lines)
+    url = service.child.lines[0].split()[-1]
+
+    def status(token: str) -> int:
+        with Client(url) as client:
+            return client.ask("GET", "/api/v1/bookies/self", Authorization=f"Bearer {token}")[0]
+
+    assert (status(first[1]), status(second[1]), status(other[1])) == (200, 401, 401)
+    (tmp_path / "tokens").write_text(second[0].line())
+    service.write(rack="zone-1", more=options("others"))
+    service.child.signal(signal.SIGHUP)
+    changed = service.wait_for("pybk.admin.cli.bookie")
+    assert changed["message"] == "http.tokens changed, and will take effect at the next start"
+    service.wait_for("bookie.reloaded")
+    assert (status(first[1]), status(second[1]), status(other[1])) == (401, 200, 401)
+    service.child.signal(signal.SIGTERM)
+    assert service.child.join() == 0
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ only a client of the cluster, so it may end, and run several times, whenever tha
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 import tomllib
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ from pybk.manager import LedgerManager
 
 logger = logging.getLogger(__name__)
 
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
+"""What may follow ``Bearer`` in a header (RFC 6750)."""
+
 STORE: Final = "console"
 """The label ``store`` of the metrics: what this client sees of the cluster."""
 
@@ -35,7 +39,8 @@ def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts
         authority: The file of the certificates, in PEM, that sign theirs; empty for those of the system.
 
     Raises:
-        UsageError: A file cannot be read, or is not what it should be.
+        UsageError: A file cannot be read, or is not what it should be; or every user of this host may read or change
+            that of the token.
     """
 
     def urls() -> dict[str, str]:
@@ -53,7 +58,15 @@ def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts
         context = ssl.create_default_context(cafile=authority) if authority else None
     except (OSError, ssl.SSLError) as error:
         raise UsageError(f"the certificates {authority!r} cannot be used: {error}") from error
-    return BookiePorts(urls=urls, token=read_secret_file(token).decode() if token else "", context=context)
+    return BookiePorts(urls=urls, token=_token_in(token) if token else "", context=context)
+
+
+def _token_in(path: str) -> str:
+    """Return the token that a file holds; raises UsageError for anything else, which is not shown."""
+    found = _TOKEN.fullmatch(read_secret_file(path, private=True))
+    if found is None:
+        raise UsageError(f"{path} is to hold a token alone, as `pybk token` prints one: letters, digits and -._~+/=")
+    return found[0].decode()
 
 
 def serve(

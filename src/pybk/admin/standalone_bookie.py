@@ -184,7 +184,7 @@ def _run(
             return
         if number == signal.SIGHUP:
             reloading()
-            _reload(settings if reload is None else reload, served)
+            _reload(settings, reload, served)
             notify("READY=1")
         watchdog.look()
 
@@ -192,15 +192,18 @@ def _run(
 # ---- the reload ----------------------------------------------------------------------------------------------------
 
 
-def _reload(given: BookieSettings | Callable[[], BookieSettings], served: _Served) -> None:
-    """Read secrets, tokens, certificates and options again; what cannot be read stays as it was."""
+def _reload(began_with: BookieSettings, reload: Callable[[], BookieSettings] | None, served: _Served) -> None:
+    """Read secrets, tokens, certificates and options again; what cannot be read stays as it was.
+
+    Of tokens and certificates the files are read that were named at the start. Other names take effect at the next
+    start, as most options do: half of them now would mix a new key with an old certificate.
+    """
     bookie = served.bookie
     try:
-        settings = given() if callable(given) else given
-        service_log.set_level(settings.log_level)
+        service_log.set_level((began_with if reload is None else reload()).log_level)
         served.backend.membership.metadata.refresh_keys()
-        if served.http is not None and settings.http is not None:
-            served.http.reload(settings.http.read_tokens())
+        if served.http is not None and began_with.http is not None:
+            served.http.reload(began_with.http.read_tokens())
     except PybkError as error:
         fields = {"bookie": str(bookie.bookie), "code": code_of(error)}
         logger.error("not everything could be reloaded: %s", error, extra=log_event("bookie.reload_failed", **fields))

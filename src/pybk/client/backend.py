@@ -65,6 +65,7 @@ from pybk.errors import (
     MetadataError,
     MetadataExistsError,
     MetadataVersionError,
+    NoSuchBookieError,
     NoSuchLedgerError,
     PybkError,
     UnauthorizedError,
@@ -586,12 +587,12 @@ class ClusterBackend:
         """Raise unless the cluster knows a bookie of this name: registered, with a cookie, or named by a ledger.
 
         Raises:
-            UsageError: The name is unknown; the message lists the known ones.
+            NoSuchBookieError: The name is unknown; the message lists the known ones.
         """
         known = {cookie.bookie.bookie_id for cookie in self._metadata.list_cookies()} | self.membership.bookies.keys()
         if bookie_id not in known and not any(self._ledgers_on(bookie_id)):
             names = ", ".join(sorted(known)) or "none"
-            raise UsageError(f"no bookie of {self.where} is called {bookie_id!r:.100}; there are {names}")
+            raise NoSuchBookieError(f"no bookie of {self.where} is called {bookie_id!r:.100}; there are {names}")
 
     def _ledgers_on(self, bookie_id: str) -> Iterator[tuple[LedgerMetadata, int]]:
         """Yield the ledgers whose fragments name a bookie."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 
 from pybk import LedgerManager, Log, LogEnd
-from pybk.admin.http import AdminServer, BookiePorts
+from pybk.admin.http import AdminServer, BookiePorts, bookie_loads
+from pybk.admin.http.bookie_loads import BookieLoads
 from pybk.admin.http.events import EVENTS_MAX, Events
 from pybk.admin.http.history import LINES_MAX, SAMPLES_MAX, FreeSpace, History, Sample
 from pybk.admin.http.json_values import as_json
@@ -206,6 +210,40 @@ def test_a_cluster_shows_what_its_bookies_do(tmp_path: Path) -> None:
             assert {each["name"] for each in lines if each["by"] == "bookie"} == set(urls) - {"nobody"}
             cluster.bookies[0].close()
             wait_until(lambda: "bookie-0: does not run" in str(client.get("/api/v1/events")))
+
+
+class Dripping(StreamRequestHandler):
+    """A bookie that sends a byte of its headers now and then, for ever."""
+
+    def handle(self) -> None:
+        """Send until the client goes."""
+        with suppress(OSError):
+            self.connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while True:
+                self.connection.sendall(b"x")
+                time.sleep(0.05)
+
+
+def test_bookies_that_drip_hold_no_round(store: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bookie_loads, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(bookie_loads, "LOOK_SECONDS", 0.01)
+    with ThreadingTCPServer(("127.0.0.1", 0), Dripping) as dripping, closing(AdminServer(store)) as server:
+        dripping.daemon_threads = True
+        threading.Thread(target=dripping.serve_forever, daemon=True).start()
+        urls = {f"b{number}": f"http://127.0.0.1:{dripping.server_address[1]}" for number in range(10)}
+        rounds: list[int] = []
+
+        def asked() -> dict[str, str]:
+            rounds.append(len(rounds))
+            return {**urls, "well": server.url}
+
+        loads = BookieLoads(BookiePorts(urls=asked), Events())
+        try:
+            wait_until(lambda: len(rounds) > 3)
+            wait_until(lambda: loads.fresh().keys() == {"well"})
+        finally:
+            loads.close()
+            dripping.shutdown()
 
 
 def test_the_files_of_the_page_are_served_without_a_token(store: LedgerManager) -> None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ import pytest
 
 from pybk import LedgerManager, UsageError
 from pybk.admin.http import AdminServer, Scope, Token, probes, server, view
-from pybk.admin.http.application import CHANGES_PER_SECOND
-from pybk.admin.http.messages import BODY_BYTES_MAX
+from pybk.admin.http.application import ANSWERS_MAX, CHANGES_PER_SECOND, AdminApplication
+from pybk.admin.http.messages import BODY_BYTES_MAX, Request, Response
 from pybk.cluster_admin import ClusterAdmin
 from pybk.health import Health
+from pybk.metadata.settings import ClusterSettings
 from tests.certificates import Authority
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import Inside, inside
@@ -138,7 +139,10 @@ def test_ledgers_come_in_pages(store: LedgerManager, of_store: Client) -> None:
     for query, said in (
         ("limit=0", "from 1 to 1000"),
         ("limit=x", "it takes a whole number"),
-        ("after=-2", "from -1 up"),
+        ("limit=1_0", "it takes a whole number"),
+        ("limit=%201", "it takes a whole number"),
+        ("limit=%D9%A1", "it takes a whole number"),
+        ("after=-2", "from -1 to"),
         ("state=shut", "one of open, in_recovery, closed"),
         ("first=1", "has no parameter 'first'; it takes after, ledger_type, limit, state"),
     ):
@@ -170,7 +174,11 @@ def test_a_cluster_is_administered(cluster: Inside, of_cluster: Client) -> None:
     assert (status, problem["code"]) == (409, "SafetyCheckError")
     assert problem["failures"]
     status, problem = of_cluster.ask("GET", "/api/v1/bookies/nobody")
-    assert (status, problem["code"]) == (404, "no_such_bookie")
+    assert (status, problem["code"]) == (404, "NoSuchBookieError")
+    for method, action in (("GET", "drain"), ("GET", "ok-to-stop"), ("POST", "drain"), ("POST", "remove")):
+        status, problem = of_cluster.ask(method, f"/api/v1/bookies/nobody:{action}", scope=Scope.ADMIN)
+        assert (status, problem["code"]) == (404, "NoSuchBookieError"), action
+        assert "there are bookie-0, bookie-1" in problem["detail"]
 
     status, settings = of_cluster.ask("POST", "/api/v1/repairs:pause", {"seconds": 60, "by": "me"}, scope=Scope.OPERATE)
     assert (status, settings["repair"]["paused_by"]) == (200, "me")
@@ -194,6 +202,8 @@ def test_changes_need_a_token_with_their_scope(of_cluster: Client, caplog: pytes
     assert of_cluster.headers["WWW-Authenticate"] == "Bearer"
     status, problem = of_cluster.ask("POST", path, body, scope=Scope.READ)
     assert (status, problem["code"]) == (403, "scope_too_small")
+    for scope, wanted in ((None, 401), (Scope.READ, 403), (Scope.OPERATE, 400)):
+        assert of_cluster.ask("POST", path, b"{", scope=scope)[0] == wanted, "what has no right is not read"
     for given in ("Bearer wrong", "Bearer", f"Basic {TOKENS[Scope.ADMIN][1]}", "Bearer \xff"):
         assert of_cluster.ask("POST", path, body, Authorization=given)[0] == 401
         assert of_cluster.ask("GET", "/api/v1/cluster", Authorization=given)[0] == 401, "a bad token is not ignored"
@@ -224,6 +234,12 @@ def test_bodies_are_json_objects_of_bounded_size(of_cluster: Client) -> None:
         (b'{"seconds": 1}', "application/json", 400),
         (b'{"seconds": 1, "by": "me", "to": 1}', "application/json", 400),
         (b'{"seconds": true, "by": "me"}', "application/json", 400),
+        (b'{"seconds": "60", "by": "me"}', "application/json", 400),
+        (b'{"seconds": 0, "by": "me"}', "application/json", 400),
+        (b'{"seconds": 86401, "by": "me"}', "application/json", 400),
+        (b'{"seconds": NaN, "by": "me"}', "application/json", 400),
+        (b'{"seconds": 1e999, "by": "me"}', "application/json", 400),
+        (b'{"seconds": 60, "by": ""}', "application/json", 400),
         (b" " * (BODY_BYTES_MAX + 1), "application/json", 413),
     ):
         status, problem = of_cluster.ask("POST", path, body, scope=Scope.ADMIN, Content_Type=kind)
@@ -243,8 +259,49 @@ def test_what_has_not_changed_is_not_sent_again(of_store: Client) -> None:
     tag = of_store.headers["ETag"]
     assert of_store.ask("GET", "/api/v1/ledgers", If_None_Match=tag) == (304, b"")
     assert of_store.ask("GET", "/api/v1/ledgers", If_None_Match='"other"')[0] == 200
-    status, body = of_store.ask("HEAD", "/livez")
-    assert (status, body) == (200, b"")
+    for given in (f'"other", {tag}', f"W/{tag}", "*"):
+        assert of_store.ask("GET", "/api/v1/ledgers", If_None_Match=given) == (304, b""), given
+    for path in ("/", "/metrics", "/api/v1/openapi.json"):
+        of_store.get(path)
+        assert of_store.ask("GET", path, If_None_Match=f'"other", {of_store.headers["ETag"]}')[0] in (
+            (200, 304) if path == "/metrics" else (304,)
+        )
+
+
+def test_head_has_all_of_get_but_the_body(of_store: Client) -> None:
+    for path in ("/livez", "/api/v1/ledgers", "/api/v1/openapi.json", "/metrics", "/", "/app.js"):
+        of_store.get(path)
+        wanted = of_store.headers
+        assert of_store.ask("HEAD", path) == (200, b""), path
+        assert of_store.headers.keys() == wanted.keys()
+        assert of_store.headers["Content-Type"] == wanted["Content-Type"]
+    assert of_store.ask("HEAD", "/api/v1/ledgers/77") == (404, b"")
+    assert of_store.ask("POST", "/api/v1/ledgers")[0] == 405
+    assert of_store.headers["Allow"] == "GET, HEAD"
+
+
+def test_settings_are_changed_by_those_alone_who_know_them(of_cluster: Client) -> None:
+    path = "/api/v1/settings:change"
+    before = of_cluster.get("/api/v1/settings")
+    tag = of_cluster.headers["ETag"]
+    assert before["repair"]["grace_s"] == 600.0
+
+    def change(seconds: int, if_match: str) -> int:
+        body = {"values": {"repair.grace_s": seconds}}
+        return int(of_cluster.ask("POST", path, body, scope=Scope.ADMIN, If_Match=if_match)[0])
+
+    assert change(5, '"other"') == change(5, f"W/{tag}") == 412
+    assert of_cluster.get("/api/v1/settings") == before
+    assert change(5, f'"other", {tag}') == 200
+    assert of_cluster.headers["ETag"] != tag
+    newer = of_cluster.headers["ETag"]
+    status, problem = of_cluster.ask("POST", path, {"values": {"repair.grace_s": 7}}, scope=Scope.ADMIN, If_Match=tag)
+    assert (status, problem["code"]) == (412, "changed_meanwhile")
+    of_cluster.get("/api/v1/settings")
+    assert of_cluster.headers["ETag"] == newer, "the answer to a change has the tag of the settings, too"
+    assert change(7, newer) == 200
+    assert change(8, "*") == 200
+    assert of_cluster.get("/api/v1/settings")["repair"]["grace_s"] == 8.0
 
 
 def test_others_are_served_only_with_tokens_and_a_certificate(store: LedgerManager, tmp_path: Path) -> None:
@@ -266,6 +323,23 @@ def test_others_are_served_only_with_tokens_and_a_certificate(store: LedgerManag
         assert client.ask("GET", "/api/v1/cluster", scope=Scope.READ)[0] == 200
     with pytest.raises(UsageError, match="cannot be used"):
         AdminServer(store, tokens=tokens, certificate=(str(authority.file), pair[1]))
+
+
+def test_a_key_that_every_user_may_read_is_refused(store: LedgerManager, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    file = authority.sign("server")
+    context = ssl.create_default_context(cafile=str(authority.file))
+    for mode in (0o644, 0o602):
+        file.chmod(mode)
+        with pytest.raises(UsageError, match=f"its mode {mode:04o} lets every user of this host read or change it"):
+            AdminServer(store, certificate=(str(file), str(file)))
+    file.chmod(0o640)
+    with closing(AdminServer(store, certificate=(str(file), str(file)))) as serving:
+        file.chmod(0o644)
+        with pytest.raises(UsageError, match="its mode 0644 lets every user"):
+            serving.reload(())
+        with Client(serving.url, context) as client:
+            assert client.ask("GET", "/livez") == (200, b"ok\n")
 
 
 def test_a_port_that_is_taken_is_named(store: LedgerManager) -> None:
@@ -402,6 +476,33 @@ def test_requests_that_servers_read_differently_are_refused(of_store: Client) ->
     assert said(of_store, b"GET /livez HTTP/1.1\r\n" + host).startswith(b"HTTP/1.1 400"), "its end did not come"
 
 
+def test_a_target_may_name_its_host(of_store: Client) -> None:
+    for target, host in ((b"http://localhost/livez", b"evil.example"), (b"HTTPS://127.0.0.1:1/livez?x", b"")):
+        found = said(of_store, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (target, host))
+        assert found.startswith(b"HTTP/1.1 200"), target
+    found = said(of_store, b"GET http://localhost HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert found.endswith(b"</html>\n")
+    for target in (b"http://evil.example/livez", b"http:///livez"):
+        found = said(of_store, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        assert found.startswith(b"HTTP/1.1 421"), target
+
+
+def test_what_is_no_request_is_answered_by_a_problem_too(of_store: Client) -> None:
+    for request, status in (
+        (b"BREW /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", 501),
+        (b"GET /livez HTTP/9.9\r\nHost: localhost\r\n\r\n", 505),
+        (b"GET /livez extra HTTP/1.1\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nno field\r\n\r\n", 400),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+    ):
+        head, _, body = said(of_store, request).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 %d" % status), head
+        assert b"Content-Type: application/problem+json" in head
+        problem = json.loads(body)
+        assert (problem["status"], problem["retryable"]) == (status, False)
+        assert problem["code"]
+
+
 def test_a_body_that_was_cut_changes_nothing(of_cluster: Client) -> None:
     token = TOKENS[Scope.ADMIN][1].encode()
     head = b"POST /api/v1/repairs:pause HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -457,6 +558,83 @@ def test_a_process_is_live_while_nothing_can_be_seen(
         assert (status, problem["code"], problem["retryable"]) == (503, "not_seen", True)
     finally:
         answered.set()
+
+
+def test_probes_are_answered_while_requests_wait_for_the_metadata_store(
+    cluster: Inside, of_cluster: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert of_cluster.get("/readyz") == b"ok\n"
+    answers = threading.Event()
+    waiting = threading.Semaphore(0)
+    settings = ClusterAdmin.settings
+
+    def late(admin: ClusterAdmin) -> ClusterSettings:
+        waiting.release()
+        assert answers.wait(300)
+        return settings(admin)
+
+    monkeypatch.setattr(ClusterAdmin, "settings", late)
+    url = f"http://127.0.0.1:{of_cluster.connection.port}"
+    found: list[int] = []
+
+    def ask() -> None:
+        with Client(url) as client:
+            found.append(client.ask("GET", "/api/v1/settings")[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(ANSWERS_MAX)]
+    try:
+        for each in threads:
+            each.start()
+        for _ in threads:
+            assert waiting.acquire(timeout=60)
+        with ExitStack() as rest:
+            for _ in range(server.CONNECTIONS_MAX):  # others than the probes find no place, and keep their connections
+                other = rest.enter_context(Client(url))
+                status, problem = other.ask("GET", "/api/v1/settings")
+                assert (status, problem["code"], other.headers["Retry-After"]) == (503, "busy", "1")
+            with Client(url) as client:
+                for probe in ("/livez", "/readyz", "/healthz"):
+                    assert client.ask("GET", probe)[0] == 200, probe
+    finally:
+        answers.set()
+        for each in threads:
+            each.join()
+    assert found == [200] * ANSWERS_MAX
+    with Client(url) as client:
+        assert client.ask("GET", "/api/v1/settings")[0] == 200, "the places are free again"
+
+
+def test_a_probe_without_a_place_does_not_wait_for_a_look(of_cluster: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(ClusterAdmin, "status", lambda _: answered.wait(300))
+    monkeypatch.setattr(view, "SEEN_SECONDS", 300.0)
+    monkeypatch.setattr(AdminApplication, "_answer", placeless(AdminApplication._answer))
+    try:
+        assert of_cluster.ask("GET", "/livez") == (200, b"ok\n")
+        assert [of_cluster.ask("GET", each)[0] for each in ("/readyz", "/healthz")] == [503, 503]
+    finally:
+        answered.set()
+
+
+def placeless(answer: Callable[[AdminApplication, Request, bool], Response]) -> Callable[..., Response]:
+    """Return how a request is answered that has found no place."""
+    return lambda application, request, placed: answer(application, request, False)
+
+
+def test_a_client_that_does_not_take_its_response_holds_no_probe(
+    store: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 600.0)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    with asking(store) as client, ExitStack() as held:
+        for _ in range(3):
+            one = socket.socket()
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            held.enter_context(one)
+            one.connect(("127.0.0.1", client.connection.port))
+            one.sendall(b"GET /uPlot.iife.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200)
+        with Client(f"http://127.0.0.1:{client.connection.port}") as another:
+            assert another.ask("GET", "/livez") == (200, b"ok\n")
 
 
 def test_a_client_is_live_and_ready_without_bookies(tmp_path: Path) -> None:

@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Annotated, Final
 
 from pybk.admin.http.events import Event
 from pybk.admin.http.history import Series
 from pybk.admin.http.rates import Load, Rates
-from pybk.admin.http.routes import Route, route
+from pybk.admin.http.routes import Range, Route, route
 from pybk.admin.http.view import View
-from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.manager import backend_of
 from pybk.streams.list_record import ListKind, ListRecord
 
 LOGS_MAX: Final = 200
 """The most logs of a page."""
 
+_INT_MAX: Final = (1 << 63) - 1
 _ROOT: Final = "/api/v1"
 
 
@@ -224,7 +225,7 @@ def space(view: View) -> tuple[Space, ...]:
 
 
 @route("GET", f"{_ROOT}/series", cluster=False)
-def series(view: View, since: int = 0) -> Series:
+def series(view: View, since: Annotated[int, Range(0, _INT_MAX)] = 0) -> Series:
     """Return rates and latencies of the last quarter of an hour, second by second.
 
     They begin with the first request to this process. What is read, appended and free is kept also while nobody asks.
@@ -232,13 +233,11 @@ def series(view: View, since: int = 0) -> Series:
     Args:
         since: Only what came after this moment, milliseconds since 1970.
     """
-    if since < 0:
-        raise UsageError(f"since is {since}; it takes milliseconds since 1970")
     return view.history.since(since)
 
 
 @route("GET", f"{_ROOT}/events", cluster=False)
-def events(view: View, after: int = 0) -> EventPage:
+def events(view: View, after: Annotated[int, Range(0, _INT_MAX)] = 0) -> EventPage:
     """Return the last events, at most 200.
 
     Args:
@@ -249,15 +248,13 @@ def events(view: View, after: int = 0) -> EventPage:
 
 
 @route("GET", f"{_ROOT}/logs", cluster=False)
-def logs(view: View, after: str = "", limit: int = 50) -> LogPage:
+def logs(view: View, after: str = "", limit: Annotated[int, Range(1, LOGS_MAX)] = 50) -> LogPage:
     """Return a page of the named logs, with their subscriptions.
 
     Args:
         after: The last log of the page before.
         limit: How many, 1 to 200.
     """
-    if not 1 <= limit <= LOGS_MAX:
-        raise UsageError(f"limit is {limit}; it takes a whole number from 1 to {LOGS_MAX}")
     backend, group = backend_of(view.manager), ListKind.LOG.group
     names = sorted(each.partition("/")[2] for each in backend.record_names(f"{group}/"))
     wanted = list(islice((name for name in names if name > after), limit))

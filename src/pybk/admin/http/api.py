@@ -8,26 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from itertools import islice
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pybk.admin.http.activity import ACTIVITY, events, load, series
-from pybk.admin.http.problems import ProblemError
-from pybk.admin.http.routes import Route, Scope, route
+from pybk.admin.http.json_values import as_body
+from pybk.admin.http.routes import Header, Range, Route, Scope, route
+from pybk.admin.http.tags import check_match
 from pybk.admin.http.view import View
+from pybk.cluster_admin import MAINTENANCE_SECONDS_MAX, PAUSE_SECONDS_MAX
 from pybk.cluster_checks import BookieStatus, ClusterStatus, DrainProgress, RemovalProof, StopCheck
-from pybk.errors import UsageError
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubStatus
 from pybk.health import HealthReason
 from pybk.ledger import LedgerState, LedgerSummary
-from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.ledgers import LEDGER_ID_MAX
+from pybk.metadata.settings import NAME_BYTES_MAX, ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.version import __version__
 
 PAGE_MAX: Final = 1000
 """The most entries of a page."""
+
+PageSize = Annotated[int, Range(1, PAGE_MAX)]
+Person = Annotated[str, Range(0, NAME_BYTES_MAX)]
 
 _ROOT: Final = "/api/v1"
 
@@ -226,15 +230,12 @@ def bookies(view: View) -> BookiePage:
 
 @route("GET", f"{_ROOT}/bookies/{{name}}")
 def bookie(view: View, name: str) -> BookieStatus:
-    """Return a bookie.
+    """Return a bookie, also one that was removed.
 
     Args:
         name: Its name.
     """
-    found = next((each for each in view.admin.bookies() if each.name == name), None)
-    if found is None:
-        raise ProblemError(HTTPStatus.NOT_FOUND, "no_such_bookie", f"no bookie is called {name!r:.100}")
-    return found
+    return view.admin.bookie(name)
 
 
 @route("GET", f"{_ROOT}/bookies/{{name}}:drain")
@@ -268,7 +269,9 @@ def cancel_drain(view: View, name: str) -> BookieStatus:
 
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:maintenance", Scope.OPERATE)
-def maintenance(view: View, name: str, seconds: float) -> BookieStatus:
+def maintenance(
+    view: View, name: str, seconds: Annotated[float, Range(1, int(MAINTENANCE_SECONDS_MAX))]
+) -> BookieStatus:
     """Announce that a bookie may be absent for some time.
 
     Args:
@@ -315,8 +318,7 @@ def remove(view: View, name: str) -> BookieStatus:
     Args:
         name: Its name.
     """
-    view.admin.remove(name, view.admin.ok_to_remove(name))
-    return next(each for each in view.admin.bookies(removed=True) if each.name == name)
+    return view.admin.remove(name, view.admin.ok_to_remove(name))
 
 
 # ---- ledgers --------------------------------------------------------------------------------------------------------
@@ -324,7 +326,11 @@ def remove(view: View, name: str) -> BookieStatus:
 
 @route("GET", f"{_ROOT}/ledgers", cluster=False)
 def ledgers(
-    view: View, after: int = -1, limit: int = 100, ledger_type: str | None = None, state: LedgerState | None = None
+    view: View,
+    after: Annotated[int, Range(-1, LEDGER_ID_MAX)] = -1,
+    limit: PageSize = 100,
+    ledger_type: str | None = None,
+    state: LedgerState | None = None,
 ) -> LedgerPage:
     """Return a page of ledgers.
 
@@ -334,17 +340,13 @@ def ledgers(
         ledger_type: Ledgers of this type alone.
         state: Ledgers in this state alone.
     """
-    if not 1 <= limit <= PAGE_MAX:
-        raise UsageError(f"limit is {limit}; it takes a whole number from 1 to {PAGE_MAX}")
-    if after < -1:
-        raise UsageError(f"after is {after}; it takes a whole number from -1 up")
     found = list(islice(view.manager.ledgers(ledger_type=ledger_type, state=state, first=after + 1), limit))
     following = found[-1].ledger_id if len(found) == limit else None
     return LedgerPage(ledgers=tuple(map(_ledger_info, found)), next=following)
 
 
 @route("GET", f"{_ROOT}/ledgers/{{ledger_id}}", cluster=False)
-def ledger(view: View, ledger_id: int) -> LedgerInfo:
+def ledger(view: View, ledger_id: Annotated[int, Range(0, LEDGER_ID_MAX)]) -> LedgerInfo:
     """Return a ledger.
 
     Args:
@@ -381,14 +383,12 @@ def _ledger_info(found: LedgerSummary) -> LedgerInfo:
 
 
 @route("GET", f"{_ROOT}/repairs")
-def repairs(view: View, limit: int = 100) -> RepairPage:
+def repairs(view: View, limit: PageSize = 100) -> RepairPage:
     """Return the repairs, the most urgent first.
 
     Args:
         limit: How many, 1 to 1000.
     """
-    if not 1 <= limit <= PAGE_MAX:
-        raise UsageError(f"limit is {limit}; it takes a whole number from 1 to {PAGE_MAX}")
     found = view.admin.repairs()
     return RepairPage(total=len(found), repairs=tuple(map(_repair_info, found[:limit])))
 
@@ -409,7 +409,11 @@ def _repair_info(mark: UnderReplicatedLedger) -> RepairInfo:
 
 
 @route("POST", f"{_ROOT}/repairs:pause", Scope.OPERATE)
-def pause_repairs(view: View, seconds: float, by: str) -> ClusterSettings:
+def pause_repairs(
+    view: View,
+    seconds: Annotated[float, Range(1, int(PAUSE_SECONDS_MAX))],
+    by: Annotated[str, Range(1, NAME_BYTES_MAX)],
+) -> ClusterSettings:
     """Pause the repairs; they resume by themselves.
 
     Args:
@@ -420,7 +424,7 @@ def pause_repairs(view: View, seconds: float, by: str) -> ClusterSettings:
 
 
 @route("POST", f"{_ROOT}/repairs:resume", Scope.OPERATE)
-def resume_repairs(view: View, by: str = "", accept_loss_of: tuple[str, ...] = ()) -> ClusterSettings:
+def resume_repairs(view: View, by: Person = "", accept_loss_of: tuple[str, ...] = ()) -> ClusterSettings:
     """Resume the repairs.
 
     Args:
@@ -437,7 +441,7 @@ def scrubs(view: View) -> tuple[ScrubStatus, ...]:
 
 
 @route("POST", f"{_ROOT}/scrubs:run", Scope.OPERATE)
-def run_scrub(view: View, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
+def run_scrub(view: View, kind: ScrubKind = ScrubKind.DEEP, by: Person = "") -> ClusterSettings:
     """Ask all bookies to check all their entries now.
 
     Args:
@@ -457,14 +461,25 @@ def settings(view: View) -> ClusterSettings:
 
 
 @route("POST", f"{_ROOT}/settings:change", Scope.ADMIN)
-def change_settings(view: View, values: Mapping[str, Any], by: str = "") -> ClusterSettings:
+def change_settings(
+    view: View,
+    values: Mapping[str, Any],
+    by: Person = "",
+    if_match: Annotated[str, Header("If-Match")] = "*",
+) -> ClusterSettings:
     """Change settings of the cluster; all members follow.
 
     Args:
         values: The new values by name, such as ``repair.grace_s``.
         by: The name of the person who changes them.
+        if_match: The ``ETag`` of the settings that are to be changed; status 412 if they are others by now.
     """
-    return view.admin.change_settings(lambda old: old.changed(values), by)
+
+    def changed(old: ClusterSettings) -> ClusterSettings:
+        check_match(if_match, as_body(old))
+        return old.changed(values)
+
+    return view.admin.change_settings(changed, by)
 
 
 # ---- a bookie of its own --------------------------------------------------------------------------------------------

@@ -1,12 +1,15 @@
 """The interface without a server: takes requests, and returns responses.
 
 A request passes these, in this order: the ``Host`` it names, against other sites that had a browser resolve their name
-to this address; its ``Origin``, against pages of other sites; its token; the rate of changes; the route.
+to this address; its ``Origin``, against pages of other sites; its token; its right to the route; its arguments; the
+rate of changes.
+
+Requests wait for the metadata store, for as long as that does not answer. So ``ANSWERS_MAX`` are answered at once, and
+one without a place is refused; but a probe without a place is answered by what is known, without a wait.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import threading
@@ -20,13 +23,14 @@ from urllib.parse import unquote, urlsplit
 from pybk.admin.http import probes
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from pybk.admin.http.bookie_loads import BookiePorts
-from pybk.admin.http.json_values import as_json
+from pybk.admin.http.json_values import as_body
 from pybk.admin.http.messages import BODY_BYTES_MAX, JSON, Request, Response
 from pybk.admin.http.openapi import openapi_of
 from pybk.admin.http.page_files import HEADERS, PageFile, read_page
 from pybk.admin.http.problems import ProblemError, problem_of
 from pybk.admin.http.routes import Route, Scope
 from pybk.admin.http.scrapes import Scrapes
+from pybk.admin.http.tags import has, tag_of
 from pybk.admin.http.tokens import Token, find_token
 from pybk.admin.http.view import View
 from pybk.errors import PybkError
@@ -38,9 +42,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHANGES_PER_SECOND: Final = 20
+ANSWERS_MAX: Final = 24
+"""The most requests that are answered at once. Servers have more threads than these, ``THREADS``, for probes."""
+
+THREADS: Final = 32
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """The hosts that a request may name if nothing else is given."""
 
+_LATER: Final = (("Retry-After", "1"),)
 _NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 
 
@@ -84,13 +93,20 @@ class AdminApplication:
         self._changes: deque[float] = deque(maxlen=CHANGES_PER_SECOND)
         self._lock = threading.Lock()
         """Guards ``_changes``."""
+        self._places = threading.BoundedSemaphore(ANSWERS_MAX)
         self._scrapes = Scrapes(manager, store if bookie is None else bookie.bookie.bookie_id)
         self._openapi = json.dumps(openapi_of(self._routes)).encode()
 
     def handle(self, request: Request) -> Response:
-        """Answer a request; an error is a response, too."""
+        """Answer a request; an error is a response, too.
+
+        HEAD has the response to GET; its server sends that without the body.
+        """
+        if request.method == "HEAD":
+            request = request._replace(method="GET")
+        placed = self._places.acquire(blocking=False)
         try:
-            return self._answer(request)
+            return self._answer(request, placed)
         except ProblemError as problem:
             return self._with_headers(problem.response())
         except PybkError as error:
@@ -101,37 +117,54 @@ class AdminApplication:
                 HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "a defect of pybk: its log has the traceback"
             )
             return self._with_headers(failed.response())
+        finally:
+            if placed:
+                self._places.release()
 
     @staticmethod
     def _with_headers(response: Response) -> Response:
         return response._replace(headers=(*response.headers, *_NO_STORE))
 
-    def _answer(self, request: Request) -> Response:
+    def _answer(self, request: Request, placed: bool) -> Response:
         self._check_host(request)
-        if (probe := probes.PROBES.get(request.path)) is not None and request.method in ("GET", "HEAD"):
-            return self._with_headers(probe(self.view, request))
-        if (file := self._page.get(request.path)) is not None and request.method in ("GET", "HEAD"):
+        if (probe := probes.PROBES.get(request.path)) is not None and request.method == "GET":
+            return self._with_headers(probe(self.view, request, placed))
+        if not placed:
+            raise ProblemError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "busy",
+                f"{ANSWERS_MAX} requests are being answered, maybe because the metadata store is slow; try again in a "
+                "second",
+                retryable=True,
+                headers=_LATER,
+            )
+        if (file := self._page.get(request.path)) is not None and request.method == "GET":
             return _sent(file, request)
         token = self._token_of(request)
         if not self._open_reads and token is None:
             raise _unauthorized("a token is needed")
         if request.path in ("/api/v1/openapi.json", "/metrics") and request.method == "GET":
-            return self._with_headers(self._document(request))
-        route, arguments = self._routed(request)
+            return self._with_etag(request, self._document(request))
+        route, path = self._routed(request)
         self._check_right(request, route, token)
+        arguments = route.arguments(
+            path, request.query if request.method == "GET" else _members(request), request.headers
+        )
+        if route.scope is not Scope.READ:
+            self._check_rate()
         began = time.monotonic()
         result = route.function(self.view, **arguments)
         if route.scope is not Scope.READ:
             name = "" if token is None else token.name
             took_ms = (time.monotonic() - began) * 1e3
             logger.info("%s %s by %s from %s in %.0f ms", request.method, request.path, name, request.peer, took_ms)
-        return self._with_etag(request, Response(200, JSON, json.dumps(as_json(result)).encode()))
+        return self._with_etag(request, Response(200, JSON, as_body(result)))
 
     def _with_etag(self, request: Request, response: Response) -> Response:
         """Return a response with the hash of its body, or one without a body if the client has the same."""
-        tag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
+        tag = tag_of(response.body)
         response = self._with_headers(response._replace(headers=(("ETag", tag),)))
-        if request.method == "GET" and request.headers.get("if-none-match") == tag:
+        if request.method == "GET" and has(request.headers.get("if-none-match", ""), tag):
             return response._replace(status=int(HTTPStatus.NOT_MODIFIED), body=b"")
         return response
 
@@ -181,6 +214,8 @@ class AdminApplication:
                 f"{request.method} {route.template} needs a token with scope {wanted}; that of {token.name} has "
                 f"{token.scope.name.lower()}",
             )
+
+    def _check_rate(self) -> None:
         with self._lock:
             now = time.monotonic()
             if len(self._changes) == CHANGES_PER_SECOND and now - self._changes[0] < 1:
@@ -189,14 +224,14 @@ class AdminApplication:
                     "too_many_changes",
                     f"more than {CHANGES_PER_SECOND} changes a second; try again in a second",
                     retryable=True,
-                    headers=(("Retry-After", "1"),),
+                    headers=_LATER,
                 )
             self._changes.append(now)
 
     # ---- routes ----------------------------------------------------------------------------------------------------
 
-    def _routed(self, request: Request) -> tuple[Route, dict[str, Any]]:
-        """Return the route of a request, and its arguments."""
+    def _routed(self, request: Request) -> tuple[Route, dict[str, str]]:
+        """Return the route of a request, and the names in its path."""
         matches = [(each, found) for each in self._routes if (found := each.pattern.fullmatch(request.path))]
         if not matches:
             raise ProblemError(
@@ -204,10 +239,8 @@ class AdminApplication:
             )
         for route, found in matches:
             if route.method == request.method:
-                path = {name: unquote(value) for name, value in found.groupdict().items()}
-                given = request.query if request.method == "GET" else _members(request)
-                return route, route.arguments(path, given)
-        methods = ", ".join(sorted({route.method for route, _ in matches}))
+                return route, {name: unquote(value) for name, value in found.groupdict().items()}
+        methods = ", ".join(sorted({route.method for route, _ in matches})).replace("GET", "GET, HEAD")
         raise ProblemError(
             HTTPStatus.METHOD_NOT_ALLOWED,
             "other_method",
@@ -223,7 +256,7 @@ class AdminApplication:
 def _sent(file: PageFile, request: Request) -> Response:
     """Return a file of the page, without its body if the client has the same."""
     headers = (("ETag", file.tag), *HEADERS)
-    if request.headers.get("if-none-match") == file.tag:
+    if has(request.headers.get("if-none-match", ""), file.tag):
         return Response(int(HTTPStatus.NOT_MODIFIED), file.content_type, b"", headers)
     return Response(int(HTTPStatus.OK), file.content_type, file.body, headers)
 
@@ -257,9 +290,14 @@ def _members(request: Request) -> dict[str, Any]:
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_long", f"a body has at most {BODY_BYTES_MAX} bytes"
         )
     try:
-        found = json.loads(request.body)
+        found = json.loads(request.body, parse_constant=_refused)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ProblemError(HTTPStatus.BAD_REQUEST, "not_json", "the body is not a JSON object")
     return found
+
+
+def _refused(constant: str) -> None:
+    """Refuse what Python takes for a number, and JSON does not know."""
+    raise ValueError(constant)

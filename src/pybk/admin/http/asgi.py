@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from pybk.admin.http.application import AdminApplication
+from pybk.admin.http.application import THREADS, AdminApplication
 from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.messages import BODY_BYTES_MAX, TEXT, Request, Response, by_name
 from pybk.admin.http.tokens import Token
@@ -30,8 +31,9 @@ def asgi_app(
 ) -> AsgiApplication:
     """Return an ASGI application with the administration interface and its page.
 
-    Requests are answered in threads, so that the event loop keeps running. The server that runs the application limits
-    connections, and has the certificates.
+    Requests are answered in threads of its own, so that the event loop keeps running, and no request that waits for the
+    metadata store holds a thread of others. The server that runs the application limits connections, and has the
+    certificates.
 
     Args:
         manager: The manager of a store or of a cluster; it stays open when the application ends.
@@ -42,6 +44,7 @@ def asgi_app(
             does alone.
     """
     application = AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports)
+    pool = ThreadPoolExecutor(THREADS, "pybk-http-answer")
 
     async def answer(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
@@ -55,7 +58,7 @@ def asgi_app(
         if request is None:
             return
         if request.path:
-            response = await asyncio.to_thread(application.handle, request)
+            response = await asyncio.get_running_loop().run_in_executor(pool, application.handle, request)
         else:  # the mount without its slash, from where the page's relative URLs would lead elsewhere
             there = f"{scope['root_path'].rpartition('/')[2]}/"
             response = Response(int(HTTPStatus.PERMANENT_REDIRECT), TEXT, b"", (("Location", there),))

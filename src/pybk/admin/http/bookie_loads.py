@@ -1,25 +1,30 @@
 """What the bookies of a cluster do: their loads and events, from the HTTP ports that they have.
 
 Only a bookie's own process knows its rates. So a process that shows the whole cluster asks each of them, once in
-``LOOK_SECONDS``, in threads of its own: a bookie that does not answer delays neither the verdict nor the others.
+``LOOK_SECONDS``, in threads of its own: a bookie that does not answer, or sends a byte now and then, delays neither the
+verdict nor, for longer than ``ANSWER_SECONDS``, the others.
 """
 
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import logging
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from pybk.admin.http.events import Events
 from pybk.admin.http.rates import Load, decode_load
+from pybk.admin.http.timed_connection import TimedConnection
 from pybk.errors import PybkError
 from pybk.storage.io.failures import start_thread
 
@@ -27,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 2.0
-"""How long a bookie may take."""
+"""How long a bookie may take to connect, and then to send what it is asked for."""
 
 FRESH_SECONDS: Final = 8.0
 """How long a load counts; the bookie's rates are unknown afterwards."""
@@ -50,7 +55,7 @@ class BookiePorts:
     """
 
     urls: Callable[[], Mapping[str, str]]
-    token: str = ""
+    token: str = field(default="", repr=False)
     context: ssl.SSLContext | None = None
 
 
@@ -130,6 +135,7 @@ class BookieLoads:
             if parts.scheme == "https"
             else http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
         )
+        connection.response_class = partial(_Response, until=time.monotonic() + ANSWER_SECONDS)  # type: ignore[assignment]
         root = parts.path.rstrip("/")
         try:
             load = decode_load(self._get(connection, f"{root}/api/v1/load"))
@@ -148,3 +154,14 @@ class BookieLoads:
             raise ValueError(f"{path} has status {response.status}")
         found: dict[str, Any] = json.loads(body)
         return found
+
+
+class _Response(http.client.HTTPResponse):
+    """A response that has to arrive as a whole until a moment, on the monotonic clock."""
+
+    def __init__(self, sock: socket.socket, *, method: str, until: float) -> None:
+        super().__init__(sock, method=method)
+        self.fp.close()
+        timed = TimedConnection(sock)
+        timed.begin(until - time.monotonic())
+        self.fp = io.BufferedReader(timed)

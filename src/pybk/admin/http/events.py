@@ -7,7 +7,6 @@ the logger ``pybk`` keeps out of the log is not here either.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -60,8 +59,7 @@ class Events(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._kept: deque[Event] = deque(maxlen=EVENTS_MAX)
-        self._guard = threading.Lock()
-        """Guards ``_kept``."""
+        """The lock of the handler guards it, which logging makes anew in a forked child."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a record of an event; others are not kept."""
@@ -82,7 +80,8 @@ class Events(logging.Handler):
         self, event: str, message: str, *, level: int = logging.INFO, time_ns: int | None = None, bookie: str = ""
     ) -> None:
         """Keep an event; arguments as the attributes of ``Event``, and ``level`` as logging has it."""
-        with self._guard:
+        self.acquire()
+        try:
             # Numbers grow from one process to the next, so that one that asks by number notices no restart.
             number = max(time.time_ns(), self._kept[-1].number + 1 if self._kept else 0)
             self._kept.append(
@@ -95,6 +94,8 @@ class Events(logging.Handler):
                     bookie=bookie,
                 )
             )
+        finally:
+            self.release()
 
     def take_in(self, events: Iterable[Mapping[str, Any]], bookie: str) -> int:
         """Keep events of a bookie, as its interface sent them; return the number of the last, or 0.
@@ -111,5 +112,8 @@ class Events(logging.Handler):
 
     def after(self, number: int = 0) -> tuple[Event, ...]:
         """Return the events after one, by number."""
-        with self._guard:
+        self.acquire()
+        try:
             return tuple(each for each in self._kept if each.number > number)
+        finally:
+            self.release()

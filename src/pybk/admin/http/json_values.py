@@ -7,6 +7,7 @@ hexadecimal strings, tuples arrays, mappings objects. So what the interface docu
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,6 +44,11 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [as_json(each) for each in value]
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
+
+
+def as_body(value: Any) -> bytes:
+    """Return a value as the body of a response."""
+    return json.dumps(as_json(value)).encode()
 
 
 def schema_of(hint: Any, components: dict[str, Schema]) -> Schema:

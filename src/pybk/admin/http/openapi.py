@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -67,8 +68,8 @@ def _operation(route: Route, components: dict[str, Schema]) -> dict[str, Any]:
         operation["description"] = description
     if route.scope is not Scope.READ:
         operation["security"] = [{"token": []}]
-    in_body = [each for each in route.parameters if not each.in_path and route.method != "GET"]
-    outside = [each for each in route.parameters if each not in in_body]
+    in_body = [each for each in route.parameters if each.place == "body"]
+    outside = [each for each in route.parameters if each.place != "body"]
     if outside:
         operation["parameters"] = [_parameter(each, described, components) for each in outside]
     if in_body:
@@ -77,7 +78,15 @@ def _operation(route: Route, components: dict[str, Schema]) -> dict[str, Any]:
 
 
 def _schema(parameter: Parameter, components: dict[str, Schema]) -> Schema:
-    found = schema_of(parameter.hint, components)
+    kinds = typing.get_args(parameter.hint)
+    if parameter.place != "body" and type(None) in kinds:  # left out, as a text cannot be null
+        (kind,) = (each for each in kinds if each is not type(None))
+        found = schema_of(kind, components)
+    else:
+        found = schema_of(parameter.hint, components)
+    if parameter.range is not None:
+        names = ("minLength", "maxLength") if found["type"] == "string" else ("minimum", "maximum")
+        found |= zip(names, parameter.range, strict=True)
     if parameter.default not in (None, inspect.Parameter.empty):
         found["default"] = getattr(parameter.default, "value", parameter.default)
     return found
@@ -86,9 +95,9 @@ def _schema(parameter: Parameter, components: dict[str, Schema]) -> Schema:
 def _parameter(parameter: Parameter, described: dict[str, str], components: dict[str, Schema]) -> dict[str, Any]:
     return {
         "name": parameter.name,
-        "in": "path" if parameter.in_path else "query",
+        "in": parameter.place,
         "required": parameter.required,
-        "description": described.get(parameter.name, ""),
+        "description": described.get(parameter.argument, ""),
         "schema": _schema(parameter, components),
     }
 

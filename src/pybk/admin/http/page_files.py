@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Final, NamedTuple
+
+from pybk.admin.http.tags import tag_of
 
 POLICY: Final = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """The content security policy: nothing from elsewhere, nothing inline, no frame of another site around it."""
@@ -49,5 +50,5 @@ def read_page() -> dict[str, PageFile]:
     found = {}
     for path, (name, content_type) in _NAMES.items():
         body = folder.joinpath(name).read_bytes()
-        found[path] = PageFile(content_type, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+        found[path] = PageFile(content_type, body, tag_of(body))
     return found

@@ -1,18 +1,18 @@
 """Probes for those who run processes: answered from what was seen last.
 
 *Live*: a restart would not help. *Ready*: it can serve. *Health*: how the cluster is. A probe never depends on others:
-a process is live although the metadata store is gone, and ready although other bookies are not.
+a process is live although the metadata store is gone, and ready although other bookies are not. If it may wait, it
+waits for the first look, or that after a rest; and if not, it is answered by what is known.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
-from pybk.admin.http.json_values import as_json
+from pybk.admin.http.json_values import as_body
 from pybk.admin.http.messages import JSON, TEXT, Request, Response
 from pybk.admin.http.view import View
 from pybk.cluster_checks import ClusterVerdict
@@ -34,9 +34,9 @@ SEEN_SECONDS: Final = 0.5
 """How long ``/livez`` waits for the first look: a kubelet gives a probe one second, and kills what does not answer."""
 
 
-def live(view: View, request: Request) -> Response:
+def live(view: View, request: Request, wait: bool) -> Response:
     """Return 200 unless the process has to be started again."""
-    seen, bookie = view.seen_within(SEEN_SECONDS), view.bookie
+    seen, bookie = view.seen_within(SEEN_SECONDS if wait else 0.0), view.bookie
     reasons = [] if seen is None else _own_reasons(seen.health, {"failed"})
     idle_s = 0.0 if bookie is None or not bookie.turned_ns else (time.monotonic_ns() - bookie.turned_ns) / 1e9
     if idle_s > TURN_SECONDS:
@@ -53,9 +53,9 @@ def _own_reasons(health: Health, states: Collection[str], codes: Collection[str]
     ]
 
 
-def ready(view: View, request: Request) -> Response:
+def ready(view: View, request: Request, wait: bool) -> Response:
     """Return 200 if the process serves: registered, not drained, and out of limbo unless ``?allow=limbo``."""
-    seen = view.seen
+    seen = view.seen if wait else view.seen_now
     refused = {"failed"} if request.query.get("allow") == "limbo" else {"failed", "in_limbo"}
     reasons = _own_reasons(seen.health, refused, _UNREADY)
     if (age_s := time.monotonic() - seen.looked) > TURN_SECONDS:
@@ -63,9 +63,9 @@ def ready(view: View, request: Request) -> Response:
     return _answer(not reasons, reasons)
 
 
-def health(view: View, request: Request) -> Response:
+def health(view: View, request: Request, wait: bool) -> Response:
     """Return 200 unless the cluster is bad, or a store degraded; with ``?verbose`` the verdict and its reasons."""
-    seen = view.seen
+    seen = view.seen if wait else view.seen_now
     if seen.cluster is None:
         verdict, reasons = str(seen.health.state), seen.health.reasons
         well = seen.health.state in ("ok", "read_only") and not seen.trouble
@@ -80,7 +80,7 @@ def health(view: View, request: Request) -> Response:
         "trouble": seen.trouble,
         "seen_ns": seen.seen_ns,
     }
-    return Response(_status(well), JSON, json.dumps(as_json(document)).encode())
+    return Response(_status(well), JSON, as_body(document))
 
 
 def _status(well: bool) -> int:
@@ -91,7 +91,7 @@ def _answer(well: bool, reasons: list[str]) -> Response:
     return Response(_status(well), TEXT, ("\n".join(reasons or ["ok"]) + "\n").encode())
 
 
-PROBES: Final[Mapping[str, Callable[[View, Request], Response]]] = {
+PROBES: Final[Mapping[str, Callable[[View, Request, bool], Response]]] = {
     "/livez": live,
     "/readyz": ready,
     "/healthz": health,

@@ -11,6 +11,7 @@ from pybk.errors import (
     ClosedError,
     IllegalOperationError,
     MetadataUnreachableError,
+    NoSuchBookieError,
     NoSuchLedgerError,
     PybkError,
     SafetyCheckError,
@@ -20,6 +21,7 @@ from pybk.errors import (
 
 _STATUSES: Final[tuple[tuple[type[PybkError], HTTPStatus], ...]] = (
     (SafetyCheckError, HTTPStatus.CONFLICT),
+    (NoSuchBookieError, HTTPStatus.NOT_FOUND),
     (NoSuchLedgerError, HTTPStatus.NOT_FOUND),
     (MetadataUnreachableError, HTTPStatus.SERVICE_UNAVAILABLE),
     (ClosedError, HTTPStatus.SERVICE_UNAVAILABLE),

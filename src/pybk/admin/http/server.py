@@ -5,19 +5,23 @@ connections and threads, the size and the time of a request. Head and body of a 
 two small ones on a connection that stays open wait for each other (Nagle's algorithm, and delayed acknowledgements).
 
 A probe must be answered although others keep all connections, or else they could have a process ended that is well. So
-the connection that is one too many takes the place of another one, which still waits for its request: the oldest of the
-peer that has most of them. Only what is being answered keeps its place.
+the connection that is one too many takes the place of another one, whose client still sends its request, or takes the
+response: the oldest of the peer that has most of them. Only what is being answered keeps its place, and the application
+answers fewer requests at once than there are connections.
+
+A child of a fork has copies of all descriptors, so that a port would stay taken, and connections open, after the parent
+has closed them. The child closes its copies, without a word to the clients.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import socket
 import ssl
 import threading
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +33,15 @@ from ipaddress import ip_address
 from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
+from weakref import WeakSet
 
-from pybk.admin.http.application import AdminApplication
+from pybk.admin.http.application import THREADS, AdminApplication
 from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.messages import BODY_BYTES_MAX, Request, Response, by_name
 from pybk.admin.http.problems import ProblemError
+from pybk.admin.http.timed_connection import TimedConnection
 from pybk.admin.http.tokens import Token
+from pybk.credentials import read_secret_file
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
 from pybk.storage.io.failures import start_thread
@@ -44,15 +51,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 32
+CONNECTIONS_MAX: Final = THREADS
 REQUEST_SECONDS: Final = 5.0
-"""How long a request may take to arrive; a connection that rests is closed after it, too."""
+"""How long a request may take to arrive, and its response to leave; a connection that rests is closed after it, too."""
 
 HEADERS_BYTES_MAX: Final = 32 << 10
 """Limit on the headers of a request together."""
 
 _FIELD: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*\r?\n")
 """A line of a header. What another server would take for two lines, or for none, is refused."""
+
+_ABSOLUTE: Final = re.compile(r"https?://([^/?]*)", re.IGNORECASE)
+"""How a target begins that is sent to a proxy; servers have to take it, too."""
 
 DISCARDED_MAX: Final = 1 << 20
 """How many bytes of a body that is too long are read nevertheless."""
@@ -81,7 +91,7 @@ class AdminServer:
 
     Raises:
         UsageError: Others than this host could reach it, and there are no tokens or no certificate; or the address,
-            the tokens or the certificate cannot be used.
+            the tokens or the certificate cannot be used, or every user of this host may read or change its key.
 
     Threads: any; its own accept and answer.
     """
@@ -139,7 +149,9 @@ class AdminServer:
         self.application.tokens = tokens
 
     def close(self) -> None:
-        """Stop; returns when no request is being answered any more. Idempotent."""
+        """Stop; returns when no request is being answered any more. Idempotent; a forked child has nothing to stop."""
+        if self._server.inherited:
+            return
         self.application.close()
         self._server.shutdown()
         self._server.server_close()
@@ -149,6 +161,7 @@ class AdminServer:
 def _context_of(certificate: tuple[str, str]) -> ssl.SSLContext:
     """Return a new context for a certificate; one that is in use would have lost its key if the new one is wrong."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    read_secret_file(certificate[1], private=True)
     try:
         context.load_cert_chain(*certificate, password="")  # a service cannot be asked for one
     except (OSError, ValueError) as error:
@@ -171,7 +184,7 @@ class _Connection:
     Attributes:
         socket: Its socket, with TLS around it if there is some.
         peer: The address at its other end.
-        waits: Whether its request has not arrived as a whole.
+        waits: Whether its client has to act: its request has not arrived as a whole, or its response not left.
     """
 
     socket: socket.socket
@@ -193,6 +206,7 @@ class _Server(HTTPServer):
     Attributes:
         context: How TLS is spoken on new connections; None for none.
         closing: Whether connections end after the answer that is under way.
+        inherited: Whether this process was forked from the one that serves.
     """
 
     request_queue_size = CONNECTIONS_MAX
@@ -204,6 +218,7 @@ class _Server(HTTPServer):
         self.application = application
         self.context = context
         self.closing = False
+        self.inherited = False
         self._pool = ThreadPoolExecutor(CONNECTIONS_MAX, "pybk-http-answer")
         self._lock = threading.Lock()
         """Guards the attributes below, and ``waits`` of connections."""
@@ -212,6 +227,7 @@ class _Server(HTTPServer):
         self._unfinished = 0
         """How many have a thread, or wait for one; some of them have lost their place."""
         super().__init__(address, _Answer)
+        _SERVERS.add(self)
 
     def server_bind(self) -> None:
         """Listen; the name of the host is not asked for, as HTTPServer does, because that takes long without DNS."""
@@ -242,13 +258,12 @@ class _Server(HTTPServer):
             return True
 
     def arrives(self, connection: _Connection, waits: bool) -> None:
-        """Note that a connection begins to wait for a request, or has one."""
+        """Note that a connection begins to wait for its client, or for an answer."""
         with self._lock:
             connection.waits = waits
 
     def _serve(self, connection: _Connection, client_address: Any) -> None:
         try:
-            connection.socket.settimeout(REQUEST_SECONDS)
             self._secure(connection)
             _Answer(connection, client_address, self)
         except OSError as error:  # the client has gone, or speaks no TLS
@@ -265,6 +280,7 @@ class _Server(HTTPServer):
         """Begin TLS, if there is some."""
         if self.context is None:
             return
+        connection.socket.settimeout(REQUEST_SECONDS)  # for the handshake as a whole
         with self._lock:  # another thread that ends the connection needs its present socket
             connection.socket = self.context.wrap_socket(
                 connection.socket, server_side=True, do_handshake_on_connect=False
@@ -281,33 +297,27 @@ class _Server(HTTPServer):
                 each.end(socket.SHUT_RD)
         self._pool.shutdown()
 
+    def close_inherited(self) -> None:
+        """Close the descriptors of a forked child; the parent's connections continue."""
+        self.inherited = True
+        for each in (self.socket, *(connection.socket for connection in self._open)):
+            if (descriptor := each.detach()) >= 0:  # closing would wait for the files around it, whose thread is gone
+                os.close(descriptor)
 
-class _Received(io.RawIOBase):
-    """What a client sends; the whole of a request has to arrive in ``REQUEST_SECONDS``."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._until = 0.0
+_SERVERS: Final[WeakSet[_Server]] = WeakSet()
 
-    def begin(self) -> None:
-        """Begin to wait for a request."""
-        self._until = time.monotonic() + REQUEST_SECONDS
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
+def _close_inherited() -> None:
+    for each in _SERVERS:
+        each.close_inherited()
 
-    def readinto(self, buffer: Any) -> int:
-        """Receive what has arrived; raises TimeoutError once the time is over."""
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("a request took too long to arrive")
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 class _Reader(io.BufferedReader):
-    """Reads a request, and checks the lines of its headers, which the parser behind it takes as they come."""
+    """Reads a request, and checks the lines of its headers, which the parser takes as they come."""
 
     left: int | None = None
     """Bytes that the headers may still have; None if what is read is none."""
@@ -329,7 +339,7 @@ class _Answer(BaseHTTPRequestHandler):
     """Reads the requests of one connection, and sends the responses of the application."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = -1
+    default_request_version = "HTTP/1.0"  # with headers in the refusal of a line that names no version
     disable_nagle_algorithm = True
 
     def __init__(self, connection: _Connection, client_address: Any, server: _Server) -> None:
@@ -341,8 +351,10 @@ class _Answer(BaseHTTPRequestHandler):
         """Read through what bounds requests."""
         super().setup()
         self.rfile.close()
-        self._received = _Received(self.connection)
-        self.rfile = self._reader = _Reader(self._received)
+        self.wfile.close()
+        self._timed = TimedConnection(self.connection)
+        self.rfile = self._reader = _Reader(self._timed)
+        self.wfile = io.BufferedWriter(self._timed)
 
     def handle_one_request(self) -> None:
         """Wait for a request, and answer it."""
@@ -350,7 +362,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self._server.arrives(self._connection, waits=True)
-        self._received.begin()
+        self._timed.begin(REQUEST_SECONDS)
         super().handle_one_request()
 
     def parse_request(self) -> bool:
@@ -373,16 +385,23 @@ class _Answer(BaseHTTPRequestHandler):
         return going_on
 
     def _answer(self) -> None:
-        path, _, query = self.path.partition("?")
         headers = by_name(self.headers.items())
+        target = self.path
+        if found := _ABSOLUTE.match(target):
+            headers["host"] = found[1]  # whatever Host says (RFC 9112, 3.2.2)
+            target = target[found.end() :]
+        path, _, query = target.partition("?")
         body = self._body(headers)
         if body is None:
             return
         self._server.arrives(self._connection, waits=False)
-        self.connection.settimeout(REQUEST_SECONDS)
         parsed = dict(parse_qsl(query, keep_blank_values=True))
         peer = str(self.client_address[0])
-        self._send(self._server.application.handle(Request(self.command, path, parsed, headers, body, peer)))
+        request = Request(self.command, path or "/", parsed, headers, body, peer)
+        response = self._server.application.handle(request)
+        self._server.arrives(self._connection, waits=True)
+        self._timed.begin(REQUEST_SECONDS)
+        self._send(response)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = _answer
 
@@ -423,6 +442,15 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(response.body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request of the application, such as an unknown method, as the application refuses."""
+        status = HTTPStatus(code)
+        self.close_connection = True
+        problem = ProblemError(
+            status, status.name.lower(), message or status.phrase, headers=(("Connection", "close"),)
+        )
+        self._send(problem.response())
 
     def version_string(self) -> str:
         """Return the name of the server, without versions."""

@@ -129,12 +129,20 @@ class View:
     @property
     def seen(self) -> Seen:
         """What was seen last, ``LOOK_SECONDS`` ago at most while others ask, too; raises ProblemError for nothing."""
-        seen = self.seen_within(SEEN_SECONDS)
+        return self._seen_by(SEEN_SECONDS)
+
+    @property
+    def seen_now(self) -> Seen:
+        """The same without a wait for the first look, or for that after a rest."""
+        return self._seen_by(0.0)
+
+    def _seen_by(self, seconds: float) -> Seen:
+        seen = self.seen_within(seconds)
         if seen is None:
             raise ProblemError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "not_seen",
-                f"nothing is known after {SEEN_SECONDS:g} s; maybe the metadata store does not answer",
+                f"nothing is known after {seconds:g} s; maybe the metadata store does not answer",
                 retryable=True,
             )
         return seen
