@@ -1,11 +1,15 @@
-"""The checks before bookies are stopped, of clusters that are only described."""
+"""The checks before bookies are drained or stopped, of clusters that are only described."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pybk.cluster_checks import BookieStatus, StopCheck, stop_check
+from pybk.cluster_checks import SPACE_FACTOR, BookieStatus, StopCheck, bytes_on, drain_failures, stop_check
+from pybk.frozen_dict import FrozenDict
 from pybk.metadata.registration import BookieState
+from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
 from tests.healing.clusters import bookie, ledger, mapped
@@ -51,6 +55,26 @@ def test_with_a_strict_policy_and_several_write_sets_enough_zones_do_not_suffice
     assert not stop_check(cluster, bookies, stopped, (), lambda _: True, policy=PlacementPolicy(2, strict=True)).ok
     assert stop_check(cluster, bookies, stopped, (), lambda _: True, policy=PlacementPolicy(2, strict=False)).ok
     assert stop_check(cluster, bookies, stopped, (), lambda _: True, policy=PlacementPolicy(1, strict=True)).ok
+
+
+@pytest.mark.parametrize(("used", "spare", "refused"), [(0.84, 0, False), (0.86, 0, True), (0.84, -1, True)])
+def test_a_drain_counts_the_space_up_to_the_line_above_which_bookies_get_no_copies(
+    used: float, spare: int, *, refused: bool
+) -> None:
+    cluster = mapped(ledger(7, (0, (0, 1, 2))))
+    ((tier, size),) = bytes_on(cluster, bookie(0)).items()
+    total = int(size * SPACE_FACTOR / 3) * 100 + 100  # three bookies take a hundredth of their bytes each
+    bookies = [
+        replace(
+            each,
+            free_bytes=FrozenDict({tier: int(total * (1 - used)) + spare * size}),
+            capacity_bytes=FrozenDict({tier: total}),
+        )
+        for each in running("aaaa")
+    ]
+    failures = drain_failures(cluster, bookies, bookie(0), ClusterSettings(), ())
+    assert [each for each in failures if "before they are 85% full" in each] == list(failures)
+    assert bool(failures) == refused
 
 
 def test_the_bookies_of_a_ledger_are_asked_once_for_its_writer() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
+from pybk.healing.situation import FULL_LINE, Space
 from pybk.health import (
     LISTED_MAX,
     REASON_STATES,
@@ -416,7 +417,7 @@ def _too_few(others: Sequence[BookieStatus], needed: int) -> Iterator[str]:
 def _too_full(others: Sequence[BookieStatus], needed: Mapping[StorageHint, int]) -> Iterator[str]:
     for tier, size in sorted(needed.items()):
         free = sum(
-            each.free_bytes[found]
+            Space(each.free_bytes[found], each.capacity_bytes.get(found, 0)).headroom
             for each in others
             if (found := tier_of(frozenset({tier}), each.free_bytes)) is not None
         )
@@ -424,7 +425,7 @@ def _too_full(others: Sequence[BookieStatus], needed: Mapping[StorageHint, int])
         if free < wanted:
             yield (
                 f"{wanted} free bytes are needed for what it has of tier {tier}, {SPACE_FACTOR} times as much; the "
-                f"other writable bookies have {free}: add space or bookies"
+                f"other writable bookies have {free} before they are {FULL_LINE:.0%} full: add space or bookies"
             )
 
 
