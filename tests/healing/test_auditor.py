@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from pybk.healing.auditor import (
+    SAVE_NS,
     SUSPICION_NS,
     AuditorMachine,
     BookiesRead,
@@ -24,6 +25,7 @@ from pybk.healing.auditor import (
     ReplicaChecked,
     Report,
     SavedState,
+    SaveState,
     SettingsRead,
     Tick,
     WithdrawMark,
@@ -125,6 +127,19 @@ def test_what_was_found_at_a_bookie_that_lost_its_place_is_forgotten() -> None:
         led.now_ns += SUSPICION_NS
         asked = [each for each in led.step(denied) if isinstance(each, PublishMark)]
         assert [each.reason for each in asked if each.key == MarkKey(1, bookie(2))] == marked
+
+
+def test_an_instance_that_was_replaced_and_repaired_is_forgotten() -> None:
+    led = Led(bookies=4)
+    old, new = bookie(0), bookie(0, 9)
+    led.step(BookiesRead((facts(0, bookie=new), *map(facts, range(1, 4)))))
+    assert led.machine.situation.absent_since_ns.keys() == {old}
+    led.repair(1)
+    led.now_ns += SAVE_NS
+    assert not [each for each in led.machine.step(Tick(), led.now_ns) if isinstance(each, SaveState)], (
+        "nobody is absent"
+    )
+    assert not led.machine.situation.absent_since_ns
 
 
 def test_marks_are_added_when_half_of_those_of_a_window_are_done() -> None:

@@ -882,14 +882,17 @@ class AuditorMachine:
             self.misplaced.update(each for each in judged if is_misplaced(self.map, self.situation, each))
 
     def _note_strangers(self, now_ns: int) -> None:
-        """Note since when bookies are absent that ledgers name and that are not members."""
+        """Note since when bookies are absent that ledgers name and that are not members; forget those named no more."""
         if "bookies" not in self._known:
             return
-        members = self.situation.bookies
-        for bookie in self.map.bookies:
-            facts = members.get(bookie.bookie_id)
-            if facts is None or facts.bookie != bookie:
-                self.situation.absent_since_ns.setdefault(bookie, now_ns)
+        members = {facts.bookie for facts in self.situation.bookies.values()}
+        named = {bookie for number, bookie in enumerate(self.map.bookies) if self.map.ledgers_of(number)}
+        absent = self.situation.absent_since_ns
+        for bookie in named - members:
+            absent.setdefault(bookie, now_ns)
+        for times in (absent, self.situation.absences):
+            for bookie in times.keys() - members - named:
+                del times[bookie]
 
     def _park(self, now_ns: int) -> None:
         """Note which marks are left stuck, because nothing has changed since a worker gave them up.
