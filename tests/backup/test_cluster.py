@@ -88,6 +88,27 @@ def test_a_ledger_that_was_deleted_comes_back_under_a_new_id(three: Inside, tmp_
     assert list(client.list_ledgers()) == [*made.ids.values()]
 
 
+def test_only_the_ledgers_that_are_named_are_restored(three: Inside, tmp_path: Path) -> None:
+    client = three.connect()
+    first, second = ledger(client), ledger(client, 5)
+    for writer in (first, second):
+        writer.close()
+    backed_up(client, tmp_path / "backup")
+    options = {"passwords": KNOWN, "new_ids": True, "ledgers": [of(second)]}
+    planned = restore_backup(tmp_path / "backup", client, **options, dry_run=True)  # type: ignore[arg-type]
+    assert (planned.ledgers, planned.entries, planned.ids) == (1, 5, {})
+    made = restore_backup(tmp_path / "backup", client, **options)  # type: ignore[arg-type]
+    assert (made.ledgers, made.entries, list(made.ids)) == (1, 5, [of(second)])
+    assert made.payload_bytes == planned.payload_bytes
+    assert contents(client, made.ids[of(second)], PASSWORD) == numbered(5)
+    assert len(list(client.list_ledgers())) == 3
+    with pytest.raises(UsageError, match="has no ledger 999: name another run or backup; nothing was restored"):
+        restore_backup(tmp_path / "backup", client, passwords=KNOWN, new_ids=True, ledgers=[of(first), 999])
+    assert len(list(client.list_ledgers())) == 3
+    with pytest.raises(UsageError, match="ledgers is for ledgers of a cluster; a store is restored whole"):
+        restore_backup(tmp_path / "backup", tmp_path / "new", ledgers=[of(first)])
+
+
 def test_what_takes_a_password_that_is_not_given_is_named(three: Inside, tmp_path: Path) -> None:
     client = three.connect()
     closed, open_one = ledger(client), ledger(client)

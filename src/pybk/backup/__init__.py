@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pybk.arguments import flag_of, path_of, progress_of
+from pybk.arguments import existing_ids, flag_of, path_of, progress_of
 from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.chain import BackupRunInfo, existing_chain
 from pybk.backup.restoring import RestoreReport, restore_store
@@ -174,6 +174,7 @@ def restore_backup(
     run: int | None = None,
     passwords: Passwords | None = None,
     new_ids: bool = False,
+    ledgers: Iterable[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -191,6 +192,7 @@ def restore_backup(
         run: The run to restore; None for the last.
         passwords: Check the authentication codes of HMAC_SHA256 entries, and seals, before anything is restored.
         new_ids: Give ledgers of a cluster new ids; otherwise they get those that they had, which must be unused.
+        ledgers: The ids of the ledgers of a cluster to restore; None for all.
         storage_options: As fsspec takes them for a URL.
         dry_run: Return what would be restored, without reading the packs; nothing is written.
         progress: Called with the bytes restored so far and to restore in all, in the calling thread.
@@ -199,7 +201,7 @@ def restore_backup(
         What was restored.
 
     Raises:
-        UsageError: The directory is not empty, there is no backup or no such run, or an argument is wrong.
+        UsageError: The directory is not empty, there is no backup or no such run or ledger, or an argument is wrong.
         CorruptError, DigestMismatchError, SealMismatchError: The backup is damaged or was changed.
         StoreLockedError: Another restore to this directory is under way.
         StorageError: A device or the target failed.
@@ -213,16 +215,21 @@ def restore_backup(
     flag_of(dry_run, "dry_run")
     known, report_to = _passwords_of(passwords), progress_of(progress) or _ignore
     flag_of(new_ids, "new_ids")
+    chosen = None if ledgers is None else existing_ids(ledgers)
     with _target_of(target, storage_options, writes=False) as kept:
         if isinstance(destination, LedgerManager):
             if not destination.is_cluster:
                 raise UsageError(
                     f"{destination.location} is a store; give a new directory, or the manager of a cluster"
                 )
-            restore = LedgersRestore(kept, destination, run=run, passwords=known, new_ids=new_ids, progress=report_to)
+            restore = LedgersRestore(
+                kept, destination, run=run, passwords=known, new_ids=new_ids, ledgers=chosen, progress=report_to
+            )
             return restore.plan() if dry_run else restore.run()
         if new_ids:
             raise UsageError("new_ids is for ledgers of a cluster; those of a store keep their ids")
+        if chosen is not None:
+            raise UsageError("ledgers is for ledgers of a cluster; a store is restored whole")
         return restore_store(kept, path_of(destination), run=run, passwords=known, progress=report_to, dry_run=dry_run)
 
 
@@ -233,6 +240,7 @@ async def restore_backup_async(
     run: int | None = None,
     passwords: Passwords | None = None,
     new_ids: bool = False,
+    ledgers: Iterable[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -245,6 +253,7 @@ async def restore_backup_async(
         run=run,
         passwords=passwords,
         new_ids=new_ids,
+        ledgers=ledgers,
         storage_options=storage_options,
         dry_run=dry_run,
         progress=progress,

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import shutil
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import replace
 from struct import Struct
@@ -77,9 +77,8 @@ class RestoreReport(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def planned(chain: Chain) -> RestoreReport:
-    """Return what a restore of a chain would restore."""
-    ledgers = chain.ledgers.values()
+def planned(chain: Chain, ledgers: Collection[KeptLedger]) -> RestoreReport:
+    """Return what a restore of some ledgers of a chain would restore."""
     entries, nbytes = sum(kept.last + 1 for kept in ledgers), sum(kept.length for kept in ledgers)
     return RestoreReport(chain.runs[-1].run, len(ledgers), entries, nbytes, 0, 0, {})
 
@@ -108,7 +107,7 @@ def restore_store(
             "metadata store"
         )
     if dry_run:
-        return planned(chain)
+        return planned(chain, chain.ledgers.values())
     staging = path + SUFFIX
     fs = OsFileSystem()
     with ExitStack() as undo:
@@ -159,7 +158,7 @@ class _Restore:
             store.close(clean=False)
             raise
         store.close()
-        report = planned(self._chain)
+        report = planned(self._chain, self._chain.ledgers.values())
         return report._replace(incarnation=cookie.incarnation, unauthenticated=self._check.unauthenticated)
 
     def _restored(self) -> RestoredStore:

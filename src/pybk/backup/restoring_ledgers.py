@@ -16,7 +16,7 @@ whole are kept.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -49,10 +49,11 @@ class LedgersRestore:
         run: The run to restore; None for the last.
         passwords: The passwords of the ledgers.
         new_ids: Whether ledgers get new ids.
+        ledgers: The ids of the ledgers to restore; None for all.
         progress: Called with the payload bytes restored and to restore.
 
     Raises:
-        UsageError: The backup is that of a store, or has no such run.
+        UsageError: The backup is that of a store, or has no such run or ledger.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class LedgersRestore:
         run: int | None,
         passwords: Passwords,
         new_ids: bool,
+        ledgers: Collection[int] | None,
         progress: Progress,
     ) -> None:
         self._chain = existing_chain(target, run=run)
         source = self._chain.source
         if source is None or source.kind != CLUSTER:
             raise UsageError(f"{target.where} is the backup of a store; it is restored to a directory: give its path")
+        self._ledgers = self._chain.ledgers if ledgers is None else {each: self._kept(each, target) for each in ledgers}
         self._manager = manager
         self._backend: LedgerBackend = backend_of(manager)
         self._checks = LedgerChecks(source, passwords)
@@ -77,10 +80,20 @@ class LedgersRestore:
         reader = ChainReader(self._chain, target)
         self._read_pack = lru_cache(maxsize=2)(reader.read)
 
+    def _kept(self, ledger_id: int, target: Target) -> KeptLedger:
+        kept = self._chain.ledgers.get(ledger_id)
+        if kept is None:
+            run = self._chain.runs[-1].run
+            raise UsageError(
+                f"run {run} of {target.where} has no ledger {ledger_id}: name another run or backup; nothing was "
+                "restored"
+            )
+        return kept
+
     def plan(self) -> RestoreReport:
         """Return what would be restored; nothing is written."""
-        left_out = [text for each in self._chain.ledgers.values() if (text := self._needed(each.decoded()))]
-        return planned(self._chain)._replace(left_out=tuple(left_out))
+        left_out = [text for each in self._ledgers.values() if (text := self._needed(each.decoded()))]
+        return planned(self._chain, self._ledgers.values())._replace(left_out=tuple(left_out))
 
     def _needed(self, metadata: LedgerMetadata) -> str:
         if self._checks.password_of(metadata) is not None:
@@ -98,7 +111,7 @@ class LedgersRestore:
         ids: dict[int, int] = {}
         left_out: list[str] = []
         entries = done = 0
-        total = sum(kept.length for kept in self._chain.ledgers.values())
+        total = sum(kept.length for kept in self._ledgers.values())
         for ledger_id, kept in self._order():
             metadata = kept.decoded()
             password = self._checks.password_of(metadata)
@@ -116,12 +129,12 @@ class LedgersRestore:
             entries += kept.last + 1
             done += kept.length
             self._progress(done, total)
-        nbytes = sum(self._chain.ledgers[each].length for each in ids)
+        nbytes = sum(self._ledgers[each].length for each in ids)
         return RestoreReport(self._chain.runs[-1].run, len(ids), entries, nbytes, 0, 0, ids, tuple(left_out))
 
     def _order(self) -> list[tuple[int, KeptLedger]]:
         """Return the ledgers in the order of their first packs, so that a pack is seldom read twice."""
-        return sorted(self._chain.ledgers.items(), key=lambda each: [piece.pack for piece in each[1].pieces[:1]])
+        return sorted(self._ledgers.items(), key=lambda each: [piece.pack for piece in each[1].pieces[:1]])
 
     def _taken(self, metadata: LedgerMetadata, kept: KeptLedger) -> str | None:
         """Return "" if a ledger's id is free, None if the whole ledger was restored before, else what is in the way."""

@@ -27,6 +27,9 @@ def add(parser: CommandParser) -> None:
     parser.add_argument(
         "--new-ids", action="store_true", help="give a cluster's ledgers new ids, because those that they had are taken"
     )
+    parser.add_argument(
+        "--ledger", dest="ledgers", type=int, nargs="+", metavar="ID", help="of a cluster's ledgers, only these"
+    )
     parser.add_argument("--run", dest="number", type=int, metavar="N", help="the run to restore; default: the last")
     parser.add_argument("--dry-run", action="store_true", help="say what would be restored, and write nothing")
     takes_password(parser)
@@ -51,6 +54,7 @@ def _restore(parsed: argparse.Namespace) -> int:
             run=parsed.number,
             passwords=passwords_of(parsed),
             new_ids=parsed.new_ids,
+            ledgers=parsed.ledgers,
             dry_run=parsed.dry_run,
             progress=progress,
         )
