@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.cluster_checks import SPACE_FACTOR, BookieStatus, StopCheck, bytes_on, drain_failures, stop_check
+from pybk.admin.cli.cluster_check import CHECKS
+from pybk.cluster_checks import (
+    SPACE_FACTOR,
+    BookieStatus,
+    ClusterVerdict,
+    StopCheck,
+    bytes_on,
+    drain_failures,
+    status_with_report,
+    stop_check,
+)
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
@@ -120,3 +130,13 @@ def test_copies_of_a_bookie_that_has_yet_to_look_at_what_it_lost_do_not_count() 
     assert check(1, 2).ok
     marks[2] = marks[2]._replace(reason=RepairReason.DRAINING)
     assert not check(0, 3).ok, "one of the marks is not about what it lost"
+
+
+@pytest.mark.parametrize(("age_s", "silent"), [(60, False), (61, True)])
+def test_an_auditor_that_does_not_report_any_more_is_named(age_s: int, *, silent: bool) -> None:
+    report = {"auditor": "bookie-1", "reported_ns": 10**9}
+    status = status_with_report(report, running("abcd"), ClusterSettings(), (1 + age_s) * 10**9)
+    found = [each.text for each in status.reasons if each.code == "auditor_silent"]
+    assert found == (["the auditor, bookie-1, has not reported for 61 s: restart it"] if silent else [])
+    assert status.verdict == (ClusterVerdict.WARN if silent else ClusterVerdict.OK)
+    assert CHECKS["auditor"](status)[0] == (2 if silent else 0)

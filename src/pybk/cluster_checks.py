@@ -27,6 +27,7 @@ from pybk.health import (
     no_spare_note,
     paused_reason,
     repair_reasons,
+    silence_reasons,
 )
 from pybk.ledger import Bookie
 from pybk.metadata.orphan_records import OrphanReplicas
@@ -697,8 +698,9 @@ def status_with_report(
         "stuck": _ids(report, "stuck"),
         "misplaced": int(report.get("misplaced", 0)),
     }
+    reasons = [*silence_reasons(report, (now_ns - int(report.get("reported_ns", now_ns))) / 1e9)]
     # Which bookies run, and are read-only, is known better from their registrations.
-    reasons = [each for each in repair_reasons(report) if each.code not in ("bookies_absent", "bookies_read_only")]
+    reasons += [each for each in repair_reasons(report) if each.code not in ("bookies_absent", "bookies_read_only")]
     writable = sum(each.writable for each in bookies)
     if writable == max(ensemble_sizes(report)):
         reasons.append(no_spare_note(writable))

@@ -378,12 +378,20 @@ def _auditor_reasons(seen: SeenReport) -> Iterator[HealthReason]:
                 "autorecovery",
             )
         return
-    if seen.age_s > SILENT_S:
-        yield HealthReason(
-            "auditor_silent",
-            f"the auditor, {seen.report.get('auditor', '')}, has not reported for {seen.age_s:.0f} s: restart it",
-        )
+    yield from silence_reasons(seen.report, seen.age_s)
     yield from repair_reasons(seen.report)
+
+
+def silence_reasons(report: Mapping[str, Any], age_s: float) -> Iterator[HealthReason]:
+    """Yield a reason if an auditor has not reported for so long that it does not work.
+
+    Args:
+        report: Its last report.
+        age_s: For how many seconds it has not reported.
+    """
+    if age_s > SILENT_S:
+        text = f"the auditor, {report.get('auditor', '')}, has not reported for {age_s:.0f} s: restart it"
+        yield HealthReason("auditor_silent", text)
 
 
 def listed(items: Sequence[object]) -> str:

@@ -26,6 +26,9 @@ def _health(status: ClusterStatus) -> _Found:
 
 
 def _auditor(status: ClusterStatus) -> _Found:
+    silence = next((reason.text for reason in status.reasons if reason.code == "auditor_silent"), "")
+    if silence:
+        return 2, silence, 0
     return (0, f"{status.auditor} leads", 1) if status.auditor else (2, "no auditor reports", 0)
 
 
