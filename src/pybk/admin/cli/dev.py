@@ -46,6 +46,7 @@ def add(parser: CommandParser) -> None:
     _add(verbs, "stop", _stop, "end a bookie as SIGTERM does, with a drain")
     start = _add(verbs, "start", _start, "start a bookie that does not run")
     start.add_argument("--replace", action="store_true", help="it takes its name again although its directory is lost")
+    start.add_argument("--moved", action="store_true", help="its directory was moved, and no copy of it is left")
     _add(verbs, "restart", _restart, "stop a bookie and start it")
     _add(verbs, "kill", _fault("kill"), "kill a bookie with SIGKILL")
     _add(verbs, "pause", _fault("pause"), "stop a bookie with SIGSTOP, so that it neither answers nor ends")
@@ -263,7 +264,7 @@ def _print_lines(name: str, lines: list[str]) -> None:
 def _start(parsed: argparse.Namespace) -> int:
     cluster = _cluster(parsed)
     with cluster.locked():
-        cluster.start(parsed.names, replace_lost=parsed.replace)
+        cluster.start(parsed.names, [f"--{name}" for name in ("replace", "moved") if getattr(parsed, name)])
     return SOUND
 
 

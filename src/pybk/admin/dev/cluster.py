@@ -248,12 +248,12 @@ class DevCluster:
 
     # ---- up and down -------------------------------------------------------------------------------------------------
 
-    def start(self, names: Sequence[str] = (), *, replace_lost: bool = False) -> None:
+    def start(self, names: Sequence[str] = (), options: Sequence[str] = ()) -> None:
         """Start members that do not run; returns once they serve.
 
         Args:
             names: Which; all if none are named.
-            replace_lost: Bookies take their names again although their directories are lost.
+            options: More options of ``pybk bookie`` for this start, such as ``--replace``; the console takes none.
 
         Raises:
             UsageError: A port is taken.
@@ -266,7 +266,7 @@ class DevCluster:
         environment = environment_of_members()
         begun = []
         for each in chosen:
-            started = Started(each, self._arguments(each, replace_lost=replace_lost), self.path("logs"), environment)
+            started = Started(each, self._arguments(each, options), self.path("logs"), environment)
             self.members[each.name] = started.member
             begun.append(started)
         self.save()
@@ -308,7 +308,7 @@ class DevCluster:
         found.append(kept or (0 if self.options.any_port else HTTP_PORTS + number))
         return [("127.0.0.1", port) for port in found]
 
-    def _arguments(self, member: Member, *, replace_lost: bool) -> list[str]:
+    def _arguments(self, member: Member, options: Sequence[str]) -> list[str]:
         """Return what Python runs for a member."""
         given = ["--json", f"--cluster-secret-file={self.secret_file}"]
         ports = [port for _, port in self._ports(member)]
@@ -330,9 +330,8 @@ class DevCluster:
             given.append(f"--rack={member.zone}")
         if self.options.tiers:
             given += [f"--tier-{tier.value}={self._device(member, tier)}" for tier in StorageHint]
-        if replace_lost:
-            given.append("--replace")
-        return ["-m", "pybk.admin.dev.disk_faults", self._faults_file(member), "bookie", self._data(member), *given]
+        module = ["-m", "pybk.admin.dev.disk_faults", self._faults_file(member)]
+        return [*module, "bookie", self._data(member), *given, *options]
 
     def stop(self, names: Sequence[str] = ()) -> list[str]:
         """Have members end, all if none are named, the console first; returns what was unusual."""
