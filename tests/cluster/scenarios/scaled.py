@@ -66,6 +66,7 @@ SCALED: list[tuple[object, str, object]] = [
     (scrubbing, "RECHECK_S", 0.2),
     (bookie_scrub, "QUIET_S", 0.1),
     (situation, "SESSION_NS_MIN", 10**9),
+    (situation, "FLAPPING_PAUSE_NS", 10**9),
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
     (server, "LOOK_SECONDS", 0.5),
