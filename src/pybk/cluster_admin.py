@@ -53,7 +53,7 @@ from pybk.health import listed
 from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata import resealing
-from pybk.metadata.registration import BookieCookie, BookieState
+from pybk.metadata.registration import REQUESTS_SECONDS, BookieCookie, BookieState
 from pybk.metadata.resealing import SecretStatus
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
@@ -71,9 +71,6 @@ PAUSE_SECONDS_MAX: Final = 86_400.0
 
 MAINTENANCE_SECONDS_MAX: Final = 30 * 86_400.0
 """The longest maintenance of a bookie."""
-
-REQUESTS_SECONDS: Final = 10.0
-"""How long a request that was sent before a bookie began to drain may still change the metadata of a ledger."""
 
 LONG_OPEN_NS: Final = 7 * 86_400 * 10**9
 """The age of an open ledger from which on it may have been forgotten."""
@@ -475,7 +472,7 @@ class ClusterAdmin:
     def ok_to_remove(self, name: str) -> RemovalProof:
         """Prove that no ledger needs a bookie, so that it can be removed; nothing is changed.
 
-        The bookie must be draining or drained for ``REQUESTS_SECONDS``, because requests that were sent before may
+        The bookie must be drained, or draining for ``REQUESTS_SECONDS``, because requests that were sent before may
         still name it. Then two searches in turn must find no ledger and no mark that names it.
 
         Args:
@@ -525,7 +522,7 @@ class ClusterAdmin:
         """Return why a bookie that is draining or drained may still be chosen, which passes by itself."""
         waits = []
         seconds = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
-        if seconds > 0:
+        if cookie.state is BookieState.DRAINING and seconds > 0:
             waits.append(f"it is {cookie.state} since just now: ask again in {seconds:.1f} s")
         if any(each.bookie == cookie.bookie and not each.read_only for each in self._metadata.list_bookies()):
             waits.append("it runs and has not become read-only yet: ask again, or look at its log")

@@ -8,7 +8,8 @@ from pybk.healing import auditing, bookie_scrub, repairing, scrubbing, situation
 
 
 def repair_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have auditors and workers look often, and trust a young session."""
+    """Have auditors and workers look often, trust a young session, and end drains at once."""
+    monkeypatch.setattr(auditing, "REQUESTS_SECONDS", 0.0)
     monkeypatch.setattr(auditing, "TICK_S", 0.1)
     monkeypatch.setattr(repairing, "LOOK_S", 0.2)
     monkeypatch.setattr(situation, "SESSION_NS_MIN", 0)

@@ -79,7 +79,14 @@ from pybk.log_events import log_event
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
 from pybk.metadata.locks import Election
-from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieCookie, BookieRegistration, BookieState
+from pybk.metadata.registration import (
+    BOOKIES_KEY,
+    COOKIES_KEY,
+    REQUESTS_SECONDS,
+    BookieCookie,
+    BookieRegistration,
+    BookieState,
+)
 from pybk.metadata.removed_bookies import collect_removed
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
@@ -371,19 +378,20 @@ class Auditing:
             self._announce_deletions()
 
     def _end_drains(self) -> None:
-        """Note in the cookie of each bookie that is being drained that no ledger names it any more."""
+        """Note in the cookie of each bookie that is being drained that no ledger names it any more, and none will."""
         machine = self._machine
         if not machine.leading or machine.frozen:
             return
 
         def ended(cookie: BookieCookie) -> BookieCookie:
-            is_meant = cookie.bookie == facts.bookie and cookie.state is BookieState.DRAINING
+            is_meant = (cookie.bookie, cookie.state_since_ns) == (facts.bookie, facts.state_since_ns)
             return replace(cookie, state=BookieState.DRAINED) if is_meant else cookie
 
         for facts in machine.situation.bookies.values():
             number = machine.map.number_of(facts.bookie)
             named = number is not None and bool(machine.map.ledgers_of(number))
-            if facts.state.value == BookieState.DRAINING.value and not named:
+            since_s = (time.time_ns() - facts.state_since_ns) / 1e9
+            if facts.state.value == BookieState.DRAINING.value and not named and since_s >= REQUESTS_SECONDS:
                 self._metadata.change_cookie(facts.bookie.bookie_id, ended)
 
     def _announce_deletions(self) -> None:

@@ -94,11 +94,16 @@ def name_in_key(name: str) -> str:
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
+REQUESTS_SECONDS: Final = 10.0
+"""How long a request that was sent before a bookie began to drain may still change the metadata of a ledger."""
+
+
 class BookieState(StrEnum):
     """What a bookie is wanted for.
 
     ``ACTIVE``: it serves. ``MAINTENANCE``: it may be absent until a given time. ``DRAINING``: it is read-only, and its
-    entries are copied to others. ``DRAINED``: no ledger needs it. ``REMOVED``: it no longer belongs to the cluster.
+    entries are copied to others. ``DRAINED``: no ledger names it, and none will, so it can be removed. ``REMOVED``: it
+    no longer belongs to the cluster.
     """
 
     ACTIVE = "active"

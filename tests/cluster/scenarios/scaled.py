@@ -69,6 +69,7 @@ SCALED: list[tuple[object, str, object]] = [
     (situation, "FLAPPING_PAUSE_NS", 10**9),
     (lmdb_store, "LMDB_LEASE_TIME_S", LEASE_S),
     (cluster_admin, "REQUESTS_SECONDS", 1.0),
+    (auditing, "REQUESTS_SECONDS", 1.0),
     (server, "LOOK_SECONDS", 0.5),
     (limbo_repair, "PAUSE_MAX_SECONDS", 2.0),
     (authenticated_values, "LOOK_SECONDS", 1.0),
