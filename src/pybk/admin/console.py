@@ -76,6 +76,7 @@ def serve(
     ready: Callable[[str], None],
     hosts: Sequence[str] = (),
     ports: BookiePorts | None = None,
+    name: str = "",
 ) -> None:
     """Serve the interface of a cluster until SIGTERM or SIGINT. Takes over these signals, SIGHUP and SIGUSR1.
 
@@ -85,6 +86,7 @@ def serve(
         ready: Called with the URL once it serves.
         hosts: The names that requests may give in ``Host``, as for ``AdminServer``.
         ports: Where the HTTP ports of the bookies are, to show what they do; None shows what this process does alone.
+        name: What people call the cluster, as for ``AdminServer``.
 
     Raises:
         UsageError: As ``AdminServer``.
@@ -92,7 +94,7 @@ def serve(
     Threads: the main thread, because signal handlers are set.
     """
     signals = Signals()
-    server = settings.serve(manager, hosts=hosts, ports=ports, store=STORE)
+    server = settings.serve(manager, hosts=hosts, ports=ports, name=name, store=STORE)
     try:
         ready(server.url)
         notify("READY=1", f"STATUS=serves at {server.url}")

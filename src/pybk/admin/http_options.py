@@ -105,6 +105,7 @@ class HttpSettings:
         *,
         hosts: Sequence[str] = (),
         ports: BookiePorts | None = None,
+        name: str = "",
         store: str = "",
     ) -> AdminServer:
         """Serve the interface of a manager, or of one bookie; the arguments are those of ``AdminServer``.
@@ -127,5 +128,6 @@ class HttpSettings:
             certificate=certificate,
             bookie=bookie,
             ports=ports,
+            name=name,
             store=store,
         )

@@ -83,13 +83,18 @@ VERSION_BYTES_MAX: Final = 64
 _INT_MAX: Final = (1 << 63) - 1
 
 
+def _is_text(name: str) -> bool:
+    """Return whether a string has no halves of characters; JSON can bring them, and they have no bytes."""
+    return not any("\ud800" <= each <= "\udfff" for each in name)
+
+
 def name_in_key(name: str) -> str:
     """Return a name escaped so that it is one component of a key; ``unquote`` returns the original.
 
     Raises:
         UsageError: The name is not a string of 1 to ``BOOKIE_ID_BYTES_MAX`` bytes.
     """
-    if type(name) is not str or not 0 < len(name.encode()) <= BOOKIE_ID_BYTES_MAX:
+    if type(name) is not str or not _is_text(name) or not 0 < len(name.encode()) <= BOOKIE_ID_BYTES_MAX:
         raise UsageError(f"name {name!r:.200} takes a string of 1 to {BOOKIE_ID_BYTES_MAX} bytes")
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 

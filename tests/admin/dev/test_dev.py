@@ -73,6 +73,7 @@ def test_metrics_of_all_processes_can_be_scraped(local: Local) -> None:
     assert 'pybk_registered{store="b2"} 1.0' in local.get("b2", "/metrics").splitlines()
     assert 'store="console"' in local.get("console", "/metrics")
     overview = json.loads(local.get("console", "/api/v1/cluster"))
+    assert overview["name"] == "dev"
     assert overview["cluster"]["bookies"] == {"active": 3}
 
 

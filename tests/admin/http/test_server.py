@@ -110,6 +110,9 @@ def test_a_store_is_shown(store: LedgerManager, of_store: Client) -> None:
         writer.append(b"12345")
     found = of_store.get("/api/v1/cluster")
     assert (found["is_cluster"], found["state"], found["cluster"], found["reasons"]) == (False, "ok", None, [])
+    assert (found["id"], found["name"]) == (store.store_id.hex(), store.store_id.hex()[:8])
+    with asking(store, name="books") as another:
+        assert another.get("/api/v1/cluster")["name"] == "books"
     (ledger,) = of_store.get("/api/v1/ledgers")["ledgers"]
     assert ledger == of_store.get(f"/api/v1/ledgers/{writer.ledger_id}")
     wanted = {"state": "closed", "ledger_type": "orders", "last_add_confirmed": 0, "length": 5, "sealed": True}
@@ -646,6 +649,7 @@ def test_a_client_is_live_and_ready_without_bookies(tmp_path: Path) -> None:
 def test_texts_and_lists_of_json_that_are_none_are_refused(of_cluster: Client) -> None:
     for path, body in (
         ("/api/v1/repairs:pause", b'{"seconds": 5, "by": "\\ud800"}'),
+        ("/api/v1/repairs:resume", b'{"accept_loss_of": ["\\ud800"]}'),
         ("/api/v1/settings:change", b'{"values": {"repair.paused_by": "\\ud800"}}'),
         ("/api/v1/settings:change", b'{"values": {"repair.accepted_losses": 5}}'),
     ):

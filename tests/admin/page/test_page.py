@@ -79,7 +79,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterato
         thread.start()
         stack.callback(thread.join)
         stack.callback(ended.set)
-        server = stack.enter_context(closing(AdminServer(manager, ports=BookiePorts(urls=lambda: urls))))
+        server = stack.enter_context(
+            closing(AdminServer(manager, name="harbour", ports=BookiePorts(urls=lambda: urls)))
+        )
         yield Shown(cluster, f"{server.url}/")
 
 
@@ -93,6 +95,9 @@ def test_it_shows_a_cluster(browser: Browser, shown: Shown) -> None:
     with watched(browser, color_scheme="light", viewport={"width": 1280, "height": 900}) as tab:
         page = opened(tab, shown.url)
         expect(page.locator("#verdict")).to_contain_text("OK")
+        expect(page).to_have_title(f"● OK {DASH} harbour {DASH} pybk")
+        expect(page.get_by_role("heading", level=1)).to_have_text("pybk harbour")
+        expect(page.get_by_role("contentinfo")).to_contain_text(f" at {shown.cluster.url}")
         expect(page.locator("#bookies tbody tr")).to_have_count(4)
         expect(page.locator("#whose")).to_contain_text("4 bookies")
         expect(page.locator("#types tbody tr", has_text="orders")).to_contain_text("ms")
@@ -217,6 +222,7 @@ def test_a_store_that_is_mounted_is_shown_to_those_who_have_a_token(browser: Bro
         expect(page.locator("#ask")).to_be_hidden()
         expect(page.locator("#types tbody tr", has_text="orders")).to_contain_text("1")
         expect(page.locator("#types")).to_contain_text(HOSTILE)
+        expect(page).to_have_title(f"● OK {DASH} {manager.store_id.hex()[:8]} {DASH} pybk")
         assert page.locator("main img").count() == 0, "a name is text"
         assert page.locator("section:visible #bookies").count() == 0, "a store has none"
         assert all(each.startswith(MOUNTED) for each in tab.asked)
@@ -230,7 +236,16 @@ def big(bookies: int, types: int) -> dict[str, Any]:
     nothing: dict[str, list[int]] = {name: [] for name in ("lost", "waiting", "no_target", "stuck", "reasons", "holds")}
     numbers = dict.fromkeys(("paused_until_ns", "queued_bytes", "done_bytes", "rate", "misplaced"), 0)
     cluster: dict[str, Any] = {"verdict": "ok", "auditor": "b0", "short": {}, "eta_s": None, **nothing, **numbers}
-    overview = {"seen_ns": 1, "location": "zk://a", "is_cluster": True, "state": "ok", "reasons": [], "trouble": ""}
+    overview = {
+        "seen_ns": 1,
+        "name": "a",
+        "id": "00",
+        "location": "zk://a",
+        "is_cluster": True,
+        "state": "ok",
+        "reasons": [],
+        "trouble": "",
+    }
     bookie = {"state": "active", "registered": True, "read_only": False, "location": "zone/rack", "version": "1"}
     space = {"free_bytes": {"ssd": 1}, "capacity_bytes": {"ssd": 2}}
     load = {"append_entries": 1.0, "append_p99_s": 0.1, "sync_p99_s": 0.1, "limbo_ledgers": 0}
@@ -249,6 +264,8 @@ def big(bookies: int, types: int) -> dict[str, Any]:
         "space": [],
     }
 
+
+DASH: Final = "\N{EN DASH}"
 
 UPDATES: Final = """async (found) => {
     const app = await import('./app.js'), took = [];

@@ -19,6 +19,12 @@ def add(parser: CommandParser) -> None:
     """Add the arguments of ``pybk console``."""
     takes_path(parser, _serve, CLUSTER)
     takes_secret(parser)
+    parser.add_argument(
+        "--name",
+        default=parser.profile,
+        metavar="NAME",
+        help="what the page calls the cluster (default: the name of the profile, or the beginning of the cluster's id)",
+    )
     group = parser.add_argument_group("HTTP")
     group.add_argument(
         "--http",
@@ -79,5 +85,5 @@ def _serve(parsed: argparse.Namespace) -> int:
         sys.stdout.flush()
 
     with manager_of(parsed) as manager:
-        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, ports=ports)
+        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, ports=ports, name=parsed.name)
     return SOUND

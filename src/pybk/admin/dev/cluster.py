@@ -317,6 +317,7 @@ class DevCluster:
                 f"--http=127.0.0.1:{ports[0]}",
                 f"--http-tokens={self.path('tokens')}",
                 f"--bookies={self.path(PORTS)}",
+                f"--name={self.profile}",
             ]
             return ["-m", "pybk", "console", self.url, *http, *given]
         given += [

@@ -23,6 +23,7 @@ from pybk.healing.scrub_status import ScrubStatus
 from pybk.health import HealthReason
 from pybk.ledger import LedgerState, LedgerSummary
 from pybk.metadata.ledgers import LEDGER_ID_MAX
+from pybk.metadata.registration import BOOKIE_ID_BYTES_MAX
 from pybk.metadata.settings import NAME_BYTES_MAX, ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.version import __version__
@@ -31,6 +32,7 @@ PAGE_MAX: Final = 1000
 """The most entries of a page."""
 
 PageSize = Annotated[int, Range(1, PAGE_MAX)]
+BookieName = Annotated[str, Range(1, BOOKIE_ID_BYTES_MAX)]
 Person = Annotated[str, Range(0, NAME_BYTES_MAX)]
 
 _ROOT: Final = "/api/v1"
@@ -42,6 +44,8 @@ class Overview:
 
     Attributes:
         seen_ns: When that was seen, nanoseconds since 1970.
+        name: What people call it; without a name, the beginning of its id.
+        id: Its identity, hexadecimal, which never changes.
         location: Where it is.
         is_cluster: Whether it is a cluster.
         state: The state of this process's manager.
@@ -51,6 +55,8 @@ class Overview:
     """
 
     seen_ns: int
+    name: str
+    id: str
     location: str
     is_cluster: bool
     state: str
@@ -213,6 +219,8 @@ def cluster(view: View) -> Overview:
     seen = view.seen
     return Overview(
         seen_ns=seen.seen_ns,
+        name=view.name,
+        id=view.manager.store_id.hex(),
         location=view.manager.location,
         is_cluster=view.manager.is_cluster,
         state=seen.health.state,
@@ -229,7 +237,7 @@ def bookies(view: View) -> BookiePage:
 
 
 @route("GET", f"{_ROOT}/bookies/{{name}}")
-def bookie(view: View, name: str) -> BookieStatus:
+def bookie(view: View, name: BookieName) -> BookieStatus:
     """Return a bookie, also one that was removed.
 
     Args:
@@ -239,7 +247,7 @@ def bookie(view: View, name: str) -> BookieStatus:
 
 
 @route("GET", f"{_ROOT}/bookies/{{name}}:drain")
-def drain_progress(view: View, name: str) -> DrainProgress:
+def drain_progress(view: View, name: BookieName) -> DrainProgress:
     """Return how far the drain of a bookie is.
 
     Args:
@@ -249,7 +257,7 @@ def drain_progress(view: View, name: str) -> DrainProgress:
 
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:drain", Scope.OPERATE)
-def drain(view: View, name: str) -> DrainProgress:
+def drain(view: View, name: BookieName) -> DrainProgress:
     """Begin to copy all that a bookie has to others.
 
     Args:
@@ -259,7 +267,7 @@ def drain(view: View, name: str) -> DrainProgress:
 
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:cancel-drain", Scope.OPERATE)
-def cancel_drain(view: View, name: str) -> BookieStatus:
+def cancel_drain(view: View, name: BookieName) -> BookieStatus:
     """End the drain of a bookie.
 
     Args:
@@ -270,7 +278,7 @@ def cancel_drain(view: View, name: str) -> BookieStatus:
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:maintenance", Scope.OPERATE)
 def maintenance(
-    view: View, name: str, seconds: Annotated[float, Range(1, int(MAINTENANCE_SECONDS_MAX))]
+    view: View, name: BookieName, seconds: Annotated[float, Range(1, int(MAINTENANCE_SECONDS_MAX))]
 ) -> BookieStatus:
     """Announce that a bookie may be absent for some time.
 
@@ -282,7 +290,7 @@ def maintenance(
 
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:end-maintenance", Scope.OPERATE)
-def end_maintenance(view: View, name: str) -> BookieStatus:
+def end_maintenance(view: View, name: BookieName) -> BookieStatus:
     """End the maintenance of a bookie.
 
     Args:
@@ -292,7 +300,7 @@ def end_maintenance(view: View, name: str) -> BookieStatus:
 
 
 @route("GET", f"{_ROOT}/bookies/{{name}}:ok-to-stop")
-def ok_to_stop(view: View, name: str) -> StopCheck:
+def ok_to_stop(view: View, name: BookieName) -> StopCheck:
     """Return whether a bookie may be stopped.
 
     Args:
@@ -302,7 +310,7 @@ def ok_to_stop(view: View, name: str) -> StopCheck:
 
 
 @route("GET", f"{_ROOT}/bookies/{{name}}:ok-to-remove")
-def ok_to_remove(view: View, name: str) -> RemovalProof:
+def ok_to_remove(view: View, name: BookieName) -> RemovalProof:
     """Return the proof that no ledger needs a bookie.
 
     Args:
@@ -312,7 +320,7 @@ def ok_to_remove(view: View, name: str) -> RemovalProof:
 
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:remove", Scope.ADMIN)
-def remove(view: View, name: str) -> BookieStatus:
+def remove(view: View, name: BookieName) -> BookieStatus:
     """Remove a bookie for good, if no ledger needs it.
 
     Args:

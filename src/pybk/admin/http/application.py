@@ -67,6 +67,7 @@ class AdminApplication:
             read from the metadata store. None shows the whole cluster, or the store, and has the page.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
+        name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
         store: The label ``store`` of the metrics; that of a bookie is its name.
 
     Threads: any.
@@ -81,9 +82,10 @@ class AdminApplication:
         open_reads: bool = True,
         bookie: BookieServer | None = None,
         ports: BookiePorts | None = None,
+        name: str = "",
         store: str = "",
     ) -> None:
-        self.view: Final = View(manager, bookie, ports)
+        self.view: Final = View(manager, bookie, ports, name)
         self._page: Final = read_page() if bookie is None else {}
         self.tokens: tuple[Token, ...] = tuple(tokens)
         self._hosts = LOOPBACK_NAMES.union(each.lower() for each in hosts)

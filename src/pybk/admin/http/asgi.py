@@ -28,6 +28,7 @@ def asgi_app(
     hosts: Collection[str] = (),
     open_reads: bool = True,
     ports: BookiePorts | None = None,
+    name: str = "",
 ) -> AsgiApplication:
     """Return an ASGI application with the administration interface and its page.
 
@@ -42,8 +43,9 @@ def asgi_app(
         open_reads: Whether everybody whom the server lets in may look.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
+        name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
     """
-    application = AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports)
+    application = AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports, name=name)
     pool = ThreadPoolExecutor(THREADS, "pybk-http-answer")
 
     async def answer(

@@ -84,6 +84,7 @@ class AdminServer:
             that others can reach, without tokens and certificate: it answers nothing but probes then.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
+        name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
         store: The label ``store`` of the metrics; that of a bookie is its name.
 
     Attributes:
@@ -107,6 +108,7 @@ class AdminServer:
         certificate: tuple[str, str] | None = None,
         bookie: BookieServer | None = None,
         ports: BookiePorts | None = None,
+        name: str = "",
         store: str = "",
     ) -> None:
         tokens = tuple(tokens)
@@ -121,7 +123,14 @@ class AdminServer:
         context = None if certificate is None else _context_of(certificate)
         names = {host, *hosts} if local or hosts else {"*"}
         self.application: Final = AdminApplication(
-            manager, tokens=tokens, hosts=names, open_reads=local, bookie=bookie, ports=ports, store=store
+            manager,
+            tokens=tokens,
+            hosts=names,
+            open_reads=local,
+            bookie=bookie,
+            ports=ports,
+            name=name,
+            store=store,
         )
         try:
             self._server = _Server((host, port), self.application, context)

@@ -88,8 +88,10 @@ class View:
         bookie: The bookie in this process, if it is looked at alone.
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
+        name: What people call the cluster or the store; empty for the beginning of its id.
 
     Attributes:
+        name: The name.
         manager: The manager.
         bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
         history: What was seen in the last quarter of an hour.
@@ -99,8 +101,13 @@ class View:
     """
 
     def __init__(
-        self, manager: LedgerManager, bookie: BookieServer | None = None, ports: BookiePorts | None = None
+        self,
+        manager: LedgerManager,
+        bookie: BookieServer | None = None,
+        ports: BookiePorts | None = None,
+        name: str = "",
     ) -> None:
+        self.name: Final = name or manager.store_id.hex()[:8]
         self.manager: Final = manager
         self.bookie: Final = bookie
         self.history: Final = History()

@@ -194,7 +194,8 @@ function age() {
 function show() {
   const { overview } = state;
   for (const each of document.querySelectorAll('[data-of=cluster]')) each.hidden = !overview.is_cluster;
-  say($('location'), overview.location);
+  say($('name'), overview.name);
+  say($('location'), `${overview.is_cluster ? 'Cluster' : 'Store'} ${overview.id} at ${overview.location}`);
   showVerdict();
   if (overview.cluster) showCopies(overview.cluster);
   if (overview.is_cluster) { showBookies(); showWork(); }
@@ -213,7 +214,7 @@ function showVerdict() {
   const word = cluster ? { ok: 'OK', warn: 'WARN', bad: 'BAD' }[level] : overview.state.replace('_', ' ').toUpperCase();
   const unseen = overview.trouble ? ', the metadata store is not reached' : '';
   say($('verdict'), `${SHAPES[level]} ${word}${unseen}`, level);
-  document.title = `${SHAPES[level]} ${word} – pybk`;
+  document.title = `${SHAPES[level]} ${word} – ${overview.name} – pybk`;
   say($('auditor'), cluster ? (cluster.auditor ? `auditor: ${cluster.auditor}` : 'no auditor') : overview.is_cluster ? '' : 'a store');
   say($('paused'), cluster && cluster.paused_until_ns ? `repairs are paused until ${time(cluster.paused_until_ns)}` : '', 'warn');
   const reasons = [...(cluster ? cluster.reasons : overview.reasons)];
