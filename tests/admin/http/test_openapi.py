@@ -36,6 +36,32 @@ def test_the_document_is_valid_and_says_what_each_part_is() -> None:
     assert len(names) == len(set(names))
 
 
+def test_the_document_has_the_limits_that_are_checked() -> None:
+    paths = openapi_of(ROUTES)["paths"]
+
+    def query(path: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(
+            each["schema"] for each in paths[f"/api/v1/{path}"]["get"]["parameters"] if each["name"] == name
+        )
+        return found
+
+    id_max = 2**63 - 1
+    assert query("ledgers", "limit") == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}
+    assert query("ledgers", "after") == {"type": "integer", "minimum": -1, "maximum": id_max, "default": -1}
+    assert query("ledgers", "ledger_type") == {"type": "string"}, "what is left out is not null"
+    assert query("logs", "limit")["maximum"] == 200
+    assert query("series", "since")["minimum"] == query("events", "after")["minimum"] == 0
+    assert query("ledgers/{ledger_id}", "ledger_id") == {"type": "integer", "minimum": 0, "maximum": id_max}
+    assert query("bookies/{name}", "name") == {"type": "string", "minLength": 1, "maxLength": 128}
+    for path, most in (("repairs:pause", 86_400), ("bookies/{name}:maintenance", 30 * 86_400)):
+        body = paths[f"/api/v1/{path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        seconds = body["properties"]["seconds"]
+        assert (seconds["type"], seconds["minimum"], seconds["maximum"]) == ("number", 1, most)
+    (header,) = paths["/api/v1/settings:change"]["post"]["parameters"]
+    assert (header["name"], header["in"], header["required"]) == ("If-Match", "header", False)
+    assert "ETag" in header["description"]
+
+
 def test_results_are_what_the_document_says(tmp_path: Path) -> None:
     document = openapi_of(ROUTES)
     with inside(tmp_path, count=4) as cluster:
