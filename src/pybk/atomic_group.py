@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from pybk.backend import LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
+from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
 from pybk.storage.transaction_group import DisplacedError, LedgerEntries
 
@@ -199,6 +200,11 @@ class AtomicGroup:
         """
         if self._ended:
             raise ClosedError("the group was committed or given up; begin another")
+        with operation(self._backend.config.on_span, "pybk.transaction.commit", members=len(self._members)):
+            self._commit()
+
+    def _commit(self) -> None:
+        """Commit the group as ``commit`` does."""
         sent = False
         try:
             self._ended = True

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.spans import OnSpan
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -96,6 +97,10 @@ class StoreConfig:
         group: Name or number of the group whose members may use the store as well: new directories and files have mode
             2770 or 0660 and belong to the group. None makes a new store for its owner alone (0700, 0600), and keeps an
             existing store private or shared, as it is.
+
+    Tracing:
+        on_span: A hook that is called at the start and at the end of operations, such as
+            ``pybk.adapters.opentelemetry.on_span``; None for none. See ``docs/tracing.md``.
     """
 
     max_entry_bytes: int = 5 * MIB
@@ -117,6 +122,8 @@ class StoreConfig:
     background: bool = True
 
     group: str | int | None = None
+
+    on_span: OnSpan | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, naming them."""
@@ -142,6 +149,9 @@ class StoreConfig:
         group: object = self.group
         if isinstance(group, bool) or not isinstance(group, str | int | None) or group == "":
             raise UsageError(f"group is {group!r:.100}; it takes a group's name, its number, or None")
+        on_span: object = self.on_span
+        if on_span is not None and not callable(on_span):
+            raise UsageError(f"on_span is {on_span!r:.100}; it takes a function, see pybk.OnSpan, or None")
         if self.free_bytes_ok < self.free_bytes_low:
             raise UsageError(f"free_bytes_ok {self.free_bytes_ok} is below free_bytes_low {self.free_bytes_low}")
         if self.cold_compression not in (None, "zstd"):

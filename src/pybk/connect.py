@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from pybk.bookie.local_reader import LocalReader
 from pybk.bookie.server import BookieServer
@@ -182,7 +183,7 @@ def join(
             listen,
             metadata=metadata,
             keys=keys,
-            config=config,
+            config=replace(config, on_span=None),  # requests carry no trace, so what a bookie does has no parent
             tiers=tiers,
             bookie_id=bookie_id,
             rack=rack,

@@ -62,6 +62,7 @@ from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.opening import Opening
 from pybk.reader import LedgerReader, checked_whole
 from pybk.seal import LedgerSeal, unlocked
+from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.repair.scrub_notes import load_notes
@@ -93,6 +94,7 @@ class LedgerManager:
     def __init__(self, backend: LedgerBackend) -> None:
         """Use ``LedgerManager.open`` instead."""
         self._backend = backend
+        self._on_span = backend.config.on_span
         self._unsealed: set[int] = set()
         """Closed ledgers without a seal that the log has a warning of already."""
         self._ending = Ending(backend)
@@ -143,11 +145,12 @@ class LedgerManager:
             named_paths(tiers)  # before anything is made
         flag_of(read_only, "read_only")
         settle_dropped()
-        if cluster:
-            return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
-        if read_only:
-            return cls._opened(StoreBackend(ReadOnlyStore.open(root, tiers=tiers, config=config)))
-        return cls._opened(_live(Store.open(root, tiers=tiers, config=config)))
+        with operation(config.on_span, "pybk.manager.open", location=root, read_only=read_only):
+            if cluster:
+                return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
+            if read_only:
+                return cls._opened(StoreBackend(ReadOnlyStore.open(root, tiers=tiers, config=config)))
+            return cls._opened(_live(Store.open(root, tiers=tiers, config=config)))
 
     @classmethod
     def open_async(
@@ -183,8 +186,12 @@ class LedgerManager:
         """
         from pybk.connect import connect  # imported only here, because an embedded store does not need ZeroMQ
 
+        config = config_of(config)
         settle_dropped()
-        return cls._opened(connect(metadata, cluster_secret, config_of(config)))
+        with operation(config.on_span, "pybk.manager.connect") as connecting:
+            manager = cls._opened(connect(metadata, cluster_secret, config))
+            connecting.note(location=manager.location)
+        return manager
 
     @classmethod
     def connect_async(
@@ -208,7 +215,9 @@ class LedgerManager:
                 was done.
             PybkError: The close failed; the lock of the directory was released all the same.
         """
-        self._ending.close(where_called("LedgerManager.close()"))
+        where = where_called("LedgerManager.close()")
+        with operation(self._on_span, "pybk.manager.close", location=self.location):
+            self._ending.close(where)
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop keeps running."""
@@ -387,35 +396,38 @@ class LedgerManager:
     ) -> LedgerWriter:
         """Create a ledger as ``create_ledger`` does, of a type that may be the system's own."""
         backend = self._usable()
-        hints = hints_of(storage_hints)
-        flags = member_of(WriteFlag, write_flags, "write_flags")
-        password = checked_password(password)
-        digest_type = digest_type_of(digest_type, password, insecure=insecure)
-        key_salt = secrets.token_bytes(16)
-        key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
-        derive = partial(
-            backend.key_ring.ledger_keys,
-            password,
-            ledger_salt=key_salt,
-            key_epoch=0,
-            binding=key_binding(key_format, digest_type, flags),
-        )
-        describe = partial(
-            LedgerMetadata,
-            ledger_type=ledger_type,
-            storage_hints=hints,
-            write_flags=flags,
-            digest_type=digest_type,
-            creation_time_ns=time.time_ns(),
-            creation_sequence=backend.new_creation_sequence(),
-            custom_metadata={} if custom_metadata is None else custom_metadata,
-            tier=next((tier for tier in StorageHint if tier in hints), backend.config.default_tier),
-            advanced=ledger_id is not None,
-            key_salt=key_salt,
-            key_format=key_format,
-            **backend.quorums(quorums)._asdict(),
-        )
-        return self._create(backend, ledger_id, derive, describe)
+        with operation(self._on_span, "pybk.ledger.create", ledger_type=str(ledger_type)) as creating:
+            hints = hints_of(storage_hints)
+            flags = member_of(WriteFlag, write_flags, "write_flags")
+            password = checked_password(password)
+            digest_type = digest_type_of(digest_type, password, insecure=insecure)
+            key_salt = secrets.token_bytes(16)
+            key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
+            derive = partial(
+                backend.key_ring.ledger_keys,
+                password,
+                ledger_salt=key_salt,
+                key_epoch=0,
+                binding=key_binding(key_format, digest_type, flags),
+            )
+            describe = partial(
+                LedgerMetadata,
+                ledger_type=ledger_type,
+                storage_hints=hints,
+                write_flags=flags,
+                digest_type=digest_type,
+                creation_time_ns=time.time_ns(),
+                creation_sequence=backend.new_creation_sequence(),
+                custom_metadata={} if custom_metadata is None else custom_metadata,
+                tier=next((tier for tier in StorageHint if tier in hints), backend.config.default_tier),
+                advanced=ledger_id is not None,
+                key_salt=key_salt,
+                key_format=key_format,
+                **backend.quorums(quorums)._asdict(),
+            )
+            writer = self._create(backend, ledger_id, derive, describe)
+            creating.note(ledger_id=writer.ledger_id)
+        return writer
 
     def _create(
         self,
@@ -511,11 +523,27 @@ class LedgerManager:
         recover = not self.read_only if recover is None else flag_of(recover, "recover")
         if recover:
             backend.check_writable()
+        ledger_id = existing_id(ledger_id)
+        with operation(self._on_span, "pybk.ledger.open", ledger_id=ledger_id):
+            return self._open_ledger(backend, ledger_id, password, flags, recover=recover, require_seal=require_seal)
+
+    def _open_ledger(
+        self,
+        backend: LedgerBackend,
+        ledger_id: int,
+        password: bytes,
+        flags: ReadFlag,
+        *,
+        recover: bool,
+        require_seal: bool,
+    ) -> LedgerReader:
+        """Open a ledger as ``open_ledger`` does."""
         backend.catch_up()
-        descriptor = backend.descriptor(existing_id(ledger_id))
+        descriptor = backend.descriptor(ledger_id)
         seal = self._unlock(descriptor, password)
         if recover:
-            backend.recover(descriptor)
+            with operation(self._on_span, "pybk.ledger.recover", ledger_id=ledger_id):
+                backend.recover(descriptor)
         else:
             backend.look(descriptor)
         check_end = partial(self._check_end, require_seal=require_seal)
@@ -665,6 +693,12 @@ class LedgerManager:
         Durability: The seal is durable on return.
         Cost: Reads each entry once, from one bookie; one synced write.
         """
+        ledger_id = existing_id(ledger_id)
+        with operation(self._on_span, "pybk.ledger.reseal", ledger_id=ledger_id):
+            return self._reseal(ledger_id, password)
+
+    def _reseal(self, ledger_id: int, password: bytes) -> LedgerMetadata:
+        """Check and seal a ledger as ``reseal`` does."""
         backend = self._usable()
         backend.check_writable()
         with self.open_ledger(ledger_id, password=password, recover=False) as reader:
@@ -705,7 +739,9 @@ class LedgerManager:
 
         Durability: The deletion is durable on return; disk space is freed in the background.
         """
-        self._usable().delete(self._entitled(ledger_id, password))
+        backend, ledger_id = self._usable(), existing_id(ledger_id)
+        with operation(self._on_span, "pybk.ledger.delete", ledger_id=ledger_id):
+            backend.delete(self._entitled(ledger_id, password))
 
     async def delete_ledger_async(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete in a thread, so that the event loop keeps running."""
@@ -841,9 +877,10 @@ class LedgerManager:
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
         """
-        backend = self._usable()
-        backend.catch_up()
-        return backend.metadata(existing_id(ledger_id))
+        backend, ledger_id = self._usable(), existing_id(ledger_id)
+        with operation(self._on_span, "pybk.ledger.metadata", ledger_id=ledger_id):
+            backend.catch_up()
+            return backend.metadata(ledger_id)
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
         """Look up in a thread, so that the event loop keeps running."""
@@ -866,7 +903,9 @@ class LedgerManager:
                 moved, and the metadata name the target; move the ledger again once the file is restored.
         """
         tier = member_of(StorageHint, target, "target")
-        self._usable().move(self._entitled(ledger_id, password), tier)
+        backend, ledger_id = self._usable(), existing_id(ledger_id)
+        with operation(self._on_span, "pybk.ledger.move", ledger_id=ledger_id, tier=tier.name):
+            backend.move(self._entitled(ledger_id, password), tier)
 
     async def move_ledger_async(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
         """Move in a thread, so that the event loop keeps running."""
@@ -899,7 +938,8 @@ class LedgerManager:
         tier = member_of(StorageHint, target, "target")
         backend = self._usable()
         wanted = existing_ids(ledger_ids)
-        backend.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
+        with operation(self._on_span, "pybk.ledger.move", ledgers=len(wanted), tier=tier.name):
+            backend.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
 
     async def move_ledgers_async(
         self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None
@@ -934,7 +974,12 @@ class LedgerManager:
 
         Durability: A fragment names a new bookie only after all its entries are durable there.
         """
-        return self._usable().replicate(what if isinstance(what, str) else existing_id(what))
+        backend, what = self._usable(), what if isinstance(what, str) else existing_id(what)
+        named: dict[str, str | int] = {"bookie": what[:100]} if isinstance(what, str) else {"ledger_id": what}
+        with operation(self._on_span, "pybk.ledger.replicate", **named) as replicating:
+            done = backend.replicate(what)
+            replicating.note(ledgers=done.ledgers, fragments=done.fragments, left=len(done.left))
+        return done
 
     async def replicate_async(self, what: int | str) -> Replicated:
         """Replicate in a thread, so that the event loop keeps running."""
@@ -975,7 +1020,9 @@ class LedgerManager:
 
         Reads and appends continue meanwhile.
         """
-        self._usable().checkpoint()
+        backend = self._usable()
+        with operation(self._on_span, "pybk.store.checkpoint"):
+            backend.checkpoint()
 
     async def checkpoint_async(self) -> None:
         """Checkpoint in a thread, so that the event loop keeps running."""
@@ -1010,9 +1057,10 @@ class LedgerManager:
                 f"{self.location} is a cluster, whose bookies check their own entries; ask them by ClusterAdmin.scrub"
             )
         said = progress_of(progress) or (lambda done, total: None)
-        if isinstance(backend.companion, StoreScrub):
-            return backend.companion.check_all(said)
-        return check_store(backend.store, said)
+        with operation(self._on_span, "pybk.store.scrub"):
+            if isinstance(backend.companion, StoreScrub):
+                return backend.companion.check_all(said)
+            return check_store(backend.store, said)
 
     async def scrub_async(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
         """Check as ``scrub`` does, in a thread, which also calls ``progress``."""

@@ -127,6 +127,7 @@ from pybk.opening import Opening
 from pybk.reader import LedgerReader
 from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
 from pybk.replication.replica_check import ReplicaProblem, ReplicasCheck
+from pybk.spans import OnSpan, Span, SpanAttributes
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.verify import VerifyProblem, VerifyReport
@@ -253,6 +254,7 @@ __all__ = [
     "NoSuchLedgerError",
     "NoSuchLogError",
     "NotEnoughBookiesError",
+    "OnSpan",
     "Opening",
     "OrphanReplicas",
     "OrphanReport",
@@ -300,6 +302,8 @@ __all__ = [
     "SnapshotInfo",
     "SnapshotReport",
     "SnapshotStore",
+    "Span",
+    "SpanAttributes",
     "Start",
     "StopCheck",
     "StorageError",

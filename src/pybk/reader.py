@@ -21,6 +21,7 @@ from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.loop_calls import call_in
 from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
 from pybk.seal import LedgerSeal
+from pybk.spans import OnSpan, operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.wake_up import WakeUp
 
@@ -54,6 +55,7 @@ class LedgerReader(Handle):
         manager: object = None,
     ) -> None:
         self._backend = backend
+        self._on_span: Final[OnSpan | None] = backend.config.on_span
         self._manager = manager  # a reference, because the manager is closed once no handle refers to it
         self._descriptor = descriptor
         self._seal = seal
@@ -335,6 +337,18 @@ class LedgerReader(Handle):
         return entry
 
     def _batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
+        on_span = self._on_span
+        if on_span is None:
+            return self._read_batch(first, last, max_bytes)
+        ledger_type = str(self._descriptor.metadata.ledger_type)
+        with operation(
+            on_span, "pybk.ledger.read", ledger_id=self.ledger_id, ledger_type=ledger_type, first_entry_id=first
+        ) as reading:
+            batch = self._read_batch(first, last, max_bytes)
+            reading.note(entries=len(batch), bytes=int(batch.sizes.sum()))
+        return batch
+
+    def _read_batch(self, first: int, last: int, max_bytes: int) -> EntryBatch:
         began_ns = time.monotonic_ns()
         if self._closed or self._descriptor.deleted or self._backend.ended:
             self._check_open()

@@ -33,6 +33,7 @@ from pybk.group_commit import Completion
 from pybk.handle import Handle
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import APPEND_ERRORS, code_of
+from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.transaction_group import DisplacedError, LedgerEntries
 from pybk.whole_numbers import whole
@@ -549,9 +550,10 @@ class LedgerWriter(Handle):
             raise error.with_traceback(None)
         if self._settled:
             return self._descriptor.last_add_confirmed
-        if not self._wanted:
-            return self._backend.force(self._descriptor)
-        self._log.flush()
+        with operation(self._backend.config.on_span, "pybk.ledger.force", ledger_id=self.ledger_id):
+            if not self._wanted:
+                return self._backend.force(self._descriptor)
+            self._log.flush()
         return self._descriptor.last_add_confirmed
 
     async def force_async(self) -> int:
@@ -580,7 +582,8 @@ class LedgerWriter(Handle):
             self._settled = True
             raise descriptor.error.with_traceback(None)
         if not descriptor.deleted:
-            self._backend.close_ledger(descriptor)
+            with operation(self._backend.config.on_span, "pybk.ledger.close", ledger_id=self.ledger_id):
+                self._backend.close_ledger(descriptor)
         self._settled = True
 
 

@@ -59,6 +59,7 @@ STORE_LEFT_OUT: Final = {
     "scrub_seconds": "a bookie follows the settings of its cluster",
     "scrub_bytes_per_second": "a bookie follows the settings of its cluster",
     "background": "a bookie's store works in the background",
+    "on_span": "it is a function of Python",
 }
 """Settings of a store that are no options of a bookie, and why."""
 

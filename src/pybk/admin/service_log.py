@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pybk.errors import PybkError
 from pybk.metrics import code_of
+from pybk.spans import current_operation
 from pybk.transport.logging_limit import LogLimit
 
 LINES_MAX: Final = 10
@@ -21,7 +22,8 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object.
 
     It has ``ts``, ``level``, ``event`` and ``message``, and the fields of the event. A line without an event of
-    ``pybk.log_events`` has the name of its module as event. An exception adds ``code`` and ``stack``.
+    ``pybk.log_events`` has the name of its module as event. An exception adds ``code`` and ``stack``, and an operation
+    with a hook that gives them ``trace_id`` and ``span_id``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,6 +34,9 @@ class JsonFormatter(logging.Formatter):
             "event": getattr(record, "event", record.name),
             "message": record.getMessage(),
         }
+        under_way = current_operation()
+        if under_way is not None:
+            line.update(under_way.ids)
         line.update({name: value for name, value in getattr(record, "fields", {}).items() if name not in line})
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]

@@ -15,6 +15,7 @@ from typing import Final
 
 from pybk.errors import PybkError
 from pybk.group_commit import Completion, GroupCommit
+from pybk.spans import OnSpan
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.admission import Admission
 
@@ -52,6 +53,7 @@ class AppendQueue:
         group: The group commit of the client, whose leader sends the batches.
         on_formed: Called when a batch has formed that may be sent.
         bytes_max: Bytes that may be outstanding.
+        on_span: The hook that gets a span of each batch; None for none.
 
     Attributes:
         error: Why the queue takes no entries; final once set.
@@ -65,7 +67,12 @@ class AppendQueue:
     """
 
     def __init__(
-        self, ledger: LedgerDescriptor, group: GroupCommit, on_formed: Callable[[], None], bytes_max: int
+        self,
+        ledger: LedgerDescriptor,
+        group: GroupCommit,
+        on_formed: Callable[[], None],
+        bytes_max: int,
+        on_span: OnSpan | None = None,
     ) -> None:
         self.ledger = ledger
         self.error: PybkError | None = None
@@ -73,6 +80,7 @@ class AppendQueue:
         self.formed: deque[AppendBatch] = deque()
         self._group = group
         self._on_formed = on_formed
+        self._on_span = on_span
         self._mutex = threading.Lock()
         self._sent: deque[AppendBatch] = deque()
         """Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex."""
@@ -160,6 +168,8 @@ class AppendQueue:
             entries = batch.entries = StagedEntries(
                 batch, descriptor, first, base_length, overhead, time.monotonic_ns()
             )
+            if self._on_span is not None:
+                entries.report_to(self._on_span)
             # If BATCHES_UNDER_WAY are sent, the leader need not be interrupted: it sends after an acknowledgement.
             batch.unseen = len(self._sent) < BATCHES_UNDER_WAY
             descriptor.staging = entries

@@ -414,6 +414,7 @@ class ClusterBackend:
             self.metrics,
             straggler_bytes=STRAGGLER_BYTES,
             outstanding_bytes_max=self.config.max_outstanding_bytes,
+            on_span=self.config.on_span,
         )
         self._writings[ledger.ledger_id] = writing
         return writing.appender

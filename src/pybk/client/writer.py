@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from pybk.group_commit import Completion
     from pybk.ledger import Bookie
     from pybk.metrics import Metrics
+    from pybk.spans import OnSpan
 
 
 class Writing(Conversation[WriterMachine]):
@@ -69,6 +70,7 @@ class Writing(Conversation[WriterMachine]):
         metrics: Counts what it does.
         straggler_bytes: A bookie is replaced when it has not acknowledged more confirmed bytes than this.
         outstanding_bytes_max: Bound on bytes staged and not confirmed.
+        on_span: The hook that gets a span of each batch; None for none.
 
     Attributes:
         appender: The append queue. It refers to this object, so a writer lives as long as a handle or a future that
@@ -85,6 +87,7 @@ class Writing(Conversation[WriterMachine]):
         *,
         straggler_bytes: int,
         outstanding_bytes_max: int,
+        on_span: OnSpan | None,
     ) -> None:
         metadata = ledger.metadata
         machine = WriterMachine(
@@ -95,7 +98,8 @@ class Writing(Conversation[WriterMachine]):
             seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
         )
         super().__init__(driver, ledger, machine)
-        self.appender = AppendQueue(ledger, driver.group, partial(driver.formed, self), outstanding_bytes_max)
+        formed = partial(driver.formed, self)
+        self.appender = AppendQueue(ledger, driver.group, formed, outstanding_bytes_max, on_span)
         self._metrics = metrics
         self._meter = metrics.scope(metadata.ledger_type, metadata.tier)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)

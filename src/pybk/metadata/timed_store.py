@@ -1,4 +1,4 @@
-"""``TimedStore``: a metadata store whose requests are timed."""
+"""``TimedStore``: a metadata store whose requests are timed, and parts of operations that are reported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from pybk.errors import MetadataExistsError, MetadataUnreachableError, MetadataVersionError
 from pybk.metrics import METADATA_OP, SESSION_LOSSES
+from pybk.spans import current_operation, part
 
 if TYPE_CHECKING:
     from pybk.metadata.store import MetadataStore, Node, Watch
@@ -19,7 +20,8 @@ R = TypeVar("R")
 class TimedStore:
     """Passes each request to a store, and records how long the store took, by operation and result.
 
-    Nothing is recorded before ``measure``. ``walk`` is not timed, because its caller works meanwhile. Implements
+    A request is also reported as part of the operation that makes it, if that has a hook (``pybk.spans``). Nothing is
+    recorded before ``measure``. ``walk`` is not timed, because its caller works meanwhile. Implements
     ``MetadataStore``, which documents the methods.
 
     Args:
@@ -45,6 +47,12 @@ class TimedStore:
             self._losses = self._store.on_session_end(lambda: metrics.add(SESSION_LOSSES))
 
     def _timed(self, op: str, ask: Callable[[], R]) -> R:
+        if current_operation() is None:
+            return self._measured(op, ask)
+        with part(f"pybk.metadata.{op}"):
+            return self._measured(op, ask)
+
+    def _measured(self, op: str, ask: Callable[[], R]) -> R:
         result, began_ns = "error", time.monotonic_ns()
         try:
             answer = ask()

@@ -14,10 +14,12 @@ that are not indexed yet are the *tail*; this object has the only copy in memory
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +28,7 @@ from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
 from pybk.group_commit import Completion
 from pybk.ledger import LedgerMetadata
+from pybk.spans import OnSpan, report
 from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
 
 if TYPE_CHECKING:
@@ -424,6 +427,31 @@ class StagedEntries:
     def last(self) -> int:
         """Return the id of the last staged entry, ``first - 1`` for none."""
         return self.first + len(self.sizes) - 1
+
+    def report_to(self, on_span: OnSpan) -> None:
+        """Have a span reported in a copy of the present context once they are durable, or failed.
+
+        The caller makes sure that the completion is not done, and that no other thread changes its callbacks.
+        """
+        report_now = partial(contextvars.copy_context().run, self._report, on_span, self.completion)
+        self.completion.callbacks.append(report_now)
+
+    def _report(self, on_span: OnSpan, completion: Completion) -> None:
+        entries = self.last() - self.first + 1
+        if entries:  # an interrupt may have left none
+            metadata = self.descriptor.metadata
+            report(
+                on_span,
+                "pybk.ledger.append",
+                self.staged_ns,
+                completion.error,
+                ledger_id=metadata.ledger_id,
+                ledger_type=str(metadata.ledger_type),
+                tier=metadata.tier.name,
+                first_entry_id=self.first,
+                entries=entries,
+                bytes=sum(self.sizes),
+            )
 
     def length(self) -> int:
         """Return the payload bytes of the ledger up to the last staged entry."""

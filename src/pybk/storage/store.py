@@ -297,6 +297,7 @@ class Store(StoreReader):
             next_lsn=recovered.next_lsn,
             outstanding_bytes_max=config.max_outstanding_bytes,
             writes_by_time=config.background,
+            on_span=config.on_span,
         )
         self.named.log = self.log
         policy = config.tier_policy

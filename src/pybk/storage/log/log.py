@@ -57,6 +57,7 @@ from pybk.storage.log.commit import Commit, Control, GroupEntries, GroupPart, St
 from pybk.storage.log.commit_writer import CommitObserver, CommitWriter, LogFiles
 
 if TYPE_CHECKING:
+    from pybk.spans import OnSpan
     from pybk.storage.format.watermark import Watermark
 
 BUFFERED_NS: Final = 50_000_000
@@ -87,6 +88,7 @@ class Log:
         next_lsn: int,
         outstanding_bytes_max: int,
         writes_by_time: bool = True,
+        on_span: OnSpan | None = None,
     ) -> None:
         self.writer = CommitWriter(
             store_id=store_id, files=files, watermark=watermark, observer=observer, next_lsn=next_lsn
@@ -111,6 +113,7 @@ class Log:
         self._tries_kept = False
         """Whether the kept commit is to be written next. Guarded by ``mutex``."""
         self._writes_by_time = writes_by_time
+        self._on_span = on_span
         self.clock_runs = False
         """Whether the committer sleeps for a time, and not until it is kicked. Guarded by ``mutex``."""
         self.clock_until_ns = 0
@@ -254,6 +257,8 @@ class Log:
             entries = StagedEntries(commit, descriptor, first, base_length, overhead, time.monotonic_ns())
             commit.staged.append(entries)
             descriptor.staging = entries
+            if self._on_span is not None:
+                entries.report_to(self._on_span)
         elif len(entries.parts) != 2 * len(entries.sizes):
             entries.trim()
         commit.payload_bytes += nbytes
@@ -319,6 +324,9 @@ class Log:
             commit.payload_bytes += nbytes
             commit.wanted = True
             group.staged = True  # all of the group counts from this one step on
+            if self._on_span is not None:
+                for entries in staged:
+                    entries.report_to(self._on_span)
         return commit
 
     def stage_control(

@@ -1,0 +1,49 @@
+"""Operations of pybk as OpenTelemetry spans: ``StoreConfig(on_span=on_span)``; needs the extra ``pybk[opentelemetry]``.
+
+It uses the API of OpenTelemetry alone: the application chooses the SDK, with its exporters and sampling.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from opentelemetry import context, trace
+
+from pybk.spans import SpanAttributes
+from pybk.version import __version__
+
+_TRACER: Final = trace.get_tracer("pybk", __version__)
+"""Uses the tracer provider that is set when a span starts, as tracers of the API do."""
+
+
+class OpenTelemetrySpan:
+    """An OpenTelemetry span that is the current one until its end; a ``pybk.Span``."""
+
+    def __init__(self, span: trace.Span) -> None:
+        """Make a span the current one."""
+        self._span = span
+        self._token = context.attach(trace.set_span_in_context(span))
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace in 32 hexadecimal digits."""
+        return trace.format_trace_id(self._span.get_span_context().trace_id)
+
+    @property
+    def span_id(self) -> str:
+        """The id of the span in 16 hexadecimal digits."""
+        return trace.format_span_id(self._span.get_span_context().span_id)
+
+    def end(self, end_ns: int, attributes: SpanAttributes, error: BaseException | None, /) -> None:
+        """End the span; an error becomes its status, and an event with the stack."""
+        context.detach(self._token)
+        self._span.set_attributes(attributes)
+        if error is not None:
+            self._span.record_exception(error)
+            self._span.set_status(trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
+        self._span.end(end_ns)
+
+
+def on_span(name: str, start_ns: int, attributes: SpanAttributes, /) -> OpenTelemetrySpan:
+    """Start an OpenTelemetry span, whose parent is the caller's current one."""
+    return OpenTelemetrySpan(_TRACER.start_span(name, attributes=attributes, start_time=start_ns))
