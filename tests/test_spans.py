@@ -18,7 +18,7 @@ import pytest
 
 from pybk import ClusterAdmin, LedgerManager, StorageHint, StoreConfig, WriteAheadLog, WriteFlag
 from pybk.admin import service_log
-from pybk.errors import NoSuchLedgerError, StorageFailedError, UsageError
+from pybk.errors import NoSuchLedgerError, SafetyCheckError, StorageFailedError, UsageError
 from pybk.spans import SPANS, current_operation, operation, part, report
 from pybk.storage.descriptor import StagedEntries
 from pybk.storage.io.filesystem import OsFile
@@ -32,7 +32,7 @@ REQUEST: contextvars.ContextVar[str] = contextvars.ContextVar("request", default
 """What the application is at; it stands for the current span of a tracing library."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Seen:
     """A span that the hook was called for; a ``pybk.Span``."""
 
@@ -374,15 +374,20 @@ def test_requests_to_the_metadata_store_are_parts_of_operations(tmp_path: Path, 
             assert len(list(reader.read())) == 10
         client.delete_ledger(writer.ledger_id, password=b"p")
         ClusterAdmin(client).bookies()
+        ClusterAdmin(client).drain("b1")
+        with pytest.raises(SafetyCheckError):
+            ClusterAdmin(client).remove("b2")
         REQUEST.set("")
         wait_until(lambda: len(hook.of("ledger.append")) == 1)
     assert hook.only("manager.connect").attributes == {"pybk.location": cluster.url}
     assert hook.only("ledger.append").request == "request"
     requests = [each for each in hook.spans if each.name.startswith("pybk.metadata.")]
     assert {each.parent.name for each in requests if each.parent} >= {
-        *("pybk.manager.connect", "pybk.ledger.create", "pybk.ledger.open", "pybk.ledger.delete")
+        *("pybk.manager.connect", "pybk.ledger.create", "pybk.ledger.open", "pybk.ledger.delete", "pybk.cluster.drain")
     }
     assert all(each.parent is not None for each in requests)
+    assert hook.only("cluster.drain").attributes == {"pybk.bookie": "b1"}
+    assert type(hook.only("cluster.remove").error) is SafetyCheckError
     assert "metadata.create" in {each.name.removeprefix("pybk.") for each in requests}
 
 

@@ -59,6 +59,7 @@ from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
 from pybk.replication.replica_check import ReplicasCheck
+from pybk.spans import operation
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
@@ -288,6 +289,11 @@ class ClusterAdmin:
         Durability: The state is in the bookie's cookie on return, and outlives restarts.
         Cost: Reads the metadata of all ledgers, as ``drain_progress``.
         """
+        with operation(self._backend.config.on_span, "pybk.cluster.drain", bookie=f"{name:.100}"):
+            return self._drain(name)
+
+    def _drain(self, name: str) -> DrainProgress:
+        """Begin to empty a bookie as ``drain`` does."""
         metadata = self._metadata
         cookie = self._cookie(name)
         found = _scan(metadata)
@@ -580,6 +586,11 @@ class ClusterAdmin:
         """
         if proof is not None and accept_loss is not None:
             raise UsageError("remove takes a proof or accept_loss, not both")
+        with operation(self._backend.config.on_span, "pybk.cluster.remove", bookie=f"{name:.100}"):
+            return self._remove(name, proof, accept_loss)
+
+    def _remove(self, name: str, proof: RemovalProof | None, accept_loss: Iterable[int] | None) -> BookieStatus:
+        """Remove a bookie as ``remove`` does."""
         cookie = self._cookie(name)
         if proof is not None:
             if (proof.bookie, proof.state, proof.state_since_ns) != (

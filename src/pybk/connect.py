@@ -22,6 +22,7 @@ from pybk.metadata.epochs import outdated
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.url import open_metadata
 from pybk.metrics import Metrics
+from pybk.spans import operation
 from pybk.storage.directories import find_cookie
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.transport.client_links import Links
@@ -174,31 +175,33 @@ def join(
         check_address(address, secret=secret is not None)
     for address in advertise:
         check_address(address, secret=True)
-    metadata, keys = open_cluster_for(path, url, secret, tiers)
-    metrics = Metrics()
-    with ExitStack() as undo:
-        undo.callback(metadata.close)
-        bookie = BookieServer.open(
-            path,
-            listen,
-            metadata=metadata,
-            keys=keys,
-            config=replace(config, on_span=None),  # requests carry no trace, so what a bookie does has no parent
-            tiers=tiers,
-            bookie_id=bookie_id,
-            rack=rack,
-            moved=moved,
-            replace_lost=replace_lost,
-            advertise=advertise,
-            advertise_check=advertise_check,
-            metrics=metrics,
-        )
-        undo.callback(bookie.close)
-        membership = Membership(metadata, bookie.bookie.bookie_id, metrics)
-        backend = ClusterBackend(url, membership, lambda: Links(keys), config, bookie)
-        undo.pop_all()
-        undo.callback(backend.close)
-        if autorecovery:
-            backend.companion = Autorecovery(backend, bookie)
-        undo.pop_all()
+    with operation(config.on_span, "pybk.bookie.start", location=path) as starting:
+        metadata, keys = open_cluster_for(path, url, secret, tiers)
+        metrics = Metrics()
+        with ExitStack() as undo:
+            undo.callback(metadata.close)
+            bookie = BookieServer.open(
+                path,
+                listen,
+                metadata=metadata,
+                keys=keys,
+                config=replace(config, on_span=None),  # requests carry no trace, so what a bookie does has no parent
+                tiers=tiers,
+                bookie_id=bookie_id,
+                rack=rack,
+                moved=moved,
+                replace_lost=replace_lost,
+                advertise=advertise,
+                advertise_check=advertise_check,
+                metrics=metrics,
+            )
+            undo.callback(bookie.close)
+            membership = Membership(metadata, bookie.bookie.bookie_id, metrics)
+            backend = ClusterBackend(url, membership, lambda: Links(keys), config, bookie)
+            undo.pop_all()
+            undo.callback(backend.close)
+            if autorecovery:
+                backend.companion = Autorecovery(backend, bookie)
+            undo.pop_all()
+        starting.note(bookie=bookie.bookie.bookie_id)
     return backend

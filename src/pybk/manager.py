@@ -1110,7 +1110,7 @@ def _live(store: Store) -> StoreBackend:
     with ExitStack() as undo:
         undo.callback(backend.close)
         if store.config.background:
-            backend.companion = StoreScrub(EmbeddedScrub(store))
+            backend.companion = StoreScrub(EmbeddedScrub(store), store.config.on_span)
         undo.pop_all()
     return backend
 

@@ -152,7 +152,7 @@ def test_lines_of_the_log_have_the_ids_of_the_span(exporter: InMemorySpanExporte
 
 def test_the_programs_of_the_document_run(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
-    traced, lines = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    traced, lines, of_bookies = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     [shown] = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
     def output_of(program: str) -> list[str]:
@@ -171,6 +171,22 @@ def test_the_programs_of_the_document_run(tmp_path: Path) -> None:
     assert sorted(printed) == sorted(told)
     assert (printed[0], printed[-1]) == (told[0], told[-1])
     names = [line.split(" ")[0] for line in output_of(lines)]
-    assert sorted(names) == sorted(
-        ["pybk.manager.open", "pybk.ledger.create", "pybk.ledger.append", "pybk.ledger.close", "pybk.manager.close"]
+    assert sorted(names) == sorted(line.split(",")[0] for line in told if line.startswith("pybk."))
+    ended = "on_span('pybk.bookie.start', 1, {}).end(2, {}, None); provider.shutdown()"
+    assert any('"name": "pybk.bookie.start"' in line for line in output_of(of_bookies + ended))
+
+
+def test_without_an_sdk_there_are_no_ids_and_no_harm(tmp_path: Path) -> None:
+    program = (
+        "from pybk import LedgerManager, StoreConfig\n"
+        "from pybk.adapters.opentelemetry import on_span\n"
+        "with LedgerManager.open('data', config=StoreConfig(on_span=on_span)) as manager:\n"
+        "    manager.create_ledger(insecure=True).append(b'x')\n"
+        "span = on_span('pybk.ledger.open', 1, {})\n"
+        "span.end(2, {}, None)\n"
+        "print([span.trace_id, span.span_id])\n"
     )
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "['', '']\n", "")

@@ -186,3 +186,21 @@ def test_where_a_bookie_stands_may_be_in_a_file(tmp_path: Path) -> None:
     assert settings_of(resolved({"bookie.rack_file": str(place), "bookie.rack": "mine"}, {}, None)).rack == "mine"
     with pytest.raises(UsageError, match="is to say where the bookie stands"):
         settings_of(resolved({"bookie.rack_file": str(tmp_path / "none")}, {}, None))
+
+
+def test_a_hook_for_traces_is_imported_at_the_start_alone(run: Run, file: Path) -> None:
+    file.write_text(f'{WHOLE}[trace]\non_span = "pybk.adapters.nowhere:on_span"\n', encoding="utf-8")
+    status, out, _ = run("config", "check", file)
+    assert (status, out[-32:]) == (0, "all of them known and of the right type\n"[-32:])
+    with pytest.raises(UsageError, match=r"\[trace\] on_span: 'pybk\.adapters\.nowhere:on_span' cannot be imported"):
+        settings_of(resolved({}, {}, read_file(str(file), OPTIONS)))
+    for wrong, message in (
+        ("json", "takes MODULE:NAME"),
+        ("json:none", "no attribute 'none'"),
+        ("string:digits", "it takes a function"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            settings_of(resolved({"trace.on_span": wrong}, {}, None))
+    settings = settings_of(resolved({}, {"PYBK_TRACE_ON_SPAN": "json:dumps"}, None))
+    hook: object = settings.config.on_span
+    assert hook is json.dumps

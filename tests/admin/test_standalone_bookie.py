@@ -31,6 +31,7 @@ from tests.admin.http.test_server import Client
 from tests.bookie.test_states import become
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.processes import Child
+from tests.storage.real_store import python_path
 from tests.waiting import wait_until
 
 DRAIN = {"PYBK_BOOKIE_DRAIN_S": "60", "PYBK_BOOKIE_DRAIN_IDLE_S": "3"}
@@ -326,3 +327,28 @@ def test_the_watchdog_hears_nothing_of_a_bookie_whose_serving_thread_is_stuck(
     assert serve(settings_of_b(tmp_path, cluster), ready=ready)
     observing[0].join()
     assert not outcome, outcome
+
+
+HOOK = """
+from pathlib import Path
+
+class Span:
+    trace_id, span_id = "t" * 32, "s" * 16
+
+    def __init__(self, name, start_ns, attributes):
+        self.name = name
+
+    def end(self, end_ns, attributes, error):
+        with open(Path(__file__).parent / "spans", "a") as file:
+            file.write(f"{self.name} {attributes['pybk.bookie']} {error}\\n")
+"""
+
+
+def test_lines_of_the_start_have_the_ids_of_its_span(tmp_path: Path, cluster: Inside) -> None:
+    (tmp_path / "own_hook.py").write_text(HOOK, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), python_path()])
+    service = Service(tmp_path, cluster, PYBK_TRACE_ON_SPAN="own_hook:Span", PYTHONPATH=path)
+    registered = service.wait_for("bookie.registered")
+    assert (registered["trace_id"], registered["span_id"]) == ("t" * 32, "s" * 16)
+    assert "trace_id" not in service.wait_for("bookie.started"), "it is after the end of the span"
+    assert (tmp_path / "spans").read_text(encoding="utf-8").splitlines()[0] == "pybk.bookie.start service None"

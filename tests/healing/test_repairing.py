@@ -26,6 +26,7 @@ from pybk.metrics import REPAIR_COPIED_BYTES, MetricKey
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
+from tests.test_spans import Recorder
 from tests.waiting import wait_until
 
 
@@ -70,6 +71,10 @@ def lose(cluster: Inside, place: int) -> Bookie:
         if any(bookie in fragment.ensemble for fragment in fragments):
             metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.LOST)
     return bookie
+
+
+def ensemble_of(manager: LedgerManager, ledger_id: int) -> tuple[Bookie, ...]:
+    return tuple(manager.ledger_metadata(ledger_id).fragments[0].ensemble)
 
 
 def is_done(metadata: ClusterMetadata) -> Callable[[], bool]:
@@ -386,3 +391,23 @@ def test_a_live_writer_is_not_fenced_however_long_it_is_idle(four: Inside, monke
         client.close()
         wait_until(lambda: other.ledger_metadata(writer.ledger_id).state is LedgerState.CLOSED)
     assert other.ledger_metadata(writer.ledger_id).last_entry_id == 0
+
+
+def test_each_repair_has_a_span_with_its_requests(four: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repairing, "LOOK_S", 0.1)
+    client, hook = four.connect(), Recorder()
+    ledger_id = fill(client, 5)
+    lost = client.ledger_metadata(ledger_id).fragments[0].ensemble[0]
+    lose(four, int(lost.bookie_id[-1]))
+    manager = next(each for each in four.bookies if service_of(each).bookie not in ensemble_of(client, ledger_id))
+    backend = cluster_backend_of(manager)
+    repairer = Repairer(backend.driver, backend.membership, service_of(manager), on_span=hook)
+    with ExitStack() as stack:
+        stack.callback(repairer.stop)
+        wait_until(is_done(metadata_of(client)))
+    repairs = hook.of("bookie.repair")
+    assert {each.attributes["pybk.ledger_id"] for each in repairs} == {ledger_id}
+    assert [each for each in repairs if each.error is None]
+    requests = [each for each in hook.spans if each.name.startswith("pybk.metadata.")]
+    assert requests, "a repair reads the marks and the metadata of its ledger"
+    assert {each.parent for each in requests} <= set(repairs)

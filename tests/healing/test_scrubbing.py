@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pybk.healing import scrubbing
-from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub import ScrubKind, part_of
 from pybk.healing.scrubbing import ScrubTerms, StoreScrub
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import SCRUB_BYTES, Metrics
@@ -17,6 +17,7 @@ from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.store import Store
 from tests.internals import store_of
 from tests.storage.real_store import open_quick
+from tests.test_spans import Recorder
 
 BYTES_PER_SECOND = 1 << 20
 STEP_NS = 20_000_000
@@ -94,3 +95,21 @@ def test_the_checks_become_slower_while_appends_suffer(tmp_path: Path, clock: Cl
         scrub.stop()
     # a check charges what it reads afterwards, so the last piece of each walk is not waited for
     assert rates == [pytest.approx(share * BYTES_PER_SECOND, rel=0.25) for share in (1.0, 0.25, 0.5)]
+
+
+def test_each_part_that_was_checked_has_a_span(tmp_path: Path, clock: Clock) -> None:
+    hook = Recorder()
+    with open_quick(tmp_path, scrub_seconds=0) as manager:
+        for _ in range(3):
+            with manager.create_ledger(insecure=True) as writer:
+                writer.append(b"x")
+        owner = Owner(store_of(manager))
+        scrub = StoreScrub(owner, hook)
+        owner.asked_ns = 1
+        while scrub.step():
+            clock.now_ns += STEP_NS
+        scrub.stop()
+    assert {each.name for each in hook.spans} == {"pybk.store.scrub_part"}
+    parts = [each.attributes for each in hook.spans]
+    assert {part_of(ledger_id) for ledger_id in range(3)} <= {each["pybk.part"] for each in parts}
+    assert {(each["pybk.kind"], each["pybk.damaged"]) for each in parts} == {("deep", 0)}

@@ -26,13 +26,15 @@ class OpenTelemetrySpan:
 
     @property
     def trace_id(self) -> str:
-        """The id of the trace in 32 hexadecimal digits."""
-        return trace.format_trace_id(self._span.get_span_context().trace_id)
+        """The id of the trace in 32 hexadecimal digits; empty without an SDK."""
+        ids = self._span.get_span_context()
+        return trace.format_trace_id(ids.trace_id) if ids.is_valid else ""
 
     @property
     def span_id(self) -> str:
-        """The id of the span in 16 hexadecimal digits."""
-        return trace.format_span_id(self._span.get_span_context().span_id)
+        """The id of the span in 16 hexadecimal digits; empty without an SDK."""
+        ids = self._span.get_span_context()
+        return trace.format_span_id(ids.span_id) if ids.is_valid else ""
 
     def end(self, end_ns: int, attributes: SpanAttributes, error: BaseException | None, /) -> None:
         """End the span; an error becomes its status, and an event with the stack."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from importlib import import_module
 from typing import Any, Final
 
 from pybk.admin.http_options import HTTP_OPTIONS, HttpSettings
@@ -59,7 +60,7 @@ STORE_LEFT_OUT: Final = {
     "scrub_seconds": "a bookie follows the settings of its cluster",
     "scrub_bytes_per_second": "a bookie follows the settings of its cluster",
     "background": "a bookie's store works in the background",
-    "on_span": "it is a function of Python",
+    "on_span": "`[trace] on_span` names it",
 }
 """Settings of a store that are no options of a bookie, and why."""
 
@@ -249,7 +250,20 @@ _LOG: Final = (
     ),
 )
 
-OPTIONS: Final[Sequence[Option]] = (*_BOOKIE, *_CLUSTER, *HTTP_OPTIONS, *_STORE, *_TIER, *_LOG)
+_TRACE: Final = (
+    Option(
+        section="trace",
+        key="on_span",
+        type=TEXT,
+        flag="--on-span",
+        metavar="MODULE:NAME",
+        default="",
+        shown_default="none",
+        help="hook of Python that is called for operations, for traces; the module is imported at the start",
+    ),
+)
+
+OPTIONS: Final[Sequence[Option]] = (*_BOOKIE, *_CLUSTER, *HTTP_OPTIONS, *_STORE, *_TIER, *_LOG, *_TRACE)
 """All options of ``pybk bookie``."""
 
 RELOADED: Final = frozenset({"log.level"})
@@ -342,7 +356,7 @@ def settings_of(settings: Mapping[str, Setting]) -> BookieSettings:
         rack=rack,
         moved=value["bookie.moved"],
         replace=value["bookie.replace"],
-        config=_config_of(settings),
+        config=_traced(_config_of(settings), settings["trace.on_span"]),
         tiers=_tiers_of(value),
         start_wait_s=value["bookie.start_wait_s"],
         drain_s=value["bookie.drain_s"],
@@ -398,6 +412,21 @@ def _config_of(settings: Mapping[str, Setting]) -> StoreConfig:
     except UsageError as error:
         origins = {each.origin for each in settings.values() if each.option.section == "store"} - {DEFAULT}
         raise UsageError(f"{', '.join(sorted(origins))}: [store]: {error}") from None
+
+
+def _traced(config: StoreConfig, setting: Setting) -> StoreConfig:
+    """Return the settings of a store with the hook that the option names."""
+    if not setting.value:
+        return config
+    module, _, name = setting.value.partition(":")
+    with _named(setting):
+        try:
+            return replace(config, on_span=getattr(import_module(module), name))
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UsageError(
+                f"{setting.value!r:.200} cannot be imported ({error}); it takes MODULE:NAME, such as "
+                "pybk.adapters.opentelemetry:on_span, of a module that Python finds"
+            ) from error
 
 
 def _tiers_of(value: Mapping[str, Any]) -> dict[StorageHint, list[str]] | None:

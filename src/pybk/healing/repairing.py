@@ -58,6 +58,7 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
+from pybk.spans import OnSpan, operation
 from pybk.storage.io.failures import start_thread
 from pybk.workers import Workers
 
@@ -176,12 +177,14 @@ class Repairer:
         membership: Membership,
         bookie: RepairBookie,
         recover: Callable[[int], LedgerMetadata] | None = None,
+        on_span: OnSpan | None = None,
     ) -> None:
         self._driver = driver
         self._membership = membership
         self._metadata = membership.metadata
         self._bookie = bookie
         self._recover = recover
+        self._on_span = on_span
         self.copied_bytes = 0
         self.repaired = 0
         self.failures: dict[int, tuple[float, float]] = {}
@@ -351,7 +354,10 @@ class Repairer:
         """
         keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
-            pause = 0.0 if self._stopping.is_set() or self._is_paused() else self._repair(ledger_id, keys)
+            pause = 0.0
+            if not self._stopping.is_set() and not self._is_paused():
+                with operation(self._on_span, "pybk.bookie.repair", ledger_id=ledger_id, marks=len(keys)):
+                    pause = self._repair(ledger_id, keys)
             if pause:
                 self._pause(ledger_id, pause)
             else:

@@ -32,7 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from pybk.errors import NoSuchLedgerError, PybkError
@@ -40,6 +40,7 @@ from pybk.healing.scrub import ScrubKind, ScrubSchedule, part_of, rate_of
 from pybk.healing.throttle import TokenBucket
 from pybk.ledger import LedgerMetadata
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Gauge, MetricKey, Metrics
+from pybk.spans import OnSpan, report
 from pybk.storage.io.failures import start_thread
 from pybk.storage.io.filesystem import PAGE_BYTES
 from pybk.storage.repair.record_check import CheckedPiece, DamagedEntries, check_piece
@@ -146,6 +147,8 @@ class _Walk:
     part: int
     ledger_ids: deque[int]
     size_bytes: int
+    began_ns: int = field(default_factory=time.monotonic_ns)
+    damaged: int = 0
 
 
 class StoreScrub:
@@ -153,6 +156,7 @@ class StoreScrub:
 
     Args:
         owner: Whose store it is.
+        on_span: The hook that gets a span of each part that was checked; None for none.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -160,8 +164,9 @@ class StoreScrub:
     Threads: its own; everything else any.
     """
 
-    def __init__(self, owner: ScrubOwner) -> None:
+    def __init__(self, owner: ScrubOwner, on_span: OnSpan | None = None) -> None:
         self._owner = owner
+        self._on_span = on_span
         self._lock = threading.Lock()
         now_ns = time.time_ns()
         self._schedules = {kind: ScrubSchedule(now_ns) for kind in KINDS}
@@ -293,6 +298,9 @@ class StoreScrub:
             with self._lock:
                 schedule.finish()
             del self._walks[kind]
+            if self._on_span is not None:
+                told = {"kind": kind.value, "part": walk.part, "damaged": walk.damaged}
+                report(self._on_span, "pybk.store.scrub_part", walk.began_ns, None, **told)
             self._try_save()
             return
         ledger_id = walk.ledger_ids[0]
@@ -307,6 +315,7 @@ class StoreScrub:
                 schedule.reach(ledger_id, piece.next_entry_id)
             self._unsaved = True
         if piece.damaged:
+            walk.damaged += len(piece.damaged)
             self._try_save()
 
     def _check_piece(self, ledger_id: int, first: int, *, deep: bool) -> CheckedPiece:

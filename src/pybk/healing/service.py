@@ -46,16 +46,16 @@ class Autorecovery:
     """
 
     def __init__(self, backend: ClusterBackend, bookie: BookieServer) -> None:
-        driver, membership = backend.driver, backend.membership
+        driver, membership, on_span = backend.driver, backend.membership, backend.config.on_span
         with ExitStack() as undo:
             self.auditing: Final = Auditing(membership.metadata, bookie.bookie.bookie_id, membership.metrics)
             undo.callback(self.auditing.stop)
-            self.repairer: Final = Repairer(driver, membership, bookie, backend.recover_abandoned)
+            self.repairer: Final = Repairer(driver, membership, bookie, backend.recover_abandoned, on_span)
             undo.callback(self.repairer.stop)
             self.surplus: Final = SurplusDropping(driver, membership, bookie)
             undo.callback(self.surplus.stop)
             share = self.repairer.foreground_share
-            self.scrub: Final = StoreScrub(BookieScrub(bookie, membership.metadata, backend.metrics, share))
+            self.scrub: Final = StoreScrub(BookieScrub(bookie, membership.metadata, backend.metrics, share), on_span)
             undo.callback(self.scrub.stop)
             self.quick_auditing: Final = QuickAuditing(backend, self.auditing)
             undo.callback(self.quick_auditing.stop)
