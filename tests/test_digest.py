@@ -5,6 +5,7 @@ import hmac
 import json
 import random
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
+import pybk.digest
 from pybk.digest import DigestType, EntryDigest, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, decode_entry
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.keys import KEY_BYTES
+from pybk.native import CORE
 from tests.paths import GOLDEN
 
 GOLDEN_ENTRIES = json.loads((GOLDEN / "entries.json").read_text(encoding="utf-8"))["entries"]
@@ -24,6 +27,17 @@ KEY = bytes(range(KEY_BYTES))
 LEDGER = 7
 MANY = 100
 TYPES = list(DigestType)
+
+
+@pytest.fixture(scope="module", params=["native", "pure"], autouse=True)
+def core(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute the digests of batches by the native core, and without it."""
+    if request.param == "native" and CORE is None:
+        pytest.skip("the native core is not there: no compiler built it, or PYBK_PURE is set")
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "pure":
+            patched.setattr(pybk.digest, "CORE", None)
+        yield request.param
 
 
 def made(kind: DigestType, *, ledger_id: int = LEDGER, key: bytes = KEY) -> EntryDigest:

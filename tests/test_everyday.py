@@ -21,6 +21,7 @@ from pybk.errors import ClosedError, LedgerClosedError, ReadRangeError, UsageErr
 from pybk.ledger import Bookie, LedgerMetadata
 from pybk.manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
+from pybk.native import CORE
 from tests.paths import ROOT
 from tests.storage.real_store import numbered, open_quick, stop_syncing
 
@@ -230,7 +231,8 @@ def test_the_command_names_its_version(arguments: list[str]) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == f"pybk {__version__}\n"
+    kind = "in pure Python" if CORE is None else "with the native core"
+    assert done.stdout == f"pybk {__version__}, {kind}\n"
 
 
 def test_a_listing_past_a_close_names_the_manager(manager: LedgerManager) -> None:

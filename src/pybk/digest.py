@@ -8,7 +8,8 @@ every tier. The reader verifies the digest, so no component in between has to be
 To add a digest, add a line to ``DigestType`` and a subclass of ``EntryDigest`` that names that line; the subclass
 registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_keyed`` only.
 
-Batches of 32 entries or more go through numpy, one by one otherwise; both ways give the same bytes and the same errors.
+Batches are computed by the native core, if there is one and it has the digest (``pybk.native``). Otherwise those of 32
+entries or more go through numpy, and others one by one. All ways give the same bytes and the same errors.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from xxhash import xxh3_64_intdigest
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.keys import KEY_BYTES
+from pybk.native import CORE
 
 _HASH_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -73,7 +75,7 @@ class EntryDigest(ABC):
     Threads: any; nothing changes after construction.
     """
 
-    __slots__ = ("ledger_id",)
+    __slots__ = ("_core", "_key", "ledger_id")
 
     digest_type: ClassVar[DigestType]
     size: ClassVar[int]
@@ -86,6 +88,8 @@ class EntryDigest(ABC):
     def __init__(self, ledger_id: int, key: bytes) -> None:
         """Digests without a key ignore it."""
         self.ledger_id: Final = ledger_id
+        self._key: Final = key if self.keyed else b""
+        self._core = CORE if CORE is not None and self.digest_type in CORE.TYPES else None
 
     def __repr__(self) -> str:
         """Name the digest and the ledger; never the key."""
@@ -126,6 +130,10 @@ class EntryDigest(ABC):
         Returns:
             Header and digest of each, ``(n,)`` of ``ENTRY_HEADER_BYTES + size`` bytes.
         """
+        if self._core is not None:
+            return self._core.prefixes(
+                self.digest_type, self._key, self.ledger_id, first_entry_id, lac, length_before, payloads
+            )
         count = len(payloads)
         if count < _VECTOR_MIN:
             prefixes = []
@@ -192,7 +200,7 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: Names the first entry that fails.
         """
-        if len(batch) < _VECTOR_MIN:
+        if self._core is None and len(batch) < _VECTOR_MIN:
             self._check_each(batch)
         elif not self._all_match(batch):
             self._check_each(batch)
@@ -200,12 +208,15 @@ class EntryDigest(ABC):
 
     def _all_match(self, batch: EntryBatch) -> bool:
         """Return whether all entries of a batch pass, without saying which entry fails."""
+        if batch.ledger_id != self.ledger_id or batch.digest_bytes != self.size:
+            return False
+        if self._core is not None:
+            places = map(np.ascontiguousarray, (batch.offsets, batch.sizes, batch.entry_ids))
+            return self._core.matches(self.digest_type, self._key, self.ledger_id, batch.buffer, *places)
         prefix_bytes = ENTRY_HEADER_BYTES + self.size
         starts = batch.offsets
         if (
-            batch.ledger_id != self.ledger_id
-            or batch.digest_bytes != self.size
-            or int(batch.sizes.min()) < prefix_bytes
+            int(batch.sizes.min()) < prefix_bytes
             or int(starts.min()) < 0
             or bool((starts > len(batch.buffer) - batch.sizes).any())
         ):

@@ -27,6 +27,7 @@ from pybk.admin.cli.output import (
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
+from pybk.native import CORE
 from pybk.version import __version__
 
 
@@ -79,10 +80,13 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Older names of commands."""
 
+_KIND: Final = "in pure Python" if CORE is None else "with the native core"
+
 _ENVIRONMENT: Final = (
     "PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's password and a cluster's secret, which are no arguments, because\n"
     "  `ps` shows those; PYBK_PASSWORD_FILE, PYBK_CLUSTER_SECRET_FILE: the files that hold them\n"
-    "NO_COLOR: if set, nothing is coloured"
+    "NO_COLOR: if set, nothing is coloured\n"
+    "PYBK_PURE: if 1, digests are computed in pure Python, although the native core is there"
 )
 
 
@@ -188,7 +192,7 @@ def parser_of(names: Collection[str], profile: str = "") -> CommandParser:
         metavar="NAME",
         help=f"the cluster of commands that are given no PATH, such as dev after `pybk dev up`; variable: {VARIABLE}",
     )
-    parser.add_argument("--version", action="version", version=f"pybk {__version__}")
+    parser.add_argument("--version", action="version", version=f"pybk {__version__}, {_KIND}")
     commands = parser.add_subparsers(metavar="COMMAND")
     for noun in NOUNS:
         command = commands.add_parser(noun.name, help=noun.text, description=_described(noun))

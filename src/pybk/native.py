@@ -1,0 +1,64 @@
+"""Whether the digests of batches are computed by the native core: chosen once, when this is imported.
+
+The core, ``pybk._native``, is an extension module in C. It is there if a C compiler was when pybk was installed, or if
+a wheel brought it. Its results are those of pure Python, byte by byte; ``PYBK_PURE=1`` in the environment leaves it
+out.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+
+class NativeCore(Protocol):
+    """The functions of the core; its docstrings say what they do."""
+
+    TYPES: frozenset[int]
+    """The digest types that this processor computes there."""
+
+    def matches(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        buffer: bytes | memoryview,
+        offsets: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        /,
+    ) -> bool:
+        """Return whether all entries have their ids and digests."""
+
+    def prefixes(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        first_entry_id: int,
+        lac: int,
+        length_before: int,
+        payloads: Sequence[bytes],
+        /,
+    ) -> list[bytes]:
+        """Return header and digest of consecutive entries."""
+
+
+def _chosen() -> NativeCore | None:
+    if os.environ.get("PYBK_PURE", "0") not in ("", "0"):
+        return None
+    try:
+        return cast("NativeCore", import_module("pybk._native"))
+    except ImportError:
+        return None
+
+
+CORE: Final = _chosen()
+"""The core, None if it is not there or not wanted."""

@@ -1,0 +1,131 @@
+"""Compare the native core with pure Python on random batches: ``python -m tests.native.fuzz SECONDS [SEED]``.
+
+Batches are sound, damaged, or described by wrong places and ids. Each buffer is an object of its own that ends where
+its last byte is, so that AddressSanitizer sees what is read beyond it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from pybk.digest import DigestType, EntryDigest, entry_digest
+from pybk.entry import EntryBatch
+from pybk.errors import DigestMismatchError
+from pybk.keys import KEY_BYTES
+from pybk.native import CORE, NativeCore
+
+SIZES = (
+    0,
+    1,
+    7,
+    8,
+    9,
+    22,
+    23,
+    24,
+    31,
+    32,
+    33,
+    54,
+    55,
+    56,
+    63,
+    64,
+    65,
+    86,
+    87,
+    88,
+    95,
+    96,
+    97,
+    239,
+    240,
+    241,
+    1000,
+    5000,
+)
+COUNTS = (1, 2, 3, 4, 5, 7, 40)
+Places = npt.NDArray[np.int64]
+
+IDS = (0, 1, (1 << 31) - 1, (1 << 62))
+WILD = (-(1 << 63), -1, 0, 1, 31, 32, 63, 64, 65, (1 << 31), (1 << 63) - 1)
+
+
+class Pure:
+    """The digest of a ledger without the core."""
+
+    def __init__(self, kind: DigestType, ledger_id: int, key: bytes) -> None:
+        self.digest: EntryDigest = entry_digest(kind, ledger_id, key)
+        self.digest._core = None
+
+    def matches(self, batch: EntryBatch) -> bool:
+        """Return whether pure Python finds all entries right."""
+        with suppress(DigestMismatchError):
+            self.digest.check_many(batch)
+            return True
+        return False
+
+
+def compare(core: NativeCore, source: random.Random) -> int:
+    """Make one batch, in both ways, and check it as it is, and damaged; return how many comparisons that were."""
+    kind = DigestType(source.choice(sorted(core.TYPES)))
+    key, ledger_id, first = source.randbytes(KEY_BYTES), source.choice(IDS), source.choice(IDS)
+    pure = Pure(kind, ledger_id, key)
+    payloads = [source.randbytes(source.choice(SIZES)) for _ in range(source.choice(COUNTS))]
+    place = (ledger_id, first, first - 1, source.choice(IDS))
+    prefixes = pure.digest.prefixes(*place[1:], payloads)
+    made = core.prefixes(kind, key, *place, payloads)
+    assert made == prefixes, (kind, key, place, [len(each) for each in payloads])
+    encoded = [prefix + payload for prefix, payload in zip(prefixes, payloads, strict=True)]
+    sizes = np.array([len(each) for each in encoded], np.int64)
+    batch = (b"".join(encoded), np.cumsum(sizes) - sizes, sizes, np.arange(len(encoded)) + first)
+    compared = 1
+    for buffer, offsets, some_sizes, ids in (batch, *(_damaged(source, *batch) for _ in range(8))):
+        wanted = pure.matches(EntryBatch(ledger_id, ids, memoryview(buffer), offsets, some_sizes, pure.digest.size))
+        found = core.matches(kind, key, ledger_id, buffer, offsets, some_sizes, ids)
+        assert found is wanted, (kind, key, ledger_id, buffer.hex(), offsets, some_sizes, ids)
+        compared += 1
+    return compared
+
+
+def _damaged(
+    source: random.Random, buffer: bytes, offsets: Places, sizes: Places, ids: Places
+) -> tuple[bytes, Places, Places, Places]:
+    """Return a batch with a bit flipped, an end cut off, or one wrong place, size or id; or unchanged."""
+    which = source.randrange(6)
+    at = source.randrange(len(ids))
+    if which == 0:
+        flipped = bytearray(buffer)
+        flipped[source.randrange(len(buffer))] ^= 1 << source.randrange(8)
+        return bytes(flipped), offsets, sizes, ids
+    if which == 1:
+        return buffer[: source.randrange(len(buffer))], offsets, sizes, ids
+    if which == 5:
+        return buffer, offsets, sizes, ids
+    changed = [offsets.copy(), sizes.copy(), ids.copy()]
+    changed[which - 2][at] = source.choice(WILD)
+    return buffer, changed[0], changed[1], changed[2]
+
+
+def main() -> int:
+    """Compare until the time is over."""
+    assert CORE is not None, "the native core is not there"
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(1 << 32)
+    sys.stdout.write(f"seed {seed}, digest types {sorted(CORE.TYPES)}, {CORE}\n")
+    source = random.Random(seed)
+    compared = 0
+    end = time.monotonic() + float(sys.argv[1])
+    while time.monotonic() < end:
+        compared += compare(CORE, source)
+    sys.stdout.write(f"{compared} batches are equal\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

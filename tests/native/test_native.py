@@ -1,0 +1,73 @@
+"""The native core: what it computes for random batches, what it refuses, and the lock that it lets go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pybk.digest import DigestType
+from pybk.keys import KEY_BYTES
+from pybk.native import CORE, NativeCore
+from tests.native.fuzz import compare
+from tests.paths import ROOT
+
+KEY = bytes(KEY_BYTES)
+PLACES = np.zeros(1, np.int64)
+
+
+@pytest.fixture
+def core() -> NativeCore:
+    if CORE is None:
+        pytest.skip("the native core is not there: no compiler built it, or PYBK_PURE is set")
+    return CORE
+
+
+def test_random_batches_have_the_same_digests_and_the_same_verdict(core: NativeCore) -> None:
+    source = random.Random(7)
+    assert sum(compare(core, source) for _ in range(300)) == 300 * 10
+
+
+def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) -> None:
+    payloads = [random.Random(1).randbytes(100_000) for _ in range(8)]
+    kinds = sorted(core.TYPES) * 8
+
+    def make(kind: int) -> list[bytes]:
+        return core.prefixes(kind, KEY, 7, 0, -1, 0, payloads)
+
+    wanted = {kind: make(kind) for kind in core.TYPES}
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(make, kinds)) == [wanted[kind] for kind in kinds]
+
+
+def test_wrong_arguments_are_refused(core: NativeCore) -> None:
+    with pytest.raises(ValueError, match="digest type 5 is not computed here"):
+        core.prefixes(5, KEY, 7, 0, -1, 0, [b""])
+    with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
+        core.matches(DigestType.HMAC_SHA256, KEY[1:], 7, b"", PLACES, PLACES, PLACES)
+    with pytest.raises(ValueError, match="equally long"):
+        core.matches(DigestType.NONE, KEY, 7, b"", PLACES, PLACES, PLACES[:0])
+    with pytest.raises(TypeError):
+        core.prefixes(DigestType.NONE, KEY, 7, 0, -1, 0, [b"", "text"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="contiguous"):
+        core.matches(DigestType.NONE, KEY, 7, b"", np.zeros(4, np.int64)[::2], PLACES, PLACES)
+
+
+@pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_leaves_the_core_out(core: NativeCore, value: str, *, pure: bool) -> None:
+    program = "from pybk.native import CORE; print(CORE is None)"
+    environment = {**os.environ, "PYBK_PURE": value, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{pure}\n"
+
+
+def test_the_vendored_source_is_unchanged() -> None:
+    source = ROOT / "src" / "native"
+    named = hashlib.sha256((source / "xxhash.h").read_bytes()).hexdigest()
+    assert f"`{named}`" in (source / "README.md").read_text(encoding="utf-8")
