@@ -1,1 +1,1 @@
-"""The native core beside pure Python: the same results for everything, and no byte read or written beyond its place."""
+"""The native core next to pure Python: the same results, and no byte read or written beyond its place."""
