@@ -135,7 +135,8 @@ class StageBookie(BookieProcess):
     def begin(self, listen: str = "tcp://127.0.0.1:*", *options: str) -> Child:
         """Start its process; options as of ``pybk bookie``."""
         arguments = ["bookie", str(self.directory), "--listen", listen, "--metadata", self._members.url]
-        arguments += ["--id", self.name, "--rack", self.location, "--json", *self._members.options, *options]
+        arguments += ["--id", self.name, "--json", *self._members.options, *options]
+        arguments += ["--rack", self.location] if self.location else []
         log = self._members.directory / f"{self.name}.log"
         self.process = Child(arguments, self._members.secret, log, module=SCALED_PYBK, variables=self.variables)
         self.children.append(self.process)
