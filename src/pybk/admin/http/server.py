@@ -23,7 +23,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -412,7 +412,11 @@ class _Answer(BaseHTTPRequestHandler):
         self._timed.begin(REQUEST_SECONDS)
         self._send(response)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = _answer
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """Have the application answer all methods, as it knows which a path takes: the base class calls ``do_NAME``."""
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
 
     def _body(self, headers: dict[str, str]) -> bytes | None:
         """Read the body; None, after a refusal, if it is too long, or its length is not known."""
@@ -453,7 +457,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(response.body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what is no request of the application, such as an unknown method, as the application refuses."""
+        """Refuse what is no request, such as a line without a version, as the application refuses."""
         status = HTTPStatus(code)
         self.close_connection = True
         problem = ProblemError(
