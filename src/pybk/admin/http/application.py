@@ -49,6 +49,8 @@ THREADS: Final = 32
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """The hosts that a request may name if nothing else is given."""
 
+_DOCUMENTS: Final = ("/api/v1/openapi.json", "/metrics")
+
 _LATER: Final = (("Retry-After", "1"),)
 _NO_STORE: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 
@@ -145,7 +147,7 @@ class AdminApplication:
         token = self._token_of(request)
         if not self._open_reads and token is None:
             raise _unauthorized("a token is needed")
-        if request.path in ("/api/v1/openapi.json", "/metrics") and request.method == "GET":
+        if request.path in _DOCUMENTS and request.method == "GET":
             return self._with_etag(request, self._document(request))
         route, path = self._routed(request)
         self._check_right(request, route, token)
@@ -235,14 +237,17 @@ class AdminApplication:
     def _routed(self, request: Request) -> tuple[Route, dict[str, str]]:
         """Return the route of a request, and the names in its path."""
         matches = [(each, found) for each in self._routes if (found := each.pattern.fullmatch(request.path))]
-        if not matches:
+        known = {route.method for route, _ in matches}
+        if request.path in probes.PROBES or request.path in self._page or request.path in _DOCUMENTS:
+            known.add("GET")
+        if not known:
             raise ProblemError(
                 HTTPStatus.NOT_FOUND, "no_such_route", f"there is no {request.path!r:.200}; see /api/v1/openapi.json"
             )
         for route, found in matches:
             if route.method == request.method:
                 return route, {name: unquote(value) for name, value in found.groupdict().items()}
-        methods = ", ".join(sorted({route.method for route, _ in matches})).replace("GET", "GET, HEAD")
+        methods = ", ".join(sorted(known)).replace("GET", "GET, HEAD")
         raise ProblemError(
             HTTPStatus.METHOD_NOT_ALLOWED,
             "other_method",
