@@ -493,7 +493,7 @@ def test_a_target_may_name_its_host(of_store: Client) -> None:
 def test_what_is_no_request_is_answered_by_a_problem_too(of_store: Client) -> None:
     for request, status in (
         (b"BREW /livez HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
-        (b"QUERY /api/v1/bookies HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+        (b"QUERY /api/v1/types HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
         (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", 405),
         (b"GET /livez HTTP/9.9\r\nHost: localhost\r\n\r\n", 505),
         (b"GET /livez extra HTTP/1.1\r\n\r\n", 400),
