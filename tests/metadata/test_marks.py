@@ -117,6 +117,19 @@ def test_the_marks_of_one_ledger_are_read_alone(world: World) -> None:
     assert cluster.marks_of(6) == []
 
 
+def test_a_damaged_mark_is_a_mark(world: World) -> None:
+    """A copy that is surplus but for it might be the last one."""
+    store = world.open()
+    cluster = cluster_on(store)
+    cluster.mark_under_replicated(7, bookie(1), 0)
+    key = missing_key(7, bookie(1))
+    found = store.get(key)
+    assert found is not None
+    store.put(key, b"no mark", found.version)
+    assert cluster.marks_of(7) == []
+    assert [cluster.is_marked(each) for each in (6, 7, 8, 10_007)] == [False, True, False, False]
+
+
 def test_marks_are_read_by_their_keys(world: World) -> None:
     cluster = cluster_on(world.open())
     for number in (1, 2):

@@ -263,8 +263,7 @@ class SurplusDrops:
         ledger_id = found.metadata.ledger_id
         if time.monotonic() - self.copies[ledger_id].since < self.delay_s:
             return False
-        marks = self._membership.metadata.list_under_replicated(after=ledger_id - 1, count=1)
-        return not any(mark.ledger_id == ledger_id for mark in marks)
+        return not self._membership.metadata.is_marked(ledger_id)
 
     def _drop(self, found: StoredLedger) -> bool:
         """Drop one copy; return whether that was done, and log why not."""

@@ -237,9 +237,16 @@ class UnderReplication(AuthenticatedValues):
 
         Cost: Two round trips.
         """
+        keys = self._keys_of(ledger_id)
+        return self._records(keys) if keys else []
+
+    def is_marked(self, ledger_id: int) -> bool:
+        """Return whether a ledger has a mark, damaged ones included; one round trip."""
+        return bool(self._keys_of(ledger_id))
+
+    def _keys_of(self, ledger_id: int) -> list[str]:
         root, _, last = f"{UNDER_REPLICATED_KEY}/{ledger_path(ledger_id)}".rpartition("/")
-        names = [name for name in self._store.children(root) if name[:_LAST_DIGITS] == last]
-        return self._records([f"{root}/{name}" for name in names]) if names else []
+        return [f"{root}/{name}" for name in self._store.children(root) if name[:_LAST_DIGITS] == last]
 
     def marks_at(self, keys: Sequence[str]) -> list[UnderReplicatedLedger]:
         """Return the marks at keys that ``missing_key`` made; a key without a mark has none.
