@@ -12,13 +12,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pybk.admin.bookie_options import CREDENTIAL, resolved
+from pybk.admin.bookie_options import CREDENTIAL
 from pybk.admin.cli import main
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.processes import Child
@@ -83,6 +84,12 @@ def test_the_unit_starts_a_bookie_with_options_that_exist(show: Show) -> None:
     assert unit()["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
+def test_the_document_installs_files_that_exist() -> None:
+    commands = (ROOT / "docs" / "production.md").read_text().partition("## With systemd")[2].split("```")[1]
+    installed = re.findall(r"install -m \d+ (\S+)", commands)
+    assert {ROOT / each for each in installed} == {UNIT, OF_UNIT}
+
+
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
@@ -136,20 +143,35 @@ def instructions() -> Iterator[tuple[str, str]]:
         yield name, value.strip()
 
 
+def variables_of_image() -> dict[str, str]:
+    """Return the variables that the image sets."""
+    return dict(each.split("=", 1) for each in dict(instructions())["ENV"].split())
+
+
 def test_the_image_runs_a_bookie_without_rights(show: Show) -> None:
     found = dict(instructions())  # the last of each, so those of the image that is left
     assert found["USER"] == "10001:10001"
     assert json.loads(found["ENTRYPOINT"]) == [EXECUTABLE]
-    assert json.loads(found["CMD"]) == ["bookie"]
     assert found["STOPSIGNAL"] == "SIGTERM"
-    variables = dict(each.split("=", 1) for each in found["ENV"].split())
-    settings = resolved({}, variables, None)
-    taken = {each.origin for each in settings.values()} - {"default"}
-    assert taken == {name for name in variables if name.startswith("PYBK_")}
+    noun, *arguments = json.loads(found["CMD"])
+    assert noun == "bookie"
+    given = {name: each["value"] for name, each in show(*arguments).items()}
     [volume] = json.loads(found["VOLUME"])
-    assert settings["bookie.directory"].value.startswith(f"{volume}/")
-    ports = [settings["bookie.listen"].value[0], settings["http.listen"].value]
+    assert given["bookie.directory"].startswith(f"{volume}/")
+    ports = [given["bookie.listen"][0], given["http.listen"]]
     assert [each.rpartition(":")[2] for each in ports] == found["EXPOSE"].split()
+    assert given["log.format"] == "json"
+
+
+def test_a_file_of_options_counts_in_the_image(tmp_path: Path, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables_of_image().items():
+        monkeypatch.setenv(name, value)
+    text = MANIFESTS["ConfigMap"]["data"]["bookie.toml"]
+    path = tmp_path / "bookie.toml"
+    path.write_text(text)
+    options = show("--config", str(path))
+    named = {f"{table}.{key}" for table, values in tomllib.loads(text).items() for key in values}
+    assert {name: options[name]["origin"] for name in named} == dict.fromkeys(named, str(path))
 
 
 def test_the_image_is_built_of_what_is_there() -> None:
