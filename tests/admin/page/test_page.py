@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -302,6 +303,52 @@ def test_a_thousand_bookies_and_their_types_are_shown(
             f"1000 bookies, 200 types: first {first:.0f} ms, then {sorted(later)[len(later) // 2]:.0f} ms an update"
         )
         show(capsys, figures)
+
+
+REPEATED: Final = """async (found) => {
+    const app = await import('./app.js'), quiet = {at_ms: [], lines: []};
+    const event = (number, at) => ({number, time_ns: at, level: 'info', event: 'mine', message: '', bookie: ''});
+    const now = Date.now() * 1e6, last = event(now + 1024, now);
+    app.update(found, quiet, {events: [event(now, now - 2 * 86400e9), event(now + 512, now), last], next: now + 1024});
+    for (let again = 0; again < 250; again++) app.update(found, quiet, {events: [last], next: now + 1024});
+    const rows = [...document.querySelectorAll('#events tbody tr')].map((row) => row.innerText.split('\\t'));
+    return rows.filter((cells) => cells[2] === 'mine').map((cells) => cells[0]);
+}"""
+
+
+def test_events_stay_although_the_last_one_comes_again_and_old_ones_have_their_day(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with open_quick(tmp_path / "store") as manager, watched(browser) as tab:
+        mount(tab.page, asgi_app(manager))
+        page = opened(tab, MOUNTED)
+        page.route("**/api/**", lambda route: route.abort())
+        times = page.evaluate(REPEATED, big(1, 1))
+    assert len(times) == 3
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:", times[-1]), "it is of two days ago"
+
+
+def test_numbers_and_names_that_look_like_something_else_are_shown_as_they_are(
+    browser: Browser, tmp_path: Path
+) -> None:
+    found = big(1, 1)
+    found["overview"]["location"] = "lmdb:///srv/NAME URL"
+    found["bookies"][0] |= {"state": "draining", "until_ns": 0, "since_ns": 1}
+    found["types"]["types"][0] |= {"ledger_type": "all"}
+    found["types"]["types"][0]["rates"]["append_entries"] = 99.7
+    with open_quick(tmp_path / "store") as manager, watched(browser) as tab:
+        mount(tab.page, asgi_app(manager))
+        page = opened(tab, MOUNTED)
+        page.route("**/api/**", lambda route: route.abort())
+        page.evaluate(
+            "async (found) => (await import('./app.js')).update(found, {at_ms: [], lines: []}, {events: [], next: 0})",
+            found,
+        )
+        expect(page.locator("#work tbody tr")).to_contain_text("ok-to-stop 'lmdb:///srv/NAME URL' b0")
+        rows = [row.split("\t") for row in page.locator("#types tbody").inner_text().splitlines()]
+    assert [(row[0], row[3]) for row in rows] == [("all", "1.5"), ("all", "100")]
+    assert rows[0][7] == "1.5"
+    assert rows[1][7] != "1.5", "bookies do not know reads by type"
 
 
 def test_the_commands_that_it_shows_exist(browser: Browser, shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,16 @@ export const DRAIN_COMMANDS = ['pybk bookie ok-to-stop URL NAME', 'pybk bookie o
 // ---- values as text ----
 
 const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
-const digits = (value) => (value >= 100 || Number.isInteger(value) ? whole.format(value) : value.toPrecision(2));
+// 99.5 and more have three digits once they are rounded, which two would show as a power of ten.
+const digits = (value) => (value >= 99.5 || Number.isInteger(value) ? whole.format(value) : value.toPrecision(2));
 const count = (value) => (value == null ? '–' : digits(value));
 const rate = (value) => (value == null ? '–' : digits(value));
 const time = (ns) => new Date(ns / 1e6).toLocaleTimeString('en-GB');
+/** A time with its day, unless that is today. */
+function moment(ns) {
+  const at = new Date(ns / 1e6);
+  return at.toDateString() === new Date().toDateString() ? time(ns) : `${at.toLocaleDateString('en-CA')} ${time(ns)}`;
+}
 function latency(s) {
   if (s == null) return '–';
   return s < 1e-3 ? `${digits(s * 1e6)} µs` : s < 1 ? `${digits(s * 1e3)} ms` : `${digits(s)} s`;
@@ -111,7 +117,8 @@ function copyable(command) {
   return found;
 }
 const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`);
-const commanded = (command, name = '') => command.replace('URL', () => quoted(state.overview.location)).replace('NAME', () => quoted(name));
+const commanded = (command, name = '') =>
+  command.replace(/URL|NAME/g, (word) => quoted(word === 'URL' ? state.overview.location : name));
 
 // ---- the state, and how it is asked for ----
 
@@ -171,14 +178,15 @@ export function update(found, added, events) {
   state.trouble = '';
   if (state.overview.seen_ns !== lastSeen) { lastSeen = state.overview.seen_ns; freshAt = performance.now(); }
   take(added);
-  state.events = [...state.events, ...events.events].slice(-200);
+  // The numbers of events are too large for a double, so that the last one may come again.
+  state.events = [...state.events, ...events.events.filter((each) => each.number > lastEvent)].slice(-200);
   lastEvent = events.next;
   show();
 }
 
 function age() {
   const seconds = (performance.now() - freshAt) / 1000, stale = seconds * 1000 >= STALE_MS;
-  const text = state.overview ? `as of ${time(lastSeen)}` : '';
+  const text = state.overview ? `as of ${moment(lastSeen)}` : '';
   if (stale) {
     document.body.dataset.stale = '';
     const why = state.trouble ? `: ${state.trouble}` : '';
@@ -204,7 +212,7 @@ function show() {
   showLogs();
   fill($('events'), 'The newest first', ['Time', 'Level', 'Event', 'Bookie', 'What happened'], [...state.events]
     .sort((a, b) => b.time_ns - a.time_ns || b.number - a.number).slice(0, EVENTS_SHOWN)
-    .map((each) => [each.number, [time(each.time_ns), shaped({ info: 'ok', warning: 'warn' }[each.level] || 'bad', each.level), each.event, each.bookie, each.message]]));
+    .map((each) => [each.number, [moment(each.time_ns), shaped({ info: 'ok', warning: 'warn' }[each.level] || 'bad', each.level), each.event, each.bookie, each.message]]));
   draw();
 }
 
@@ -216,7 +224,7 @@ function showVerdict() {
   say($('verdict'), `${SHAPES[level]} ${word}${unseen}`, level);
   document.title = `${SHAPES[level]} ${word} – ${overview.name} – pybk`;
   say($('auditor'), cluster ? (cluster.auditor ? `auditor: ${cluster.auditor}` : 'no auditor') : overview.is_cluster ? '' : 'a store');
-  say($('paused'), cluster && cluster.paused_until_ns ? `repairs are paused until ${time(cluster.paused_until_ns)}` : '', 'warn');
+  say($('paused'), cluster && cluster.paused_until_ns ? `repairs are paused until ${moment(cluster.paused_until_ns)}` : '', 'warn');
   const reasons = [...(cluster ? cluster.reasons : overview.reasons)];
   if (overview.trouble) reasons.unshift({ code: 'metadata_unreachable', text: overview.trouble });
   const shown = reasons.map((each) => `${each.code} ${each.text}`).join('\n');
@@ -278,14 +286,13 @@ function showBookies() {
 function showTypes() {
   const { types } = state, whose = { store: 'Rates of this store', client: 'Rates of this process alone: the HTTP ports of the bookies are not known' };
   say($('whose'), `${whose[types.whose] || `Rates of ${types.answering} bookies that answer: each copy counts, reads are requests, of no type; latencies are those of the slowest bookie`}.`, 'quiet');
-  const row = (name, open, closed, each) => [name, [name || '(no type)', count(open), count(closed), rate(each.append_entries), `${bytes(each.append_bytes)}/s`,
+  const row = (key, name, open, closed, each) => [key, [name || '(no type)', count(open), count(closed), rate(each.append_entries), `${bytes(each.append_bytes)}/s`,
     latency(each.append_p50_s), latency(each.append_p99_s),
-    ...(types.whose !== 'bookies' || name === 'all' ? [rate(each.read_entries), types.whose === 'bookies' ? '–' : `${bytes(each.read_bytes)}/s`, latency(each.read_p99_s)] : ['–', '–', '–'])]];
+    ...(types.whose !== 'bookies' || key === 'all' ? [rate(each.read_entries), types.whose === 'bookies' ? '–' : `${bytes(each.read_bytes)}/s`, latency(each.read_p99_s)] : ['–', '–', '–'])]];
   const sum = (name) => (types.types.some((each) => each[name] != null) ? types.types.reduce((total, each) => total + (each[name] || 0), 0) : null);
-  const all = row('all', sum('open'), sum('closed'), types.total);
-  all[0] = ' all';
+  const all = row('all', 'all', sum('open'), sum('closed'), types.total);
   fill($('types'), 'The busiest first', ['Type', '#Open', '#Closed', '#Appends/s', '#Appended', '#p50', '#p99', '#Reads/s', '#Read', '#Read p99'],
-    [all, ...types.types.map((each) => row(each.ledger_type, each.open, each.closed, each.rates))]);
+    [all, ...types.types.map((each) => row(`type ${each.ledger_type}`, each.ledger_type, each.open, each.closed, each.rates))]);
 }
 
 function showSpace() {
@@ -312,7 +319,7 @@ function showWork() {
   const rows = [], drains = state.bookies.filter((each) => each.state === 'draining' || each.state === 'maintenance');
   for (const each of drains) {
     const name = each.bookie.bookie_id;
-    rows.push([`bookie ${name}`, [each.state, `bookie ${name}`, shaped('warn', each.until_ns ? `until ${time(each.until_ns)}` : `since ${time(each.since_ns)}`),
+    rows.push([`bookie ${name}`, [each.state, `bookie ${name}`, shaped('warn', each.until_ns ? `until ${moment(each.until_ns)}` : `since ${moment(each.since_ns)}`),
       DRAIN_COMMANDS.map((command) => commanded(command, name)).join(' ; ')]]);
   }
   for (const each of state.repairs ? state.repairs.repairs : []) {
