@@ -87,6 +87,7 @@ def test_the_first_that_is_given_counts(tmp_path: Path) -> None:
     ("text", "parts"),
     [
         ('[bookie]\nidd = "x"', ["[bookie] idd = 'x'", "did you mean id?", "It takes id, listen, check"]),
+        ('[bookie]\nmaximum_of_all = "x"', ["there is no key maximum_of_all in [bookie]. It takes id, listen, check"]),
         ('[boookie]\nid = "x"', ["[boookie] id", "[bookie], [store], [log]"]),
         ('id = "x"', ["id = 'x'", "keys stand in a table, such as [bookie]"]),
         ("[bookie]\nid = 5", ["[bookie] id = '5'", "a text that is not empty"]),

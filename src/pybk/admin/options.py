@@ -372,7 +372,7 @@ def _no_such_key(name: str, option: Option | None, options: Sequence[Option]) ->
     if not here:
         tables = dict.fromkeys(f"[{each.partition('.')[0]}]" for each in names)
         return f"there is no table [{section}]; there are {', '.join(tables)}"
-    nearest = f"; did you mean {close[0].rpartition('.')[2]}?" if close else ""
+    nearest = f"; did you mean {close[0].rpartition('.')[2]}?" if close else "."
     return f"there is no key {key} in [{section}]{nearest} It takes {', '.join(here)}"
 
 

@@ -48,6 +48,8 @@ class Profile:
         try:
             with open(path, "rb") as file:
                 found = tomllib.load(file)
+            if not all(isinstance(value, str) for value in found.values()):
+                raise TypeError("a value is no text")
             return cls(name=name, **found)
         except FileNotFoundError:
             raise UsageError(

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pybk.admin.cli import output
-from pybk.admin.cli.output import coloured, confirm, progress_bar
+from pybk.admin.cli.output import coloured, confirm, print_table, progress_bar
 from pybk.errors import SafetyCheckError
 
 
@@ -59,6 +59,12 @@ def test_what_destroys_asks_for_the_name_on_terminals_alone(monkeypatch: pytest.
     with pytest.raises(SafetyCheckError, match="give --yes; nothing was changed"):
         ask("b1\n", io.StringIO)
     confirm(line(yes=True), "b1", "bookie b1 is removed for good")
+
+
+def test_a_table_has_nothing_that_terminals_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table([(1, "a\x1b[2J\nb\u202ec ü", None)], ("ledger", "type", "copies"))
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row.split("  ")[-1].strip() == r"a\x1b[2J\nb\u202ec ü"
 
 
 def test_verdicts_are_coloured_on_terminals_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

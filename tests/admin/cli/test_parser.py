@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pybk.admin.cli import ALIASES, NOUNS, completed, main, parser_of, whole_parser
@@ -67,6 +69,34 @@ def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
     assert error.startswith("pybk")
     assert error.count("\n") == 1
     assert error.endswith("--help\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("bookie drain lmdb:///x b1 --dry-run", "pybk bookie drain: unrecognized arguments: --dry-run; see the usage:"),
+        ("cluster status --profile dev", "pybk cluster status: --profile NAME stands before the command: pybk --prof"),
+        ("cluster status lmdb:///x --profile=dev", "pybk cluster status: --profile NAME stands before the command"),
+        ("cluster probe lmdb:///x --bytes -1", "pybk cluster probe: argument --bytes: '-1' is not a number; it takes"),
+        (
+            "cluster probe lmdb:///x --entries x",
+            "pybk cluster probe: argument --entries: 'x' is not a number; it takes",
+        ),
+        ("dev logs -n -3", "pybk dev logs: argument -n/--lines: '-3' is not a number; it takes a whole number from 0"),
+    ],
+)
+def test_wrong_usage_names_the_command_and_what_it_takes(
+    words: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words.split())
+    assert capsys.readouterr().err.startswith(error)
+
+
+def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nowhere" / "tokens"
+    assert main(["token", "me", "--file", str(path)]) == 2
+    assert capsys.readouterr().err == f"pybk: {path}: No such file or directory\n"
 
 
 def test_times() -> None:

@@ -68,7 +68,7 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
         path_of(name)
 
 
-@pytest.mark.parametrize("text", ["metadata = 1 2", 'other = "x"', 'secret_file = "x"'])
+@pytest.mark.parametrize("text", ["metadata = 1 2", "metadata = 1", 'other = "x"', 'secret_file = "x"'])
 def test_a_file_that_is_no_profile_is_refused(text: str) -> None:
     Path(path_of("here")).write_text(text)
     with pytest.raises(UsageError, match="is to be a profile"):

@@ -1,4 +1,4 @@
-"""The command ``pybk``: run bookies, inspect and check stores and clusters, repair and administer them."""
+"""The command pybk: run bookies, inspect and check stores and clusters, repair and administer them."""
 
 # Each noun, such as ``store`` or ``ledger``, is a module of this package with its verbs, and a line of ``NOUNS``. Its
 # function ``add`` adds the verbs to a parser. The modules, and what they import at their beginning, are light, so that
@@ -47,7 +47,7 @@ class Noun(NamedTuple):
 
 NOUNS: Final = (
     Noun("cluster", "show how a cluster is, make, probe, balance and upgrade it, and change its settings"),
-    Noun("bookie", "serve as a bookie; or list, show, probe, drain, stop and remove bookies", "serve"),
+    Noun("bookie", "serve as a bookie; or list, show, probe, drain and remove bookies", "serve"),
     Noun("ledger", "list, show, read, seal and delete ledgers of a store or a cluster"),
     Noun("repair", "list, run, pause and resume the repairs of a cluster"),
     Noun("scrub", "have stored entries be checked, and see how their checks proceed", "run"),
@@ -143,6 +143,8 @@ def _status_of(error: BaseException) -> int:
 def _located(parsed: argparse.Namespace, error: BaseException) -> str:
     """Return an error in one line; one of the index does not name its store, so that its path is added."""
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
     path = getattr(parsed, "path", None)
     unnamed = isinstance(error, CorruptError | DigestMismatchError) and path and path not in text
     return f"{path}: {text}" if unnamed else text

@@ -53,7 +53,14 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(str(error))
             self.set_defaults(cluster_secret_file=profile.secret_file or None)
             args = [profile.metadata, *args]
-        return super().parse_known_args(args, namespace)
+        if self._verbs is not None:
+            return super().parse_known_args(args, namespace)
+        if any(each.partition("=")[0] == "--profile" for each in args or ()):
+            self.error("--profile NAME stands before the command: pybk --profile NAME ...")
+        found, left = super().parse_known_args(args, namespace)
+        if left:  # the parser above would name itself, whose usage does not help
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found, left
 
     @property
     def verbs(self) -> dict[str, CommandParser]:
@@ -191,6 +198,13 @@ def seconds_of(text: str) -> float:
     if not 0 <= found < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r:.50} is no time; it takes 90, 30s, 10m, 2h or 1d")
     return found
+
+
+def whole_number(text: str) -> int:
+    """Return the number that a text names, from 0 up."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number; it takes a whole number from 0 up")
+    return int(text)
 
 
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -21,6 +21,7 @@ from pybk.admin.cli.output import (
     print_json,
     print_table,
     shown_bytes,
+    shown_text,
     shown_time,
     watch,
 )
@@ -92,7 +93,7 @@ def _as_json(status: ClusterStatus) -> dict[str, Any]:
 def _print(status: ClusterStatus) -> None:
     print(f"the cluster is {coloured(status.verdict)}")
     for reason in status.reasons:
-        print(f"  {reason.text}")
+        print(f"  {shown_text(reason.text)}")
     rows = [
         ("bookies", _counts(status.bookies) + (f"; absent: {', '.join(status.absent)}" if status.absent else "")),
         ("auditor", status.auditor or "none"),

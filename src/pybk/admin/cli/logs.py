@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, secret_needed
+from pybk.admin.cli.arguments import (
+    STORE_OR_CLUSTER,
+    CommandParser,
+    add_command,
+    is_url,
+    secret_needed,
+    whole_number,
+)
 from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_json_line, print_note, print_table
 from pybk.errors import PybkError, UnauthorizedError
@@ -58,15 +65,8 @@ def takes_prefix(command: argparse.ArgumentParser, text: str) -> None:
 
 def takes_tail(command: argparse.ArgumentParser) -> None:
     """Have a command take how many records it prints, and whether it follows."""
-    command.add_argument("-n", type=_count, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
+    command.add_argument("-n", type=whole_number, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
     command.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
-
-
-def _count(text: str) -> int:
-    """Return the number of records that a text names."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number of records; it takes a number from 0 up")
-    return int(text)
 
 
 def add_repairs(

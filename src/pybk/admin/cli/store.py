@@ -20,6 +20,7 @@ from pybk.admin.cli.output import (
     print_note,
     print_table,
     progress_bar,
+    shown_text,
 )
 from pybk.credentials import PASSWORD
 
@@ -65,7 +66,7 @@ def _dump(parsed: argparse.Namespace) -> int:
         if parsed.json:
             print_json_line(row)
         else:
-            print("  ".join(f"{name}={value}" for name, value in row.items()))
+            print(shown_text("  ".join(f"{name}={value}" for name, value in row.items())))
     return SOUND
 
 

@@ -30,8 +30,10 @@ def _make(parsed: argparse.Namespace) -> int:
     from pybk.admin.http.tokens import Token
 
     kept, text = Token.new(parsed.name, Scope[parsed.scope.upper()])
-    with open(os.open(parsed.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
-        file.write(kept.line())
+    with open(os.open(parsed.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
+        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
+            file.write(b"\n")  # an editor left out the end of the last line
+        file.write(kept.line().encode())
     if parsed.json:
         print_json({"name": kept.name, "scope": parsed.scope, "token": text})
     else:
