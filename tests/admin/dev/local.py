@@ -40,14 +40,14 @@ class Commands:
             "XDG_STATE_HOME": str(directory / "state"),
         }
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command."""
+    def ask(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """Run a command in a directory, of which nothing is imported."""
         return subprocess.run(
-            [sys.executable, "-m", "pybk", *words],
+            [sys.executable, "-P", "-m", "pybk", *words],
             capture_output=True,
             text=True,
             check=False,
-            cwd=ROOT,
+            cwd=cwd,
             env=self.environment,
             timeout=PROCESS_S,
         )

@@ -123,6 +123,29 @@ def test_flipped_bits_are_damage(local: Local) -> None:
     assert local.ask("store", "verify", directory).returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("slow", "b1", "--ms=-5"), "-5 ms longer; a write can take 0 to 60000 ms longer"),
+        (("slow", "b1", "--ms=nan"), "nan ms longer; a write can take 0 to 60000 ms longer"),
+        (("corrupt", "b1", "--records=0"), "a bit in 0 records; it takes 1 or more"),
+        (("corrupt", "b1", "--records=-1"), "a bit in -1 records; it takes 1 or more"),
+        (("up", "--zones=2"), "was made without --zones 2; leave that out, or `pybk dev purge` removes the cluster"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(local: Local, words: tuple[str, ...], error: str) -> None:
+    before = local.status()
+    refused = local.ask("dev", *words)
+    assert (refused.returncode, error in refused.stderr) == (2, True), refused.stderr
+    assert local.status() == before
+
+
+def test_processes_import_nothing_of_the_directory_in_which_the_command_runs(local: Local, tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('this is no module of Python')")
+    done = local.ask("dev", "restart", "b3", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_wiped_bookie_takes_its_name_again_only_if_that_is_said(local: Local) -> None:
     local.run("dev", "wipe", "b2")
     assert not (local.directory / "state" / "pybk" / "dev" / "data" / "b2").exists()

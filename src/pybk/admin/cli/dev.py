@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CommandParser, takes_output
+from pybk.admin.cli.arguments import CommandParser, takes_output, whole_number
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
 from pybk.admin.profiles import Profile, path_of
 from pybk.errors import UsageError
@@ -39,7 +39,9 @@ def add(parser: CommandParser) -> None:
     status = _add(verbs, "status", _status, "show the processes and their addresses; exit 1 unless all run", names="")
     status.add_argument("--prometheus", action="store_true", help="print the scrape configuration for Prometheus")
     logs = _add(verbs, "logs", _logs, "show the last lines of the logs", names="*")
-    logs.add_argument("-n", "--lines", metavar="N", type=int, default=_LINES, help=f"of each (default: {_LINES})")
+    logs.add_argument(
+        "-n", "--lines", metavar="N", type=whole_number, default=_LINES, help=f"of each (default: {_LINES})"
+    )
     logs.add_argument("-f", "--follow", action="store_true", help="and what is added, until Ctrl-C")
     _add(verbs, "down", _down, "end all processes; their data stay", names="")
     _add(verbs, "purge", _purge, "end all processes, and remove the directory and the profile", names="")
@@ -87,6 +89,7 @@ def _up(parsed: argparse.Namespace) -> int:
                 f"the cluster in {directory} has {cluster.options.bookies} bookies, and {parsed.count} are asked for; "
                 "`pybk dev purge` removes it"
             )
+        _check_same(parsed, cluster)
     else:
         options = DevOptions(
             bookies=3 if parsed.count is None else parsed.count,
@@ -108,6 +111,18 @@ def _up(parsed: argparse.Namespace) -> int:
         with cluster.locked():
             _note(cluster.stop())
     return SOUND
+
+
+def _check_same(parsed: argparse.Namespace, cluster: DevCluster) -> None:
+    """Raise UsageError if a cluster that is there was made with other options than those that are given now."""
+    for name in ("any_port", "zones", "tiers"):
+        wanted, has = getattr(parsed, name), getattr(cluster.options, name)
+        if wanted and wanted != has:
+            flag = f"--{name.replace('_', '-')}{'' if wanted is True else f' {wanted}'}"
+            raise UsageError(
+                f"the cluster in {cluster.directory} was made without {flag}; "
+                "leave that out, or `pybk dev purge` removes the cluster"
+            )
 
 
 def _directory(parsed: argparse.Namespace) -> str:

@@ -55,6 +55,9 @@ HTTP_PORTS: Final = 9460
 
 BOOKIES_MAX: Final = 99
 
+SLOW_MS_MAX: Final = 60_000
+"""The most milliseconds by which a durable write can be delayed."""
+
 _DRAIN: Final = ("--drain-s=2", "--drain-idle-s=0.2")
 
 
@@ -383,7 +386,13 @@ class DevCluster:
         self.member(name).signal(signal.SIGCONT)
 
     def slow(self, name: str, slow_ms: float) -> None:
-        """Have each durable write of a bookie take so much longer; 0 ends it."""
+        """Have each durable write of a bookie take so much longer; 0 ends it.
+
+        Raises:
+            UsageError: No write can take so much longer; the process of the bookie would fail on it.
+        """
+        if not 0 <= slow_ms <= SLOW_MS_MAX:
+            raise UsageError(f"{slow_ms:g} ms longer; a write can take 0 to {SLOW_MS_MAX} ms longer")
         bookie = self.bookie(name)
         replace(self.faults(bookie), slow_ms=slow_ms).write(self._faults_file(bookie))
 
@@ -419,8 +428,10 @@ class DevCluster:
         """Flip a bit in sealed records of a bookie, which may run; returns in how many.
 
         Raises:
-            UsageError: It has no sealed record yet.
+            UsageError: It has no sealed record yet, or ``count`` is less than 1.
         """
+        if count < 1:
+            raise UsageError(f"a bit in {count} records; it takes 1 or more")
         bookie = self.bookie(name)
         flipped = flip_bits(self._data(bookie), count)
         if not flipped:

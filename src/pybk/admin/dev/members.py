@@ -101,7 +101,7 @@ class Started:
         with open(self.log, "ab") as log, open(self._said, "wb") as said:
             self._log_from = log.tell()
             self._process = subprocess.Popen(
-                [sys.executable, *arguments],
+                [sys.executable, "-P", *arguments],  # the current directory may have modules of any name
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=log,
