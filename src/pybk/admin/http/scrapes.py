@@ -47,7 +47,8 @@ class Scrapes:
 
             from pybk.admin.metrics import ManagerCollector
         except ImportError as error:
-            raise ProblemError(HTTPStatus.NOT_IMPLEMENTED, "no_metrics", str(error)) from error
+            text = f"{error}: pip install 'pybk[metrics]'"
+            raise ProblemError(HTTPStatus.NOT_IMPLEMENTED, "no_metrics", text) from error
         with self._lock:
             if time.monotonic() - self._made >= AGE_SECONDS:
                 if self._registry is None:
