@@ -109,8 +109,10 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, capsys: pytest.Capture
     status, out, _ = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
     assert (status, "0 ledgers left" in out) == (0, True)
     assert run_json(capsys, "bookie", "ok-to-remove", cluster.url, name)[1]["ok"]
-    status, out, err = run(capsys, "bookie", "remove", cluster.url, name, "--dry-run")
-    assert (status, out, "would be removed" in err) == (0, "", True)
+    status, out, err = run(capsys, "bookie", "remove", cluster.url, name, "--dry-run", "--quiet")
+    assert (status, out, err) == (0, f"bookie {name} would be removed for good\n", "")
+    status, planned = run_json(capsys, "bookie", "remove", cluster.url, name, "--dry-run")
+    assert (status, planned) == (0, {"schema": 1, "bookie": name, "lost_ledgers": [], "dry_run": True})
     status, _, err = run(capsys, "bookie", "remove", cluster.url, name)
     assert (status, "give --yes; nothing was changed" in err) == (3, True)
     assert state_of(admin, name) is not BookieState.REMOVED
@@ -275,7 +277,7 @@ def test_ledgers_are_found_shown_and_deleted(
     assert (status, "fragment from entry" in out, name in out) == (0, True, True)
     assert run(capsys, "ledger", "show", cluster.url, 12345)[0] == 2
     monkeypatch.setenv("PYBK_PASSWORD", "p")
-    assert "would be deleted" in run(capsys, "ledger", "delete", cluster.url, first, "--dry-run")[2]
+    assert "would be deleted" in run(capsys, "ledger", "delete", cluster.url, first, "--dry-run")[1]
     assert run(capsys, "ledger", "delete", cluster.url, first)[0] == 3
     assert list(client.list_ledgers()) == [first, second, open_one.ledger_id]
     assert run(capsys, "ledger", "delete", cluster.url, first, "--yes")[1] == f"1 ledger deleted: {first}\n"

@@ -127,6 +127,26 @@ def test_a_line_that_is_too_long_is_named_with_what_was_appended(
         assert run(capfdbinary, "wal", "cat", store, "orders")[1] == "a\nb\n"
 
 
+@pytest.mark.parametrize("noun", ["wal", "log"])
+def test_a_dry_run_writes_nothing(
+    noun: str, store: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files() -> dict[Path, bytes]:
+        # Readers note themselves in the file of locks of LMDB.
+        return {each: each.read_bytes() for each in store.rglob("*") if each.is_file() and each.name != "lock.mdb"}
+
+    give(monkeypatch, b"a\nb\n")
+    assert run(capfdbinary, noun, "append", store, "orders")[0] == 0
+    before = files()
+    for words, text in (
+        (("truncate", store, "orders", 1), "nothing is dropped"),
+        (("delete", store, "orders"), "would be"),
+    ):
+        status, out, err = run(capfdbinary, noun, *words, "--dry-run")
+        assert (status, text in out) == (0, True), err
+        assert files() == before
+
+
 def test_a_log_without_records_is_sealed_without_records(
     store: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -31,7 +31,6 @@ from pybk.admin.cli.output import (
     counted,
     print_json,
     print_json_line,
-    print_note,
     print_table,
     progress_bar,
     shown_bytes,
@@ -344,7 +343,10 @@ def _remove(parsed: argparse.Namespace) -> int:
         proof = None if parsed.accept_loss is not None else admin.ok_to_remove(parsed.name)
         if parsed.dry_run:
             lost = f"; the copies of {counted(len(parsed.accept_loss), 'ledger')} are given up" if proof is None else ""
-            print_note(parsed, f"bookie {parsed.name} would be removed for good{lost}")
+            if parsed.json:
+                print_json({"bookie": parsed.name, "lost_ledgers": parsed.accept_loss or [], "dry_run": True})
+            else:
+                print(f"bookie {parsed.name} would be removed for good{lost}")
             return SOUND
         lost = "" if proof is not None else f" with its copies of ledgers {' '.join(map(str, parsed.accept_loss))}"
         confirm(parsed, parsed.name, f"bookie {parsed.name} is removed for good{lost}")

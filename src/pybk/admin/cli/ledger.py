@@ -29,7 +29,6 @@ from pybk.admin.cli.output import (
     counted,
     print_json,
     print_json_line,
-    print_note,
     print_table,
 )
 from pybk.credentials import PASSWORD
@@ -385,7 +384,8 @@ def _delete(parsed: argparse.Namespace) -> int:
         sizes = {each: manager.ledger_summary(each).length for each in ids}  # raises for one that is not there
         shown = ", ".join(f"{each} ({'unknown' if size is None else size} bytes)" for each, size in sizes.items())
         if parsed.dry_run:
-            print_note(parsed, f"would be deleted: {shown}")
+            if not parsed.json:
+                print(f"would be deleted: {shown}")
         else:
             confirm(parsed, " ".join(map(str, ids)), f"ledgers are deleted for good: {shown}")
             for ledger_id in ids:

@@ -178,7 +178,8 @@ def _append(parsed: argparse.Namespace) -> int:
 
 
 def _truncate(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as log:
+    mode = "r" if parsed.dry_run else "w"
+    with manager_of(parsed, read_only=parsed.dry_run) as manager, _open(parsed, manager, parsed.name, mode) as log:
         if parsed.dry_run:
             span = f"record {log.first_seq} to {log.last_seq}"
             return print_result(
@@ -222,7 +223,7 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 
 
 def _delete(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
+    with manager_of(parsed, read_only=parsed.dry_run) as manager, _names(parsed, manager) as logs:
         if parsed.dry_run:
             _open(parsed, manager, parsed.name, "r").close()
             return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")

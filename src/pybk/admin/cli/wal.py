@@ -119,7 +119,8 @@ def _append(parsed: argparse.Namespace) -> int:
 
 
 def _truncate(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as wal:
+    mode = "r" if parsed.dry_run else "w"
+    with manager_of(parsed, read_only=parsed.dry_run) as manager, _open(parsed, manager, parsed.name, mode) as wal:
         if parsed.dry_run:
             span = f"LSN {wal.first_lsn} to {wal.last_lsn}"
             return print_result(
@@ -160,7 +161,7 @@ def _rebuild(parsed: argparse.Namespace) -> int:
 def _delete(parsed: argparse.Namespace) -> int:
     from pybk.streams.wal import WriteAheadLog
 
-    with manager_of(parsed, read_only=False) as manager:
+    with manager_of(parsed, read_only=parsed.dry_run) as manager:
         password = password_of(parsed) or b""
         if parsed.dry_run:
             _open(parsed, manager, parsed.name, "r").close()
