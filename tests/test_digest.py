@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-import pybk.digest
+from pybk import digest as digests
 from pybk.digest import DigestType, EntryDigest, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, decode_entry
 from pybk.errors import DigestMismatchError, UsageError
@@ -36,7 +36,7 @@ def core(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip("the native core is not there: no compiler built it, or PYBK_PURE is set")
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "pure":
-            patched.setattr(pybk.digest, "CORE", None)
+            patched.setattr(digests, "CORE", None)
         yield request.param
 
 

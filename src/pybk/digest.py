@@ -71,11 +71,12 @@ class EntryDigest(ABC):
         size: Bytes of a digest.
         keyed: Whether the digest needs the ledger's entry key.
         ledger_id: The ledger whose id the entries carry.
+        core: The native core, which computes batches; None if Python does.
 
     Threads: any; nothing changes after construction.
     """
 
-    __slots__ = ("_core", "_key", "ledger_id")
+    __slots__ = ("_key", "core", "ledger_id")
 
     digest_type: ClassVar[DigestType]
     size: ClassVar[int]
@@ -89,7 +90,7 @@ class EntryDigest(ABC):
         """Digests without a key ignore it."""
         self.ledger_id: Final = ledger_id
         self._key: Final = key if self.keyed else b""
-        self._core = CORE if CORE is not None and self.digest_type in CORE.TYPES else None
+        self.core = CORE if CORE is not None and self.digest_type in CORE.TYPES else None
 
     def __repr__(self) -> str:
         """Name the digest and the ledger; never the key."""
@@ -130,8 +131,8 @@ class EntryDigest(ABC):
         Returns:
             Header and digest of each, ``(n,)`` of ``ENTRY_HEADER_BYTES + size`` bytes.
         """
-        if self._core is not None:
-            return self._core.prefixes(
+        if self.core is not None:
+            return self.core.prefixes(
                 self.digest_type, self._key, self.ledger_id, first_entry_id, lac, length_before, payloads
             )
         count = len(payloads)
@@ -200,7 +201,7 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: Names the first entry that fails.
         """
-        if self._core is None and len(batch) < _VECTOR_MIN:
+        if self.core is None and len(batch) < _VECTOR_MIN:
             self._check_each(batch)
         elif not self._all_match(batch):
             self._check_each(batch)
@@ -210,9 +211,9 @@ class EntryDigest(ABC):
         """Return whether all entries of a batch pass, without saying which entry fails."""
         if batch.ledger_id != self.ledger_id or batch.digest_bytes != self.size:
             return False
-        if self._core is not None:
+        if self.core is not None:
             places = map(np.ascontiguousarray, (batch.offsets, batch.sizes, batch.entry_ids))
-            return self._core.matches(self.digest_type, self._key, self.ledger_id, batch.buffer, *places)
+            return self.core.matches(self.digest_type, self._key, self.ledger_id, batch.buffer, *places)
         prefix_bytes = ENTRY_HEADER_BYTES + self.size
         starts = batch.offsets
         if (

@@ -253,7 +253,7 @@ class Auditing:
             now = time.monotonic()
             call: Call | None = self._tick if now >= tick_at else self._next(now, tick_at)
             if call is not None:
-                self._do(call)
+                self.do(call)
             if call == self._tick:
                 tick_at = now + TICK_S
             elif call == self._changes:
@@ -278,7 +278,7 @@ class Auditing:
         except Empty:
             return None if self._reading is None else self._read_page
 
-    def _do(self, call: Call) -> None:
+    def do(self, call: Call) -> None:
         """Make a call, and give its events to the machine; no failure ends the thread."""
         try:
             for event in call():

@@ -110,7 +110,7 @@ class AdminApplication:
             request = request._replace(method="GET")
         placed = self._places.acquire(blocking=False)
         try:
-            return self._answer(request, placed)
+            return self.answer(request, placed)
         except ProblemError as problem:
             return self._with_headers(problem.response())
         except PybkError as error:
@@ -129,7 +129,8 @@ class AdminApplication:
     def _with_headers(response: Response) -> Response:
         return response._replace(headers=(*response.headers, *_NO_STORE))
 
-    def _answer(self, request: Request, placed: bool) -> Response:
+    def answer(self, request: Request, placed: bool) -> Response:
+        """Answer a request, which has found a place or not, or raise what ``handle`` turns into a response."""
         self._check_host(request)
         if (probe := probes.PROBES.get(request.path)) is not None and request.method == "GET":
             return self._with_headers(probe(self.view, request, placed))

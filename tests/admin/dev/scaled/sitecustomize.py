@@ -15,7 +15,7 @@ if "pybk.admin.dev.disk_faults" in sys.orig_argv:
 
     scale()
     silent = sys.orig_argv[sys.orig_argv.index("pybk.admin.dev.disk_faults") + 1] + ".silent"
-    work = auditing.Auditing._do
+    work = auditing.Auditing.do
 
     def rest_or_work(found: auditing.Auditing, call: auditing.Call) -> None:
         """Make a call of the auditor's thread, once the file is gone."""
@@ -23,4 +23,4 @@ if "pybk.admin.dev.disk_faults" in sys.orig_argv:
             time.sleep(0.05)
         work(found, call)
 
-    setattr(auditing.Auditing, "_do", rest_or_work)  # noqa: B010  # a method of a class, which mypy protects
+    setattr(auditing.Auditing, "do", rest_or_work)  # noqa: B010  # a method of a class, which mypy protects
