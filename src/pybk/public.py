@@ -8,6 +8,8 @@ from pybk.backup import (
     back_up_async,
     list_backup_runs,
     list_backup_runs_async,
+    prune_backup,
+    prune_backup_async,
     restore_backup,
     restore_backup_async,
     verify_backup,
@@ -15,6 +17,7 @@ from pybk.backup import (
 )
 from pybk.backup.backing_up import BackupReport
 from pybk.backup.chain import BackupRunInfo
+from pybk.backup.pruning import PruneReport
 from pybk.backup.restoring import RestoreReport
 from pybk.backup.verifying import BackupCheckReport
 from pybk.cluster_admin import ClusterAdmin
@@ -265,6 +268,7 @@ __all__ = [
     "Payload",
     "PlacementSettings",
     "Position",
+    "PruneReport",
     "PybkError",
     "ReadFlag",
     "ReadRangeError",
@@ -350,6 +354,8 @@ __all__ = [
     "export_metadata_async",
     "list_backup_runs",
     "list_backup_runs_async",
+    "prune_backup",
+    "prune_backup_async",
     "rebuild_index",
     "rebuild_index_async",
     "rebuild_metadata",

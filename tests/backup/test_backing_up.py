@@ -506,7 +506,7 @@ def test_a_damaged_entry_ends_the_run_and_leaves_the_backup(tmp_path: Path) -> N
         data = path.read_bytes()
         path.write_bytes(data.replace(b"to be damaged", b"to be Damaged"))
     before = files(tmp_path / "backup")
-    with pytest.raises(CorruptError, match="checksum"):
+    with pytest.raises(CorruptError, match=r"entry 100 of ledger 0 cannot be copied: .*checksum"):
         backed_up(tmp_path / "store", tmp_path / "backup")
     assert files(tmp_path / "backup") == before
 
@@ -532,7 +532,7 @@ def test_a_backup_is_for_its_owner_alone_and_has_no_secret(manager: LedgerManage
 
 
 def _identity(backup: Path) -> tuple[bytes, bytes, int]:
-    head = json.loads((backup / "run-00000000").read_bytes().splitlines()[0])
+    head = json.loads((backup / "base-00000000").read_bytes().splitlines()[0])
     return bytes.fromhex(head["store"]), bytes.fromhex(head["salt"]), head["scrypt"]
 
 

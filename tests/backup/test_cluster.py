@@ -11,9 +11,9 @@ import pytest
 from pybk.backup import back_up, restore_backup, verify_backup
 from pybk.credentials import Passwords
 from pybk.digest import DigestType
-from pybk.errors import CorruptError, LedgerExistsError, UsageError
+from pybk.errors import CorruptError, LedgerExistsError, MetadataUnreachableError, UsageError
 from pybk.flags import WriteFlag
-from pybk.ledger import LedgerState
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
 from tests.backup.backup_harness import KNOWN, PASSWORD, backed_up, files
@@ -120,8 +120,8 @@ def test_what_takes_a_password_that_is_not_given_is_named(three: Inside, tmp_pat
     with inside(tmp_path / "two") as two:
         other = two.connect()
         made = restore_backup(tmp_path / "backup", other, passwords=Passwords(b"another"))
-        assert (made.ids, len(made.left_out)) == ({}, 1)
-        assert "its password was not given" in made.left_out[0]
+        assert (made.ids, made.left_out[:1]) == ({}, report.left_out)
+        assert "its password was not given" in made.left_out[1]
         assert list(other.list_ledgers()) == []
     assert backed_up(client, tmp_path / "backup").left_out == ()
 
@@ -137,7 +137,9 @@ def test_a_damaged_entry_is_not_copied_without_the_password_either(three: Inside
             file.write(data.replace(b"to be damaged", b"to be Damaged"))
     report = back_up(client, tmp_path / "backup")
     assert report.entries == 0
-    assert [text.split()[1] for text in report.left_out] == [str(of(writer))]
+    assert [text.partition(":")[0] for text in report.left_out] == [
+        f"entries 0 to 2 of ledger {of(writer)} are left out"
+    ]
 
 
 def test_a_ledger_that_no_bookie_has_is_left_out_and_kept_as_it_was(three: Inside, tmp_path: Path) -> None:
@@ -154,8 +156,9 @@ def test_a_ledger_that_no_bookie_has_is_left_out_and_kept_as_it_was(three: Insid
         whole = ledger(client, ensemble_size=1)
     three.bookies[lost].close()
     report = backed_up(client, tmp_path / "backup")
-    assert any(text.startswith(f"ledger {of(kept)} ") for text in report.left_out)
-    assert not any(text.startswith(f"ledger {of(whole)} ") for text in report.left_out)
+    text = f"entries {COUNT} to {COUNT + 4} of ledger {of(kept)} are left out: "
+    assert any(each.startswith(text) for each in report.left_out)
+    assert not any(f"of ledger {of(whole)} " in each for each in report.left_out)
     found = verify_backup(tmp_path / "backup", passwords=KNOWN)
     assert not found.problems
     with inside(tmp_path / "two") as two:
@@ -211,3 +214,51 @@ def test_what_a_restore_that_was_cut_off_left_is_named(three: Inside, tmp_path: 
         made = restore_backup(tmp_path / "backup", two.connect(), passwords=KNOWN)
         assert made.ids == {}
         assert "a restore that was cut off left a part of it there" in made.left_out[0]
+
+
+def test_metadata_that_cannot_be_read_are_not_taken_for_a_free_id(
+    three: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = three.connect()
+    with ledger(client) as writer:
+        pass
+    backed_up(client, tmp_path / "backup")
+    backend = cluster_backend_of(client)
+
+    def unreachable(ledger_id: int) -> LedgerMetadata:
+        raise MetadataUnreachableError(f"of ledger {ledger_id}")
+
+    monkeypatch.setattr(backend, "metadata", unreachable)
+    with pytest.raises(MetadataUnreachableError, match=f"of ledger {of(writer)}"):
+        restore_backup(tmp_path / "backup", client, passwords=KNOWN)
+
+
+def test_the_progress_of_a_restore_shows_within_a_ledger(three: Inside, tmp_path: Path) -> None:
+    client = three.connect()
+    with ledger(client, 0) as writer:
+        writer.append_many([bytes(1 << 19)] * 10)
+    backed_up(client, tmp_path / "backup")
+    seen: list[tuple[int, int]] = []
+    restore_backup(
+        tmp_path / "backup",
+        client,
+        passwords=KNOWN,
+        new_ids=True,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[-1] == (10 << 19, 10 << 19)
+    assert len(seen) > 2
+
+
+def test_a_ledger_that_is_left_out_stays_named_in_the_backup(three: Inside, tmp_path: Path) -> None:
+    client = three.connect()
+    with ledger(client) as closed:
+        pass
+    ledger(client)
+    report = back_up(client, tmp_path / "backup")
+    assert (report.ledgers, len(report.left_out)) == (1, 1)
+    assert verify_backup(tmp_path / "backup", passwords=KNOWN).left_out == report.left_out
+    made = restore_backup(tmp_path / "backup", client, passwords=KNOWN, new_ids=True)
+    assert ({*made.ids}, made.left_out) == ({of(closed)}, report.left_out)
+    assert backed_up(client, tmp_path / "backup").left_out == ()
+    assert verify_backup(tmp_path / "backup", passwords=KNOWN).left_out == ()

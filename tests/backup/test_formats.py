@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 
 from pybk.backup import back_up, restore_backup, verify_backup
 from pybk.backup.chain import Chain
+from pybk.backup.checking import LedgerChecks
 from pybk.backup.manifest import STORE, KeptLedger, Manifest, SourceIdentity
 from pybk.backup.pack import LedgerKey, PackBuilder, PackedEntries, Piece, check_pack, read_pack
 from pybk.backup.verifying import EntriesCheck, WantedEntries
 from pybk.digest import DigestType, entry_digest
 from pybk.entry import EntryBatch
-from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.errors import CorruptError, StorageRefusedError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata
 from pybk.storage.format.index_rows import NamedRow
@@ -45,6 +47,7 @@ def pack() -> bytes:
 
 
 MANIFEST = Manifest(
+    base=False,
     backup_id=BACKUP_ID,
     run=1,
     previous=b"\1" * 32,
@@ -56,6 +59,7 @@ MANIFEST = Manifest(
     packs=(),
     ledgers={7: KeptLedger(METADATA.encode(), 1, 1, 3, (Piece(5, 0, 1),)), 8: None},
     named=(NamedRow("group/name", 4, b"value"), NamedRow("group/gone", 2, None)),
+    left_out={6: "why"},
 )
 
 
@@ -87,14 +91,16 @@ def test_the_bytes_of_a_manifest() -> None:
     assert Manifest.decode(data, where="here") == MANIFEST
     lines = data.splitlines()
     assert lines[0] == (
-        b'{"backup":"000102030405060708090a0b0c0d0e0f","created_ns":3,"durable_lsn":4,"format":1,"incarnation":0,'
-        b'"kind":"store","next_creation_sequence":10,"next_ledger_id":9,"packs":[],"previous":"' + b"01" * 32 + b'",'
+        b'{"backup":"000102030405060708090a0b0c0d0e0f","base":false,"created_ns":3,"durable_lsn":4,"format":1,'
+        b'"incarnation":0,"kind":"store","next_creation_sequence":10,"next_ledger_id":9,"packs":[],'
+        b'"previous":"' + b"01" * 32 + b'",'
         b'"run":1,"salt":"' + b"73" * 16 + b'","scrypt":2,"store":"' + b"00" * 16 + b'"}'
     )
-    assert lines[2:5] == [
+    assert lines[2:6] == [
         b'{"gone":8}',
         b'{"name":"group/name","value":"dmFsdWU=","version":4}',
         b'{"name":"group/gone","value":null,"version":2}',
+        b'{"left_out":6,"why":"why"}',
     ]
 
 
@@ -129,6 +135,53 @@ def test_a_ledger_with_other_entries_than_its_pieces_have_is_refused(kept: KeptL
         Manifest.decode(manifest.encode(), where="here")
 
 
+def test_new_entries_must_follow_what_the_backup_has() -> None:
+    (found,) = read_pack(pack(), BACKUP_ID, 5, where="here")
+    offsets, sizes = found.offsets[1:], found.sizes[1:]
+    assert LedgerChecks(MANIFEST.source, KNOWN).of(METADATA, 1, 1).add(1, found.buffer, offsets, sizes) == 2
+    with pytest.raises(CorruptError, match="has 3 bytes up to it, but 2 of its own after 7"):
+        LedgerChecks(MANIFEST.source, KNOWN).of(METADATA, 1, 7).add(1, found.buffer, offsets, sizes)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (0, "run", "1"),
+        (0, "run", 1.0),
+        (0, "created_ns", -1),
+        (0, "durable_lsn", 1 << 63),
+        (0, "durable_lsn", True),
+        (0, "packs", [[5, 1 << 40, "00" * 32]]),
+        (0, "kind", 7),
+        (1, "ledger", "7"),
+        (1, "last", 10**30),
+        (1, "lac", -2),
+        (1, "length", -1),
+        (1, "pieces", [[5, 0, 1.0]]),
+        (1, "pieces", [[-5, 0, 1]]),
+        (3, "name", 7),
+        (3, "version", None),
+        (5, "why", None),
+    ],
+)
+def test_a_value_that_no_run_writes_is_refused(line: int, name: str, value: object) -> None:
+    lines = MANIFEST.encode().splitlines()[:-1]
+    assert name in json.loads(lines[line])
+    lines[line] = json.dumps({**json.loads(lines[line]), name: value}).encode()
+    body = b"".join(each + b"\n" for each in lines)
+    end = json.dumps({"lines": len(lines), "sha256": hashlib.sha256(body).hexdigest()}).encode()
+    with pytest.raises(CorruptError, match="the manifest is damaged"):
+        Manifest.decode(body + end + b"\n", where="here")
+
+
+def test_a_manifest_that_would_be_too_large_to_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pybk.backup.chain.MANIFEST_BYTES_MAX", 10)
+    with open_quick(tmp_path / "store") as manager, pytest.raises(StorageRefusedError, match="at most 10 are read"):
+        backed_up(manager, tmp_path / "backup")
+
+
 def test_empty_entries_that_are_missing_are_noticed() -> None:
     """Lengths show nothing of entries without a payload, so the ids must follow each other."""
     (prefix,) = entry_digest(DigestType.NONE, 7).prefixes(1, -1, 0, [b""])
@@ -150,7 +203,7 @@ def test_a_backup_by_fsspec_is_that_of_a_directory(tmp_path: Path) -> None:
             assert backed_up(manager, url).run == run + 1
         assert verify_backup(url, passwords=KNOWN).entries == 20
         names = [each.rpartition("/")[2] for each in fsspec.filesystem("memory").ls(url, detail=False)]
-        assert sorted(names) == ["pack-00000001", "pack-00000002", "run-00000000", "run-00000001", "run-00000002"]
+        assert sorted(names) == ["base-00000000", "pack-00000001", "pack-00000002", "run-00000001", "run-00000002"]
         restore_backup(url, tmp_path / "new", passwords=KNOWN)
         with pytest.raises(UsageError, match="fsspec cannot open unheard-of://x"):
             back_up(manager, "unheard-of://x")

@@ -21,6 +21,7 @@ from pybk.ledger import LedgerMetadata
 from pybk.storage.format.cookie import read_cookie
 from pybk.storage.format.record import RECORD_HEADER_BYTES, decode_header
 from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.store import Store
 from tests.backup.backup_harness import KNOWN, PASSWORD, backed_up, files, restored
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, python
@@ -97,7 +98,7 @@ def test_a_backup_of_which_any_file_is_damaged_is_refused(backup: Path, tmp_path
                 try:
                     assert verify_backup(backup).problems
                 except CorruptError:
-                    assert name.startswith("run-")
+                    assert name.startswith(("base-", "run-"))
             assert not [each for each in tmp_path.iterdir() if each.name.startswith("new")]
             (backup / name).write_bytes(data)
     restored(backup, tmp_path / "new")
@@ -149,7 +150,7 @@ def _forged(data: bytes, backup_id: bytes) -> bytes:
 
 def _rehash(backup: Path, sha256: bytes) -> None:
     """Make the manifests fit another first pack."""
-    previous = hashlib.sha256((backup / "run-00000000").read_bytes()).hexdigest()
+    previous = hashlib.sha256((backup / "base-00000000").read_bytes()).hexdigest()
     for run in (1, 2):
         path = backup / f"run-{run:08d}"
         lines = path.read_bytes().splitlines()
@@ -271,3 +272,72 @@ def test_logs_and_blobs_of_a_restored_store_continue(tmp_path: Path) -> None:
         assert found.get("model") == b"old" * 1000
         found.put("model", b"new")
         assert found.get("model") == b"new"
+
+
+def test_an_earlier_run_is_verified_too(tmp_path: Path) -> None:
+    """A ledger that is gone from the store is in the runs before, which can be restored."""
+    with open_quick(tmp_path / "store") as manager:
+        gone = manager.create_ledger(password=PASSWORD)
+        gone.append_many(numbered(COUNT))
+        backed_up(manager, tmp_path / "backup")
+        manager.delete_ledger(gone.metadata.ledger_id)
+        manager.create_ledger(password=PASSWORD).append_many(numbered(COUNT))
+        backed_up(manager, tmp_path / "backup")
+    report = verify_backup(tmp_path / "backup", passwords=KNOWN)
+    assert (report.ledgers, report.entries, report.problems) == (2, 2 * COUNT, ())
+    pack = tmp_path / "backup" / "pack-00000001"
+    pack.write_bytes(pack.read_bytes()[:-1])
+    assert "pack-00000001" in verify_backup(tmp_path / "backup").problems[0]
+    restored(tmp_path / "backup", tmp_path / "new")  # the last run does not need it
+
+
+def test_a_ledger_of_which_no_entry_is_where_the_manifest_says_is_found(backup: Path, tmp_path: Path) -> None:
+    path = backup / "run-00000001"
+    lines = path.read_bytes().splitlines()
+    row = json.loads(lines[1])
+    row["pieces"][0][0] = 2  # a pack that has another ledger's entries
+    path.write_bytes(b"".join(line + b"\n" for line in (lines[0], _json(row), *lines[2:])))
+    _rehash(backup, (backup / "pack-00000001").read_bytes()[-32:])
+    problems = verify_backup(backup, passwords=KNOWN).problems
+    assert problems == (f"ledger 0: entries 0 to {COUNT - 1} are not in the backup",)
+    with pytest.raises(CorruptError, match="are not in the backup"):
+        restored(backup, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_link_to_an_empty_directory_is_restored_to(backup: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    open_quick(restored(backup, tmp_path / "link")).close()
+    assert (tmp_path / "link").is_symlink()
+    open_quick(tmp_path / "elsewhere").close()
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(
+    backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mounted").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: str(path).endswith("mounted"))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="is a mount point"):
+        restored(backup, tmp_path / "mounted")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_store_that_another_restore_put_there_is_not_taken_for_the_own(
+    backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two restores that begin at the same moment, one may remove the other's directory."""
+    restored(backup, tmp_path / "other")
+    close = Store.close
+
+    def replace_it(self: Store, *, clean: bool = True) -> None:
+        close(self, clean=clean)
+        shutil.rmtree(tmp_path / "new.restoring")
+        shutil.copytree(tmp_path / "other", tmp_path / "new.restoring")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "close", replace_it)
+        with pytest.raises(StoreLockedError, match="another restore"):
+            restored(backup, tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""Backups of embedded stores, of bookies' directories and of a cluster's ledgers: made, verified and restored.
+"""Backups of embedded stores, of bookies' directories and of a cluster's ledgers: made, verified, pruned and restored.
 
 ``docs/backup.md`` says what is in a backup and what is not; ``docs/format.md`` has its bytes. ``backing_up`` and
 ``restoring`` have the theory of operation.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from math import isfinite
+from typing import Any, ParamSpec, TypeVar
 
-from pybk.arguments import existing_ids, flag_of, path_of, progress_of
+from pybk.arguments import existing_ids, flag_of, path_of, progress_of, whole_from
 from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.chain import BackupRunInfo, existing_chain
+from pybk.backup.pruning import PruneReport, Pruning
 from pybk.backup.restoring import RestoreReport, restore_store
 from pybk.backup.restoring_ledgers import LedgersRestore
 from pybk.backup.source import Source, StoreSource
-from pybk.backup.target import Target, open_target
+from pybk.backup.target import Target
+from pybk.backup.target_url import open_target
 from pybk.backup.verifying import BackupCheckReport, verify_target
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
@@ -27,6 +31,22 @@ from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager, backend_of
 from pybk.storage.readonly import ReadOnlyStore
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _in_thread(call: Callable[_P, _R]) -> Callable[_P, Coroutine[Any, Any, _R]]:
+    """Return the asyncio form of a call: the same in a thread."""
+
+    @wraps(call)
+    async def form(*arguments: _P.args, **options: _P.kwargs) -> _R:
+        return await asyncio.to_thread(call, *arguments, **options)
+
+    name = form.__name__
+    form.__name__ = form.__qualname__ = f"{name}_async"
+    form.__doc__ = f"Do as ``{name}`` does, in a thread, which also calls ``progress`` if it takes that."
+    return form
+
 
 def back_up(
     source: str | os.PathLike[str] | LedgerManager,
@@ -34,6 +54,7 @@ def back_up(
     *,
     passwords: Passwords | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    skip_damaged: bool = False,
     dry_run: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> BackupReport:
@@ -49,6 +70,8 @@ def back_up(
         passwords: Check the authentication codes of HMAC_SHA256 entries while they are copied; those of other entries,
             and all checksums, are checked without it. Open ledgers of a cluster are copied only with their password.
         storage_options: As fsspec takes them for a URL.
+        skip_damaged: Copy a ledger of a store with a damaged entry up to the entry before, and then the others; the
+            backup and ``left_out`` say which entries are missing. Otherwise a damaged entry ends the run.
         dry_run: Return what would be copied; nothing is written.
         progress: Called with the payload bytes copied so far and to copy in all, in the calling thread.
 
@@ -60,7 +83,9 @@ def back_up(
         CookieError: There is no store; or the backup is that of another store or incarnation, or the store was put
             back to an older state than the backup has.
         StoreLockedError: Another backup is being made in the directory.
-        CorruptError, DigestMismatchError: An entry or the backup is damaged; the backup has its state from before.
+        StorageRefusedError: Another backup is being made at the URL; or ledgers are deleted faster than copied.
+        CorruptError, DigestMismatchError: An entry or the backup is damaged; the backup has its state from before. The
+            error names the ledger and the entry.
         StorageError: The target failed; run it again, and it continues with what was written.
 
     Durability: The run is durable on return. After a stop at any point the backup has its state from before.
@@ -69,31 +94,14 @@ def back_up(
         for each ledger.
     """
     flag_of(dry_run, "dry_run")
+    flag_of(skip_damaged, "skip_damaged")
     known, report_to = _passwords_of(passwords), progress_of(progress) or _ignore
     with _source_of(source, known) as opened, _target_of(target, storage_options, writes=not dry_run) as kept:
-        run = BackupRun(opened, kept, known, report_to)
+        run = BackupRun(opened, kept, known, report_to, skip_damaged=skip_damaged)
         return run.plan() if dry_run else run.run()
 
 
-async def back_up_async(
-    source: str | os.PathLike[str] | LedgerManager,
-    target: str | os.PathLike[str],
-    *,
-    passwords: Passwords | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    dry_run: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> BackupReport:
-    """Back up as ``back_up`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(
-        back_up,
-        source,
-        target,
-        passwords=passwords,
-        storage_options=storage_options,
-        dry_run=dry_run,
-        progress=progress,
-    )
+back_up_async = _in_thread(back_up)
 
 
 def verify_backup(
@@ -103,7 +111,7 @@ def verify_backup(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> BackupCheckReport:
-    """Check every manifest, pack and entry of a backup as of its last run; nothing is changed.
+    """Check every manifest, pack and entry that a run of a backup has; nothing is changed.
 
     Args:
         target: The directory or the URL of fsspec.
@@ -127,17 +135,7 @@ def verify_backup(
         return verify_target(kept, known, report_to)
 
 
-async def verify_backup_async(
-    target: str | os.PathLike[str],
-    *,
-    passwords: Passwords | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> BackupCheckReport:
-    """Verify as ``verify_backup`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(
-        verify_backup, target, passwords=passwords, storage_options=storage_options, progress=progress
-    )
+verify_backup_async = _in_thread(verify_backup)
 
 
 def list_backup_runs(
@@ -160,11 +158,54 @@ def list_backup_runs(
         return tuple(existing_chain(kept).runs)
 
 
-async def list_backup_runs_async(
-    target: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
-) -> tuple[BackupRunInfo, ...]:
-    """Return the runs as ``list_backup_runs`` does, in a thread."""
-    return await asyncio.to_thread(list_backup_runs, target, storage_options=storage_options)
+list_backup_runs_async = _in_thread(list_backup_runs)
+
+
+def prune_backup(
+    target: str | os.PathLike[str],
+    *,
+    keep: int,
+    keep_seconds: float | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> PruneReport:
+    """Remove the oldest runs of a backup, and the packs that no other run needs.
+
+    The runs that are kept stay as they are. A pack is kept as long as one of them needs an entry in it.
+
+    Args:
+        target: The directory or the URL of fsspec.
+        keep: How many of the last runs are kept, at least 1.
+        keep_seconds: Keep all runs, too, that ended at most so many seconds ago, and those after them.
+        storage_options: As fsspec takes them for a URL.
+        dry_run: Return what would be removed; nothing is changed.
+
+    Returns:
+        What was removed, and which runs are kept.
+
+    Raises:
+        UsageError: There is no backup, or an argument is wrong.
+        StoreLockedError: A backup is being made in the directory.
+        CorruptError: A manifest is damaged or missing; nothing was changed.
+        StorageError: The target failed; call it again.
+
+    Durability: The removal is one step. After a stop at any point all runs are there, or those that are kept; the next
+        call, or the next run, removes what is left of the others.
+    Threads: Any; while no run is removed that is being restored or verified, as that fails then.
+    Cost: Reads the manifests, and no packs.
+    """
+    flag_of(dry_run, "dry_run")
+    kept_runs = whole_from(keep, 1, "keep", "how many runs are kept")
+    seconds = None if keep_seconds is None else _seconds_of(keep_seconds)
+    with _target_of(target, storage_options, writes=False) as kept:
+        pruning = Pruning(kept, keep=kept_runs, keep_seconds=seconds)  # before a directory is made that is not there
+        if dry_run:
+            return pruning.plan()
+    with _target_of(target, storage_options, writes=True) as kept:
+        return Pruning(kept, keep=kept_runs, keep_seconds=seconds).run()
+
+
+prune_backup_async = _in_thread(prune_backup)
 
 
 def restore_backup(
@@ -233,31 +274,7 @@ def restore_backup(
         return restore_store(kept, path_of(destination), run=run, passwords=known, progress=report_to, dry_run=dry_run)
 
 
-async def restore_backup_async(
-    target: str | os.PathLike[str],
-    destination: str | os.PathLike[str] | LedgerManager,
-    *,
-    run: int | None = None,
-    passwords: Passwords | None = None,
-    new_ids: bool = False,
-    ledgers: Iterable[int] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    dry_run: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> RestoreReport:
-    """Restore as ``restore_backup`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(
-        restore_backup,
-        target,
-        destination,
-        run=run,
-        passwords=passwords,
-        new_ids=new_ids,
-        ledgers=ledgers,
-        storage_options=storage_options,
-        dry_run=dry_run,
-        progress=progress,
-    )
+restore_backup_async = _in_thread(restore_backup)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
@@ -301,6 +318,12 @@ def _passwords_of(passwords: Passwords | None) -> Passwords:
     if not isinstance(passwords, Passwords):
         raise UsageError(f"passwords is {type(passwords).__name__}; it takes pybk.Passwords(default, types, ledgers)")
     return passwords
+
+
+def _seconds_of(value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not isfinite(value) or value < 0:
+        raise UsageError(f"keep_seconds is {value!r:.50}; it takes a number of seconds, from 0 up")
+    return float(value)
 
 
 def _ignore(done: int, total: int) -> None:

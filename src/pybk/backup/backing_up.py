@@ -3,8 +3,8 @@
 Theory of operation
 ===================
 
-1. *Read* the chain of the target. An empty target gets the manifest of run 0 first. A target that has another store's
-   backup, or files that are no backup, is refused.
+1. *Read* the chain of the target. An empty target gets an empty base first. A target that has another store's backup,
+   or files that are no backup, is refused.
 2. *Cut*: the source returns the state of all ledgers after one commit. Nothing stands still afterwards.
 3. *Copy*: for each ledger that grew, the entries after those that the backup has go into packs. Entries are immutable,
    so copying them later than the cut makes no difference. A ledger that is deleted before its new entries were copied
@@ -12,6 +12,9 @@ Theory of operation
    less to copy, and the time in which a ledger can vanish becomes shorter.
 4. *Publish*: the manifest of the run is put, in one step. Only now the backup has another state; whatever ends the run
    before leaves the backup as it was.
+
+A damaged entry ends the run, or ends its ledger in the backup with the entry before it; then the manifest says so, and
+the next run tries the rest again. Of a cluster, which has other copies, a ledger that cannot be read is left as it was.
 
 An interrupted run leaves packs that no manifest names. The next run checks them, and takes over the entries in those
 that are whole, so that it continues instead of beginning again.
@@ -27,30 +30,33 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from pybk.backup.chain import pack_name, read_chain, run_name, unnamed_packs
-from pybk.backup.checking import LedgerChecks
-from pybk.backup.manifest import KeptLedger, Manifest, PackInfo
+from pybk.backup.chain import pack_name, put_manifest, read_chain, unnamed_packs
+from pybk.backup.checking import LedgerCheck, LedgerChecks
+from pybk.backup.manifest import KeptLedger, Manifest, PackInfo, opened
 from pybk.backup.pack import (
     BACKUP_ID_BYTES,
     PACK_BYTES,
+    PACK_BYTES_MAX,
     LedgerKey,
     PackBuilder,
     Piece,
     pack_hash,
     read_pack,
 )
+from pybk.backup.pruning import remove_superseded
 from pybk.backup.source import Cut, LedgerCut, Source
 from pybk.backup.target import Target
 from pybk.credentials import Passwords
+from pybk.entry import EntryBatch
 from pybk.errors import (
     ClosedError,
     CookieError,
     CorruptError,
+    DigestMismatchError,
     NoSuchLedgerError,
     PybkError,
-    StorageError,
     StorageRefusedError,
     UsageError,
 )
@@ -59,6 +65,8 @@ CUTS_MAX: Final = 100
 """Cuts of one run, before it gives up because ledgers are deleted faster than they are copied."""
 
 _BATCH_BYTES: Final = 1 << 20
+
+_T = TypeVar("_T")
 
 Progress = Callable[[int, int], None]
 
@@ -78,7 +86,7 @@ class BackupReport(NamedTuple):
         durable_lsn: The backup has everything up to this commit of the store's log; 0 for a cluster.
         unauthenticated: The ledgers whose new entries were checked by checksum alone, because their digests need a
             password that was not given.
-        left_out: A sentence for each ledger of a cluster that could not be copied; the backup keeps its last copy.
+        left_out: A sentence for each ledger that could not be copied, or not whole; the manifest has them, too.
     """
 
     run: int
@@ -94,6 +102,19 @@ class BackupReport(NamedTuple):
     left_out: tuple[str, ...]
 
 
+class _LeftOutError(PybkError):
+    """A ledger cannot be copied, or not whole, and the run continues.
+
+    Args:
+        message: A sentence for the manifest.
+        rest: The ledger as the backup has it then; None if it has nothing of it.
+    """
+
+    def __init__(self, message: str, rest: LedgerCut | None) -> None:
+        super().__init__(message)
+        self.rest = rest
+
+
 class BackupRun:
     """One run; see the head of this module.
 
@@ -102,6 +123,8 @@ class BackupRun:
         target: Where.
         passwords: The known passwords.
         progress: Called with the payload bytes copied and to copy.
+        skip_damaged: Whether a ledger of a store that is damaged is copied up to its first damaged entry; otherwise it
+            ends the run.
         pack_bytes: A pack with more bytes takes no more records.
     """
 
@@ -112,11 +135,13 @@ class BackupRun:
         passwords: Passwords,
         progress: Progress,
         *,
+        skip_damaged: bool = False,
         pack_bytes: int = PACK_BYTES,
     ) -> None:
         self._source = source
         self._target = target
         self._progress = progress
+        self._skip_damaged = skip_damaged
         self._pack_bytes = pack_bytes
         self._identity = source.identity
         self._checks = LedgerChecks(self._identity, passwords)
@@ -164,10 +189,13 @@ class BackupRun:
         """Make the run; durable on return.
 
         Raises:
-            CorruptError, DigestMismatchError: An entry is damaged; the backup is as it was before.
-            StorageRefusedError: Ledgers are deleted faster than they are copied.
+            CorruptError, DigestMismatchError, StorageError: An entry is damaged or cannot be read; the backup is as it
+                was before.
+            StorageRefusedError: Ledgers are deleted faster than they are copied; or another process writes to the
+                backup.
         """
         self._begin()
+        remove_superseded(self._target, self._chain)
         self._take_unnamed(remove=True)
         for _ in range(CUTS_MAX):
             cut = self._cut()
@@ -184,17 +212,16 @@ class BackupRun:
         return self._publish(cut)
 
     def _begin(self) -> None:
-        """Write the manifest of run 0 to an empty target."""
+        """Write an empty base to an empty target."""
         if self._chain.source is None:
-            manifest = Manifest(
-                secrets.token_bytes(BACKUP_ID_BYTES), 0, b"", self._identity, time.time_ns(), 0, 0, 0, ()
-            )
-            self._put_manifest(manifest)
+            backup_id, now = secrets.token_bytes(BACKUP_ID_BYTES), time.time_ns()
+            base = Manifest(True, backup_id, 0, b"", self._identity, now, 0, 0, 0, ())
+            self._written += put_manifest(self._target, base)
             self._chain = read_chain(self._target)
 
     @property
     def _next_run(self) -> int:
-        return len(self._chain.runs) + 1
+        return self._chain.last.run + 1 if self._chain.last is not None else 1
 
     def _cut(self) -> Cut:
         """Return a cut of the source, which must not be older than the backup."""
@@ -217,9 +244,9 @@ class BackupRun:
     def _take_unnamed(self, *, remove: bool = False) -> None:
         """Take over the packs of an interrupted run that are whole; remove others if asked to."""
         for number in unnamed_packs(self._target, self._chain):
-            data = self._target.read(pack_name(number))
             where = f"{self._target.where}/{pack_name(number)}"
             try:
+                data = self._target.read(pack_name(number), PACK_BYTES_MAX)
                 found = list(read_pack(data, self._chain.backup_id, number, where=where))
             except CorruptError:
                 if remove:
@@ -258,7 +285,7 @@ class BackupRun:
     # ---- copying -----------------------------------------------------------------------------------------------------
 
     def _copy(self, cut: Cut) -> Cut:
-        """Copy the entries of a cut that the backup lacks; return it without the ledgers that could not be read.
+        """Copy the entries of a cut that the backup lacks; return it as far as it could be read.
 
         Raises:
             NoSuchLedgerError: A ledger was deleted meanwhile; what was copied so far is remembered.
@@ -268,29 +295,36 @@ class BackupRun:
             each.length - (0 if kept is None else kept.length) for each, kept in zip(cut.ledgers, known, strict=True)
         )
         self._total_bytes = max(grown, self._done_bytes)
-        failed: dict[int, str] = {}
+        copied: list[LedgerCut] = []
+        left_out = dict(cut.left_out)
         try:
             for ledger in cut.ledgers:
-                first = self._pieces(ledger)[1]
                 try:
-                    if first <= ledger.last:
-                        self._copy_ledger(ledger, first)
-                except NoSuchLedgerError:
-                    raise
-                except PybkError as error:
-                    if not self._source.skips_unreadable or isinstance(error, StorageError | ClosedError):
-                        raise
-                    failed[ledger.metadata.ledger_id] = str(error)
+                    self._copy_ledger(ledger)
+                    copied.append(ledger)
+                except _LeftOutError as error:
+                    left_out[ledger.metadata.ledger_id] = str(error)
+                    if error.rest is not None:
+                        copied.append(error.rest)
         finally:
             self._put_pack()
-        copied = [ledger for ledger in cut.ledgers if ledger.metadata.ledger_id not in failed]
-        return cut._replace(ledgers=copied, left_out=[*cut.left_out, *failed.items()])
+        return cut._replace(ledgers=copied, left_out=left_out)
 
-    def _copy_ledger(self, ledger: LedgerCut, first: int) -> None:
-        check = self._checks.of(ledger.metadata, first)
+    def _copy_ledger(self, ledger: LedgerCut) -> None:
+        """Copy the entries of a ledger that the backup lacks.
+
+        Raises:
+            _LeftOutError: It cannot be copied whole, and the run continues.
+        """
+        known, first = self._known(ledger), self._pieces(ledger)[1]
+        if ledger.last == (-1 if known is None else known.last):
+            return
+        length = known.length if known is not None and first == known.last + 1 else None
+        check = self._attempt(ledger, lambda: self._checks.of(ledger.metadata, min(first, ledger.last), length))
+        if first > ledger.last:  # an interrupted run had copied them all, and may have ended because of the next check
+            self._read(ledger, check, ledger.last)
         while first <= ledger.last:
-            found = self._source.read(ledger.metadata, first, ledger.last, _BATCH_BYTES)
-            nbytes = check.add(first, found.buffer, found.offsets, found.sizes)
+            found, nbytes = self._read(ledger, check, first)
             if self._pack is None:
                 number = max([0, *self._chain.packs, *self._packs]) + 1
                 self._pack = PackBuilder(self._chain.backup_id, number)
@@ -302,7 +336,71 @@ class BackupRun:
             self._progress(self._done_bytes, max(self._total_bytes, self._done_bytes))
             if self._pack.nbytes >= self._pack_bytes:
                 self._put_pack()
-        check.finish(ledger.last, ledger.length)
+        self._attempt(ledger, lambda: check.finish(ledger.last, ledger.length))
+
+    def _attempt(self, ledger: LedgerCut, call: Callable[[], _T]) -> _T:
+        """Return what a check of a whole ledger returns; if it fails, leave out what is new of the ledger, or raise."""
+        try:
+            return call()
+        except PybkError as error:
+            if not (self._source.has_replicas or self._skip_damaged):
+                raise
+            raise self._all_left_out(ledger, error) from error
+
+    def _read(self, ledger: LedgerCut, check: LedgerCheck, first: int) -> tuple[EntryBatch, int]:
+        """Return sound entries of a ledger from ``first`` on, and their payload bytes.
+
+        If there is damage, ever fewer entries are read, until those before the damage can be, or the damaged one is
+        known.
+        """
+        last = ledger.last
+        while True:
+            try:
+                found = self._source.read(ledger.metadata, first, last, _BATCH_BYTES)
+                return found, check.add(first, found.buffer, found.offsets, found.sizes)
+            except (ClosedError, NoSuchLedgerError, StorageRefusedError):
+                raise
+            except PybkError as error:
+                if self._source.has_replicas:
+                    raise self._all_left_out(ledger, error) from error
+                if last == first:
+                    raise self._damaged(ledger, check, first, error) from error
+            last = first + (last - first) // 2
+
+    def _damaged(self, ledger: LedgerCut, check: LedgerCheck, first: int, error: PybkError) -> PybkError:
+        """Return the error of a ledger whose entry ``first`` is damaged."""
+        ledger_id = ledger.metadata.ledger_id
+        if not self._skip_damaged:
+            text = (
+                f"entry {first} of ledger {ledger_id} cannot be copied: {error}; or copy the ledger up to the entry "
+                "before it: skip_damaged=True, --skip-damaged"
+            )
+            return DigestMismatchError(text) if isinstance(error, DigestMismatchError) else CorruptError(text)
+        try:
+            length = self._length_before(ledger, check, first)
+        except (CorruptError, DigestMismatchError):
+            return self._all_left_out(ledger, error)
+        rest = LedgerCut(opened(ledger.metadata), first - 1, min(ledger.lac, first - 1), length)
+        return _LeftOutError(f"entries {first} to {ledger.last} of ledger {ledger_id} are left out: {error}", rest)
+
+    def _length_before(self, ledger: LedgerCut, check: LedgerCheck, first: int) -> int:
+        """Return the payload bytes of a ledger before entry ``first``, the next that the check expects."""
+        if check.length is not None:
+            return check.length
+        # An interrupted run had copied the entry before it, which says it.
+        before = self._checks.of(ledger.metadata, first - 1)
+        found = self._source.read(ledger.metadata, first - 1, first - 1, _BATCH_BYTES)
+        before.add(first - 1, found.buffer, found.offsets, found.sizes)
+        assert before.length is not None, "an entry was added"
+        return before.length
+
+    def _all_left_out(self, ledger: LedgerCut, error: PybkError) -> _LeftOutError:
+        """Return the error of a ledger that stays as the last run has it."""
+        known = self._known(ledger)
+        rest = None if known is None else LedgerCut(known.decoded(), known.last, known.lac, known.length)
+        first = 0 if known is None else known.last + 1
+        text = f"entries {first} to {ledger.last} of ledger {ledger.metadata.ledger_id} are left out: {error}"
+        return _LeftOutError(text, rest)
 
     def _put_pack(self) -> None:
         """Write the pack that is being filled."""
@@ -321,7 +419,7 @@ class BackupRun:
     def _changes(self, cut: Cut, *, planned: bool = False) -> dict[int, KeptLedger | None]:
         """Return the ledgers that differ from the last run; with ``planned``, although entries are not copied yet."""
         changes: dict[int, KeptLedger | None] = {}
-        kept_ids = {ledger_id for ledger_id, _ in cut.left_out}
+        kept_ids = {*cut.left_out}
         for ledger in cut.ledgers:
             pieces, first = self._pieces(ledger)
             assert planned or first == ledger.last + 1, "all entries were copied"
@@ -339,8 +437,10 @@ class BackupRun:
         changed = [row for row in cut.named if self._chain.named.get(row.name) != row]
         removed = [row._replace(value=None) for row in self._chain.named.values() if row.name not in named]
         run = self._next_run
-        self._put_manifest(
+        self._written += put_manifest(
+            self._target,
             Manifest(
+                base=False,
                 backup_id=self._chain.backup_id,
                 run=run,
                 previous=self._chain.last_hash,
@@ -352,22 +452,19 @@ class BackupRun:
                 packs=tuple(info for number, info in sorted(self._packs.items()) if number in used),
                 ledgers=changes,
                 named=(*changed, *removed),
-            )
+                left_out=cut.left_out,
+            ),
         )
         for number in self._packs.keys() - used:
             self._target.remove(pack_name(number))  # all of its ledgers were deleted before the run ended
         return self._report(cut, changes, run)
 
-    def _put_manifest(self, manifest: Manifest) -> None:
-        data = manifest.encode()
-        self._target.put(run_name(manifest.run), data)
-        self._written += len(data)
-
     def _report(self, cut: Cut, changes: dict[int, KeptLedger | None], run: int) -> BackupReport:
         gone = sum(kept is None for kept in changes.values())
+        kept_as_they_were = cut.left_out.keys() & self._chain.ledgers
         return BackupReport(
             run=run,
-            ledgers=len(cut.ledgers) + len(cut.left_out),
+            ledgers=len({*(each.metadata.ledger_id for each in cut.ledgers), *kept_as_they_were}),
             changed=len(changes) - gone,
             gone=gone,
             entries=self._entries,
@@ -376,5 +473,5 @@ class BackupRun:
             written_bytes=self._written,
             durable_lsn=cut.durable_lsn,
             unauthenticated=len(self._checks.unauthenticated),
-            left_out=tuple(why for _, why in cut.left_out),
+            left_out=tuple(cut.left_out.values()),
         )

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from pybk.backup.manifest import KeptLedger, Manifest, PackInfo, SourceIdentity, manifest_hash
+from pybk.backup.manifest import MANIFEST_BYTES_MAX, KeptLedger, Manifest, PackInfo, SourceIdentity, manifest_hash
 from pybk.backup.pack import PackedEntries, pack_hash, read_pack
-from pybk.backup.target import Target
-from pybk.errors import CorruptError, UsageError
+from pybk.backup.target import Target, missing
+from pybk.errors import CorruptError, StorageRefusedError, UsageError
 from pybk.storage.format.index_rows import NamedRow
 
+_BASE: Final = "base-"
 _RUN: Final = "run-"
 _PACK: Final = "pack-"
 _DIGITS: Final = 8
 
 
-def run_name(number: int) -> str:
-    """Return the name of a run's manifest."""
-    return f"{_RUN}{number:0{_DIGITS}d}"
+def manifest_name(number: int, *, base: bool) -> str:
+    """Return the name of the manifest of a run, or of the base in its place."""
+    return f"{_BASE if base else _RUN}{number:0{_DIGITS}d}"
 
 
 def pack_name(number: int) -> str:
@@ -27,7 +28,7 @@ def pack_name(number: int) -> str:
 
 
 def numbers_of(names: list[str], prefix: str) -> list[int]:
-    """Return the numbers of the files that ``run_name`` or ``pack_name`` names, ascending."""
+    """Return the numbers of the files that ``manifest_name`` or ``pack_name`` names, ascending."""
     return sorted(int(name[len(prefix) :]) for name in names if name.startswith(prefix) and _is_number(name, prefix))
 
 
@@ -44,9 +45,11 @@ class BackupRunInfo(NamedTuple):
         created_ns: When it ended, nanoseconds since 1970.
         durable_lsn: The LSN of the last commit in it; 0 for a cluster.
         ledgers: The ledgers in it.
-        changed: The ledgers that changed since the run before, those that are gone not counted.
+        changed: The ledgers that changed since the run before, those that are gone not counted; all for the first run,
+            and for one before which runs were removed.
         gone: The ledgers that are gone since the run before.
-        nbytes: The bytes that it has written.
+        nbytes: The bytes that it has written; for one before which runs were removed, those that it is made of.
+        left_out: The ledgers that it could not copy, or not whole.
     """
 
     run: int
@@ -56,43 +59,61 @@ class BackupRunInfo(NamedTuple):
     changed: int
     gone: int
     nbytes: int
+    left_out: int
 
 
 class Chain:
-    """The state of a backup as of one run. Run 0 is empty: it is written before the first, to name what is backed up.
+    """The state of a backup as of one run. Base 0 is empty: it is written before the first, to name what is backed up.
+
+    Args:
+        collects_earlier: Whether ``earlier`` is filled, which takes memory.
 
     Attributes:
-        backup_id: The 16 bytes of the backup; empty before run 0.
-        source: What is backed up; None before run 0.
-        last: The manifest of the run; None before run 0.
-        last_hash: The SHA-256 of that manifest; empty before run 0.
+        base: The number of the base.
+        backup_id: The 16 bytes of the backup; empty before the base.
+        source: What is backed up; None before the base.
+        last: The manifest of the run; None before the base.
+        last_hash: The SHA-256 of that manifest; empty before the base.
         ledgers: The ledgers, by id.
+        earlier: The last state of each ledger that an earlier run has, and this run has not.
         named: The named records, by name.
         packs: The packs of all runs, by number.
-        runs: The runs from 1 on.
+        runs: The runs, the oldest first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, collects_earlier: bool = False) -> None:
+        self._collects_earlier = collects_earlier
+        self.base = 0
         self.backup_id = b""
         self.source: SourceIdentity | None = None
         self.last: Manifest | None = None
         self.last_hash = b""
         self.ledgers: dict[int, KeptLedger] = {}
+        self.earlier: list[KeptLedger] = []
         self.named: dict[str, NamedRow] = {}
         self.packs: dict[int, PackInfo] = {}
         self.runs: list[BackupRunInfo] = []
 
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """A sentence for each ledger that the run could not copy, or not whole, by id."""
+        return {} if self.last is None else self.last.left_out
+
     def apply(self, data: bytes, number: int, *, where: str) -> None:
-        """Apply the manifest of the next run.
+        """Apply the base, or the manifest of the next run.
 
         Raises:
             CorruptError: It is damaged, or it is not that of the next run of this backup.
         """
         manifest = Manifest.decode(data, where=where)
-        first = self.source is None
-        expected = (number, self.last_hash, self.backup_id, self.source)
-        backup_id, source = (self.backup_id, self.source) if first else (manifest.backup_id, manifest.source)
-        if (manifest.run, manifest.previous, backup_id, source) != expected:
+        base = self.source is None
+        expected = (base, number, self.last_hash, self.backup_id, self.source)
+        previous, backup_id, source = (
+            (self.last_hash, self.backup_id, self.source)
+            if base
+            else (manifest.previous, manifest.backup_id, manifest.source)
+        )
+        if (manifest.base, manifest.run, previous, backup_id, source) != expected:
             raise CorruptError(
                 f"{where}: run {manifest.run} of backup {manifest.backup_id.hex()} of {manifest.source} does not "
                 f"follow the run before it; put the right file in its place",
@@ -100,6 +121,9 @@ class Chain:
             )
         gone = 0
         for ledger_id, kept in manifest.ledgers.items():
+            before = self.ledgers.get(ledger_id)
+            if self._collects_earlier and before is not None and not _begins_with(kept, before):
+                self.earlier.append(before)
             if kept is None:
                 self.ledgers.pop(ledger_id, None)
                 gone += 1
@@ -112,13 +136,24 @@ class Chain:
                 self.named[row.name] = row
         self.packs.update((pack.number, pack) for pack in manifest.packs)
         self.backup_id, self.source, self.last = manifest.backup_id, manifest.source, manifest
-        self.last_hash = manifest_hash(data)
+        if base:
+            self.base = number
+        self.last_hash = manifest.previous if base and number else manifest_hash(data)
         if not number:
             return
         nbytes = len(data) + sum(pack.nbytes for pack in manifest.packs)
         changed = len(manifest.ledgers) - gone
         self.runs.append(
-            BackupRunInfo(number, manifest.created_ns, manifest.durable_lsn, len(self.ledgers), changed, gone, nbytes)
+            BackupRunInfo(
+                number,
+                manifest.created_ns,
+                manifest.durable_lsn,
+                len(self.ledgers),
+                changed,
+                gone,
+                nbytes,
+                len(manifest.left_out),
+            )
         )
 
     def read_pack(self, target: Target, number: int) -> Iterator[PackedEntries]:
@@ -131,7 +166,7 @@ class Chain:
         known = self.packs.get(number)
         if known is None:
             raise CorruptError(f"{where}: no run names this pack, but a ledger's entries are in it", path=where)
-        data = target.read(pack_name(number))
+        data = target.read(pack_name(number), known.nbytes)
         if (len(data), pack_hash(data)) != (known.nbytes, known.sha256):
             raise CorruptError(
                 f"{where}: {len(data)} bytes that are not those that the backup wrote; restore the file from another "
@@ -141,12 +176,18 @@ class Chain:
         yield from read_pack(data, self.backup_id, number, where=where)
 
 
-def read_chain(target: Target, *, run: int | None = None) -> Chain:
+def _begins_with(kept: KeptLedger | None, before: KeptLedger) -> bool:
+    """Return whether a ledger consists of the entries of an earlier state of it, and maybe more."""
+    return kept is not None and kept.pieces[: len(before.pieces)] == before.pieces
+
+
+def read_chain(target: Target, *, run: int | None = None, collects_earlier: bool = False) -> Chain:
     """Read the manifests of a backup up to a run.
 
     Args:
         target: The backup.
         run: The last run to read; None for all. An interrupted run has no manifest, and counts for nothing.
+        collects_earlier: As for ``Chain``.
 
     Returns:
         The chain; empty if there is no run.
@@ -157,32 +198,69 @@ def read_chain(target: Target, *, run: int | None = None) -> Chain:
 
     Cost: Reads all manifests; some 2 KiB of memory for each ledger.
     """
-    numbers = numbers_of(target.names(), _RUN)
-    if run is not None and run not in numbers[1:]:
-        raise UsageError(f"{target.where} has no run {run}; its runs are {_listed(numbers[1:])}")
-    chain = Chain()
-    for expected, number in enumerate(numbers if run is None else numbers[: numbers.index(run) + 1]):
-        where = f"{target.where}/{run_name(number)}"
+    names = target.names()
+    bases, all_runs = numbers_of(names, _BASE), numbers_of(names, _RUN)
+    chain = Chain(collects_earlier=collects_earlier)
+    if not bases:
+        if all_runs:
+            raise missing(f"{target.where}/{manifest_name(0, base=True)}")
+        return chain
+    base = bases[-1]
+    runs = [number for number in all_runs if number > base]
+    found = [base, *runs] if base else runs
+    if run is not None:
+        if run not in found:
+            raise UsageError(f"{target.where} has no run {run}; its runs are {_listed(found)}")
+        runs = [number for number in runs if number <= run]
+    _apply(chain, target, base, base=True)
+    for expected, number in enumerate(runs, base + 1):
         if number != expected:
-            raise CorruptError(
-                f"{target.where}/{run_name(expected)} is missing, but there is a later run; restore the file from "
-                "another copy of the backup",
-                path=where,
-            )
-        chain.apply(target.read(run_name(number)), number, where=where)
+            raise missing(f"{target.where}/{manifest_name(expected, base=False)}")
+        _apply(chain, target, number, base=False)
     return chain
 
 
-def existing_chain(target: Target, *, run: int | None = None) -> Chain:
+def _apply(chain: Chain, target: Target, number: int, *, base: bool) -> None:
+    name = manifest_name(number, base=base)
+    chain.apply(target.read(name, MANIFEST_BYTES_MAX), number, where=f"{target.where}/{name}")
+
+
+def put_manifest(target: Target, manifest: Manifest) -> int:
+    """Write a manifest, and return its bytes.
+
+    Raises:
+        StorageRefusedError: It is too large; or there is one of this run, which another process has written.
+    """
+    data, name = manifest.encode(), manifest_name(manifest.run, base=manifest.base)
+    if len(data) > MANIFEST_BYTES_MAX:
+        raise StorageRefusedError(
+            f"{target.where}/{name} would have {len(data)} bytes, but at most {MANIFEST_BYTES_MAX} are read again; "
+            "begin a new backup in an empty directory"
+        )
+    target.put(name, data)
+    return len(data)
+
+
+def existing_chain(target: Target, *, run: int | None = None, collects_earlier: bool = False) -> Chain:
     """Read a backup that exists, as ``read_chain``.
 
     Raises:
         UsageError: There is no backup at the target, or none whose first run ended.
     """
-    chain = read_chain(target, run=run)
+    chain = read_chain(target, run=run, collects_earlier=collects_earlier)
     if not chain.runs:
         raise UsageError(f"there is no backup at {target.where}, or its first run did not end; check the path")
     return chain
+
+
+def superseded(target: Target, chain: Chain) -> list[tuple[int, bool]]:
+    """Return the manifests before the chain's, which a removal of runs that was interrupted left: number, whether base.
+
+    The oldest first, so that what is removed first is what nothing refers to.
+    """
+    names, first = target.names(), chain.base
+    old = [(number, True) for number in numbers_of(names, _BASE) if number < first]
+    return sorted(old + [(number, False) for number in numbers_of(names, _RUN) if number <= first])
 
 
 def unnamed_packs(target: Target, chain: Chain) -> list[int]:

@@ -31,12 +31,13 @@ class LedgerCheck:
         checks: Knows the passwords.
         metadata: The ledger's metadata.
         first: The id of the first entry that ``add`` is given.
+        length: The ledger's payload bytes before it; None if they are not known.
 
     Attributes:
         authenticated: Whether the entries' digests are checked.
     """
 
-    def __init__(self, checks: LedgerChecks, metadata: LedgerMetadata, first: int) -> None:
+    def __init__(self, checks: LedgerChecks, metadata: LedgerMetadata, first: int, length: int | None) -> None:
         self._metadata = metadata
         self._seal = checks.seal_of(metadata)
         self._extent = Extent.of(metadata) or Extent(metadata.ledger_id, 0, 1, 0)
@@ -44,8 +45,14 @@ class LedgerCheck:
         self.authenticated: Final = digest is not None
         self._digest = digest or entry_digest(DigestType.NONE, self._extent.ledger_id)
         self._overhead = ENTRY_HEADER_BYTES + digest_bytes(metadata.digest_type)
-        from_start = first == 0 and self._extent.first == 0
-        self._end: LastEntry | None = LastEntry(0, b"") if from_start else None
+        if first == 0 and self._extent.first == 0:
+            length = 0
+        self._end: LastEntry | None = None if length is None else LastEntry(length, b"")
+
+    @property
+    def length(self) -> int | None:
+        """The ledger's payload bytes up to the last entry that was added; None before the first if not known."""
+        return None if self._end is None else self._end.length
 
     def add(self, first: int, buffer: memoryview, offsets: Int64s, sizes: Int64s) -> int:
         """Check entries that follow those of the call before, and return their payload bytes.
@@ -133,9 +140,9 @@ class LedgerChecks:
 
         return RightsKey(keys.right_key).public
 
-    def of(self, metadata: LedgerMetadata, first: int) -> LedgerCheck:
-        """Return the check of a ledger's entries from ``first`` on."""
-        check = LedgerCheck(self, metadata, first)
+    def of(self, metadata: LedgerMetadata, first: int, length: int | None = None) -> LedgerCheck:
+        """Return the check of a ledger's entries from ``first`` on, before which it has ``length`` payload bytes."""
+        check = LedgerCheck(self, metadata, first, length)
         if not check.authenticated:
             self.unauthenticated.add(metadata.ledger_id)
         return check

@@ -40,7 +40,7 @@ class ClusterSource:
         passwords: The known passwords.
     """
 
-    skips_unreadable = True
+    has_replicas = True
 
     def __init__(self, manager: LedgerManager, backend: ClusterBackend, passwords: Passwords) -> None:
         self._manager = manager
@@ -56,20 +56,23 @@ class ClusterSource:
 
     def cut(self) -> Cut:
         """See ``Source``; makes requests to bookies for each ledger that is not closed."""
-        ledgers, left_out = [], []
+        ledgers: list[LedgerCut] = []
+        left_out: dict[int, str] = {}
         for found in self._backend.ledgers():
             # Where the copies are, and how often that changed, is the cluster's business and not the backup's.
             metadata = replace(found, fragments=(), version=0)
             try:
-                ledgers.append(self._cut_of(metadata))
+                cut = self._cut_of(metadata)
             except NoSuchLedgerError:
                 continue
             except PybkError as error:
-                left_out.append((metadata.ledger_id, str(error)))
+                left_out[metadata.ledger_id] = str(error)
+                continue
+            if cut is None:
+                left_out[metadata.ledger_id] = _NOT_CLOSED.format(metadata.ledger_id)
             else:
-                if ledgers[-1] is None:
-                    left_out.append((metadata.ledger_id, _NOT_CLOSED.format(metadata.ledger_id)))
-        return Cut(0, 0, 0, [each for each in ledgers if each is not None], (), left_out)
+                ledgers.append(cut)
+        return Cut(0, 0, 0, ledgers, (), left_out)
 
     def _cut_of(self, metadata: LedgerMetadata) -> LedgerCut | None:
         """Return a ledger up to its end, or up to its last add confirmed; None if that takes an unknown password."""

@@ -1,9 +1,10 @@
 """Manifests: what each run of a backup holds, as changes since the run before.
 
-A backup is a chain of runs. The manifest of a run names the ledgers that changed since the run before, with where their
-entries lie, the ledgers that are gone, the named records that changed, and the packs that the run has written. It ends
-with a SHA-256 of itself and begins with that of the manifest before it, so a manifest of another backup, a missing one
-and a cut one are noticed. See ``docs/format.md``.
+A backup is a chain: a base, and the runs after it. The manifest of a run names the ledgers that changed since the run
+before, with where their entries lie, the ledgers that are gone, the named records that changed, and the packs that the
+run has written. It ends with a SHA-256 of itself and begins with that of the manifest before it, so a manifest of
+another backup, a missing one and a cut one are noticed. The base of a new backup is number 0 and empty; when old runs
+are removed, a base with the whole state of the oldest that is kept takes its place. See ``docs/format.md``.
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import hashlib
 import json
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from pybk.backup.pack import Piece
+from pybk.backup.pack import PACK_BYTES_MAX, Piece
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.format.index_rows import NamedRow
 
 BACKUP_FORMAT: Final = 1
+MANIFEST_BYTES_MAX: Final = 4 << 30
+"""Bytes of a manifest at most, some ten million ledgers."""
 STORE: Final = "store"
 CLUSTER: Final = "cluster"
 
+_INT_MAX: Final = (1 << 63) - 1
 _REMEDY: Final = "restore this file from another copy of the backup, or begin a new backup in an empty directory"
 
 
@@ -72,6 +76,11 @@ class KeptLedger(NamedTuple):
         return LedgerMetadata.decode(self.metadata, where="a ledger of the backup")
 
 
+def opened(metadata: LedgerMetadata) -> LedgerMetadata:
+    """Return the metadata that a ledger had before it was closed."""
+    return replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0, seal=b"", last_digest=b"")
+
+
 class PackInfo(NamedTuple):
     """A pack that a manifest names: its number, bytes and SHA-256."""
 
@@ -82,12 +91,14 @@ class PackInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One run.
+    """One run, or a base: then all that is said to be new or changed is the whole state.
 
     Attributes:
+        base: Whether it is a base.
         backup_id: The 16 bytes of the backup.
-        run: The number of the run, from 1 up; 0 for the empty one that names what is backed up.
-        previous: The SHA-256 of the manifest before it; empty for run 0.
+        run: The number of the run, from 1 up; 0 for the empty base that names what is backed up.
+        previous: The SHA-256 of the manifest before it; for a base, of the manifest of the same run that it replaces,
+            empty for number 0.
         source: What is backed up.
         created_ns: When the run ended, nanoseconds since 1970.
         durable_lsn: The LSN of the last commit that is in it; 0 for a cluster.
@@ -96,8 +107,10 @@ class Manifest:
         packs: The packs that the run has written.
         ledgers: The ledgers that changed, by id; None for one that is gone.
         named: The named records that changed; without a value: removed.
+        left_out: A sentence for each ledger that this run could not copy, or not whole; all of them, in each run.
     """
 
+    base: bool
     backup_id: bytes
     run: int
     previous: bytes
@@ -109,12 +122,14 @@ class Manifest:
     packs: tuple[PackInfo, ...]
     ledgers: Mapping[int, KeptLedger | None] = field(default_factory=dict)
     named: tuple[NamedRow, ...] = ()
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the bytes of the manifest: lines of JSON, and last the SHA-256 of the lines before."""
         source = self.source
         head = {
             "format": BACKUP_FORMAT,
+            "base": self.base,
             "backup": self.backup_id.hex(),
             "run": self.run,
             "previous": self.previous.hex(),
@@ -135,6 +150,7 @@ class Manifest:
         for row in self.named:
             value = None if row.value is None else _base64(row.value)
             lines.append(_line({"name": row.name, "version": row.version, "value": value}))
+        lines += [_line({"left_out": ledger_id, "why": why}) for ledger_id, why in self.left_out.items()]
         body = b"".join(lines)
         return body + _line({"lines": len(lines), "sha256": hashlib.sha256(body).hexdigest()})
 
@@ -163,28 +179,40 @@ class Manifest:
         unhex = bytes.fromhex
         ledgers: dict[int, KeptLedger | None] = {}
         named = []
+        left_out: dict[int, str] = {}
         for line in lines:
             if "ledger" in line:
-                ledgers[line["ledger"]] = _kept(line)
+                ledgers[_whole(line["ledger"])] = _kept(line)
             elif "gone" in line:
-                ledgers[line["gone"]] = None
+                ledgers[_whole(line["gone"])] = None
+            elif "left_out" in line:
+                left_out[_whole(line["left_out"])] = _text(line["why"])
             else:
                 value = None if line["value"] is None else a2b_base64(line["value"], strict_mode=True)
-                named.append(NamedRow(line["name"], line["version"], value))
+                named.append(NamedRow(_text(line["name"]), _whole(line["version"]), value))
         return cls(
+            base=head["base"] is True,
             backup_id=unhex(head["backup"]),
-            run=head["run"],
+            run=_whole(head["run"]),
             previous=unhex(head["previous"]),
             source=SourceIdentity(
-                head["kind"], unhex(head["store"]), unhex(head["salt"]), head["scrypt"], head["incarnation"]
+                _text(head["kind"]),
+                unhex(head["store"]),
+                unhex(head["salt"]),
+                _whole(head["scrypt"]),
+                _whole(head["incarnation"], (1 << 64) - 1),
             ),
-            created_ns=head["created_ns"],
-            durable_lsn=head["durable_lsn"],
-            next_ledger_id=head["next_ledger_id"],
-            next_creation_sequence=head["next_creation_sequence"],
-            packs=tuple(PackInfo(number, nbytes, unhex(sha256)) for number, nbytes, sha256 in head["packs"]),
+            created_ns=_whole(head["created_ns"]),
+            durable_lsn=_whole(head["durable_lsn"]),
+            next_ledger_id=_whole(head["next_ledger_id"]),
+            next_creation_sequence=_whole(head["next_creation_sequence"]),
+            packs=tuple(
+                PackInfo(_whole(number), _whole(nbytes, PACK_BYTES_MAX), unhex(sha256))
+                for number, nbytes, sha256 in head["packs"]
+            ),
             ledgers=ledgers,
             named=tuple(named),
+            left_out=left_out,
         )
 
 
@@ -201,16 +229,29 @@ def _ledger_fields(ledger_id: int, kept: KeptLedger) -> dict[str, Any]:
 
 def _kept(line: dict[str, Any]) -> KeptLedger:
     """Return the ledger of a line; ValueError if its pieces do not hold its entries exactly once."""
-    pieces = tuple(Piece(*piece) for piece in line["pieces"])
+    pieces = tuple(Piece(*map(_whole, piece)) for piece in line["pieces"])
     last = -1
     for piece in pieces:
         if piece.first != last + 1 or piece.last < piece.first:
             raise ValueError(f"ledger {line['ledger']}: entries {piece.first} to {piece.last} after entry {last}")
         last = piece.last
-    if last != line["last"] or line["lac"] > last:
+    if last != line["last"] or not -1 <= line["lac"] <= last:
         raise ValueError(f"ledger {line['ledger']}: it ends with {line['last']}, LAC {line['lac']}, has up to {last}")
     metadata = a2b_base64(line["metadata"], strict_mode=True)
-    return KeptLedger(metadata, last, line["lac"], line["length"], pieces)
+    return KeptLedger(metadata, last, line["lac"], _whole(line["length"]), pieces)
+
+
+def _whole(value: Any, most: int = _INT_MAX) -> int:
+    """Return a number of a manifest; ValueError if it is none that can be there."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r:.50} is no whole number from 0 to {most}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.50} is no text")
+    return value
 
 
 def _checked_lines(data: bytes) -> Iterator[Any]:

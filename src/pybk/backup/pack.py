@@ -34,6 +34,8 @@ from pybk.storage.format.record import (
 PACK_FORMAT: Final = 1
 PACK_BYTES: Final = 32 << 20
 """A pack with more bytes takes no more records; one batch of entries may exceed it."""
+PACK_BYTES_MAX: Final = 2 << 30
+"""Bytes of a pack at most: ``PACK_BYTES``, and the longest entry that a store can be configured to accept, 1 GiB."""
 
 _MAGIC: Final = b"PYBKBKP1"
 _END_MAGIC: Final = b"PYBKBKE1"

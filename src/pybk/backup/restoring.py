@@ -24,22 +24,22 @@ import shutil
 from array import array
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import replace
 from struct import Struct
 from typing import Final, NamedTuple
 
 from pybk.backup.chain import Chain, existing_chain
-from pybk.backup.manifest import STORE, KeptLedger
+from pybk.backup.manifest import STORE, KeptLedger, opened
 from pybk.backup.target import Target
 from pybk.backup.verifying import ChainReader, EntriesCheck, WantedEntries
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
 from pybk.digest import digest_bytes
 from pybk.entry import ENTRY_HEADER_BYTES
-from pybk.errors import CorruptError, UsageError
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.errors import CorruptError, StoreLockedError, UsageError
+from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import RestoredStore, create_store, note_accepted_loss
+from pybk.storage.format.cookie import read_cookie
 from pybk.storage.io.failures import storage_error
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.store import Store, open_environment
@@ -64,7 +64,8 @@ class RestoreReport(NamedTuple):
         unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; the
             checksums of their records were checked.
         ids: For ledgers of a cluster, the new ids by those in the backup.
-        left_out: A sentence for each ledger of a cluster that was not restored.
+        left_out: A sentence for each ledger that is not restored whole: of a cluster, those that could not be; and all
+            that the run could not copy.
     """
 
     run: int
@@ -80,13 +81,15 @@ class RestoreReport(NamedTuple):
 def planned(chain: Chain, ledgers: Collection[KeptLedger]) -> RestoreReport:
     """Return what a restore of some ledgers of a chain would restore."""
     entries, nbytes = sum(kept.last + 1 for kept in ledgers), sum(kept.length for kept in ledgers)
-    return RestoreReport(chain.runs[-1].run, len(ledgers), entries, nbytes, 0, 0, {})
+    return RestoreReport(chain.runs[-1].run, len(ledgers), entries, nbytes, 0, 0, {}, tuple(chain.left_out.values()))
 
 
 def check_free(path: str) -> None:
-    """Raise UsageError unless a path does not exist, or is an empty directory."""
+    """Raise UsageError unless a path does not exist, or is an empty directory that another can be renamed to."""
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise UsageError(f"{path} is not empty; a store is restored to an empty or a new directory, name another path")
+    if os.path.ismount(path):
+        raise UsageError(f"{path} is a mount point, which nothing can be renamed to; name a new directory in it")
 
 
 def restore_store(
@@ -98,7 +101,7 @@ def restore_store(
         UsageError: The directory is not empty, or the backup is not that of a store, or has no such run.
         CorruptError, DigestMismatchError, SealMismatchError: The backup is damaged; nothing was restored.
     """
-    path = os.path.abspath(path)
+    path = os.path.realpath(path)  # a link to an empty directory cannot be replaced by a directory
     check_free(path)
     chain = existing_chain(target, run=run)
     if chain.source is None or chain.source.kind != STORE:
@@ -115,6 +118,7 @@ def restore_store(
             _remove_leftovers(fs, staging)
             undo.callback(shutil.rmtree, staging, ignore_errors=True)
             report = _Restore(chain, target, staging, passwords, progress).run()
+            _check_own(fs, staging, report.incarnation)
             check_free(path)
             os.rename(staging, path)  # also onto an empty directory
             fs.sync_directory(os.path.dirname(path))
@@ -130,6 +134,13 @@ def _remove_leftovers(fs: OsFileSystem, staging: str) -> None:
         fs.lock(os.path.join(staging, _LOCK)).release()
         shutil.rmtree(staging)
     fs.make_directory(os.path.dirname(staging))
+
+
+def _check_own(fs: OsFileSystem, staging: str, incarnation: int) -> None:
+    """Raise StoreLockedError if another restore, begun at the same moment, has put its store in the place of ours."""
+    cookie = read_cookie(fs, staging)
+    if cookie is None or cookie.incarnation != incarnation:
+        raise StoreLockedError(f"another restore to {staging.removesuffix(SUFFIX)} has begun; wait for its end")
 
 
 class _Restore:
@@ -188,10 +199,11 @@ class _Restore:
                 self._progress(min(done, total), total)
             store.log.flush(kept=True)
             self._complete(store, complete)
-        self._check.finish()
+        for error in self._check.lacking().values():
+            raise error
         empty = [(ledger_id, kept) for ledger_id, kept in self._chain.ledgers.items() if kept.last < 0]
         for ledger_id, kept in empty:
-            self._check.check_empty(ledger_id, kept)
+            self._check.check_empty(kept)
             self._descriptor(store, ledger_id, kept)
         store.log.flush(kept=True)
         self._complete(store, empty)
@@ -200,9 +212,7 @@ class _Restore:
         """Return a ledger's descriptor; the ledger is created, open, in the commit that is forming."""
         found = self._open.get(ledger_id)
         if found is None:
-            metadata = kept.decoded()
-            begun = replace(metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0, seal=b"", last_digest=b"")
-            found, _ = store.stage_create(begun)
+            found, _ = store.stage_create(opened(kept.decoded()))
             self._open[ledger_id] = found
         return found
 

@@ -23,14 +23,14 @@ from functools import lru_cache
 from pybk.backend import LedgerBackend
 from pybk.backup.chain import existing_chain
 from pybk.backup.checking import LedgerChecks
-from pybk.backup.manifest import CLUSTER, KeptLedger
+from pybk.backup.manifest import CLUSTER, KeptLedger, opened
 from pybk.backup.restoring import RestoreReport, planned
 from pybk.backup.target import Target
 from pybk.backup.verifying import ChainReader, WantedEntries
 from pybk.credentials import Passwords
 from pybk.digest import digest_bytes, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES
-from pybk.errors import CorruptError, LedgerExistsError, PybkError, UsageError
+from pybk.errors import CorruptError, LedgerExistsError, NoSuchLedgerError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
 from pybk.manager import LedgerManager, backend_of
@@ -72,11 +72,13 @@ class LedgersRestore:
         if source is None or source.kind != CLUSTER:
             raise UsageError(f"{target.where} is the backup of a store; it is restored to a directory: give its path")
         self._ledgers = self._chain.ledgers if ledgers is None else {each: self._kept(each, target) for each in ledgers}
+        self._left_out = [text for each, text in self._chain.left_out.items() if ledgers is None or each in ledgers]
         self._manager = manager
         self._backend: LedgerBackend = backend_of(manager)
         self._checks = LedgerChecks(source, passwords)
         self._new_ids = new_ids
         self._progress = progress
+        self._done, self._total = 0, sum(kept.length for kept in self._ledgers.values())
         reader = ChainReader(self._chain, target)
         self._read_pack = lru_cache(maxsize=2)(reader.read)
 
@@ -93,7 +95,7 @@ class LedgersRestore:
     def plan(self) -> RestoreReport:
         """Return what would be restored; nothing is written."""
         left_out = [text for each in self._ledgers.values() if (text := self._needed(each.decoded()))]
-        return planned(self._chain, self._ledgers.values())._replace(left_out=tuple(left_out))
+        return planned(self._chain, self._ledgers.values())._replace(left_out=(*self._left_out, *left_out))
 
     def _needed(self, metadata: LedgerMetadata) -> str:
         if self._checks.password_of(metadata) is not None:
@@ -109,9 +111,8 @@ class LedgersRestore:
             NotEnoughBookiesError: There are fewer bookies than a ledger's ensemble takes.
         """
         ids: dict[int, int] = {}
-        left_out: list[str] = []
-        entries = done = 0
-        total = sum(kept.length for kept in self._ledgers.values())
+        left_out = [*self._left_out]
+        entries = 0
         for ledger_id, kept in self._order():
             metadata = kept.decoded()
             password = self._checks.password_of(metadata)
@@ -121,16 +122,19 @@ class LedgersRestore:
             problem = "" if self._new_ids else self._taken(metadata, kept)
             if problem is None:
                 ids[ledger_id] = ledger_id
+                self._add_progress(kept.length)
             elif problem:
                 left_out.append(problem)
                 continue
             else:
                 ids[ledger_id] = self._restore(metadata, kept, password)
             entries += kept.last + 1
-            done += kept.length
-            self._progress(done, total)
         nbytes = sum(self._ledgers[each].length for each in ids)
         return RestoreReport(self._chain.runs[-1].run, len(ids), entries, nbytes, 0, 0, ids, tuple(left_out))
+
+    def _add_progress(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._progress(self._done, self._total)
 
     def _order(self) -> list[tuple[int, KeptLedger]]:
         """Return the ledgers in the order of their first packs, so that a pack is seldom read twice."""
@@ -141,7 +145,7 @@ class LedgersRestore:
         ledger_id = metadata.ledger_id
         try:
             found = self._backend.metadata(ledger_id)
-        except PybkError:
+        except NoSuchLedgerError:
             return ""  # a tombstone is noticed when the ledger is created
         same = found.creation_time_ns == metadata.creation_time_ns
         if same and (found.state, found.last_entry_id, found.length) == (LedgerState.CLOSED, kept.last, kept.length):
@@ -176,7 +180,7 @@ class LedgersRestore:
                 raise CorruptError(f"ledger {metadata.ledger_id}: entry {expected} is not in the backup; verify it")
             found, part = wanted.found, slice(wanted.low, wanted.high)
             offsets, sizes = found.offsets[part], found.sizes[part]
-            check.add(wanted.first, found.buffer, offsets, sizes)
+            nbytes = check.add(wanted.first, found.buffer, offsets, sizes)
             payloads = [
                 found.buffer[start + skipped : start + size]
                 for start, size in zip(offsets.tolist(), sizes.tolist(), strict=True)
@@ -191,6 +195,7 @@ class LedgersRestore:
             else:
                 writer.append_many(payloads)
             expected = wanted.last + 1
+            self._add_progress(nbytes)
         check.finish(kept.last, kept.length)
 
     def _entries(self, ledger_id: int, kept: KeptLedger) -> Iterator[WantedEntries]:
@@ -207,13 +212,8 @@ class LedgersRestore:
             ledger_id = backend.new_ledger_id() if self._new_ids else metadata.ledger_id
             keys = backend.key_ring.ledger_keys(password, ledger_id, key_salt, 0, binding=binding)
             wanted = replace(
-                metadata,
+                opened(metadata),
                 ledger_id=ledger_id,
-                state=LedgerState.OPEN,
-                last_entry_id=-1,
-                length=0,
-                seal=b"",
-                last_digest=b"",
                 key_salt=key_salt,
                 key_epoch=0,
                 key_format=key_format,

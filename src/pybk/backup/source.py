@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from pybk.backup.manifest import STORE, SourceIdentity
@@ -33,7 +34,7 @@ class Cut(NamedTuple):
         next_creation_sequence: As in ``Manifest``.
         ledgers: The ledgers.
         named: The named records.
-        left_out: A sentence for each ledger that the run cannot copy; its last copy stays in the backup.
+        left_out: A sentence for each ledger that the run cannot copy, by id; its last copy stays in the backup.
     """
 
     durable_lsn: int
@@ -41,17 +42,18 @@ class Cut(NamedTuple):
     next_creation_sequence: int
     ledgers: Sequence[LedgerCut]
     named: Sequence[NamedRow]
-    left_out: Sequence[tuple[int, str]] = ()
+    left_out: Mapping[int, str] = MappingProxyType({})
 
 
 class Source(Protocol):
     """What is backed up. Threads: one at a time.
 
     Attributes:
-        skips_unreadable: Whether a ledger that cannot be read is left out; otherwise it ends the run.
+        has_replicas: Whether an entry that cannot be read was sought on every bookie that should have it; then its
+            ledger is left out, and the run does not end.
     """
 
-    skips_unreadable: bool
+    has_replicas: bool
 
     @property
     def identity(self) -> SourceIdentity:
@@ -65,7 +67,7 @@ class Source(Protocol):
 
         Raises:
             NoSuchLedgerError: The ledger was deleted.
-            CorruptError: The entries are damaged.
+            CorruptError, StorageError: The entries are damaged, or the device cannot read them.
         """
 
 
@@ -76,7 +78,7 @@ class StoreSource:
         store: The store: live if this process has it open, read-only otherwise.
     """
 
-    skips_unreadable = False
+    has_replicas = False
 
     def __init__(self, store: Store | ReadOnlyStore) -> None:
         self._store = store

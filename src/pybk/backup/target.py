@@ -1,25 +1,32 @@
 """Where backups are kept: a directory, or anything that fsspec reaches.
 
-A target is a flat set of files with names. Each is put whole: after a stop a file has its old content, its new content,
-or is missing. ``fsspec_target`` has the implementation over fsspec, which is imported only for a URL.
+A target is a flat set of files with names. Each is put whole and never changed: after a stop a file has its content, or
+is missing. ``fsspec_target`` has the implementation over fsspec.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from contextlib import suppress
+from typing import Final, Protocol
 
-from pybk.errors import CorruptError, UsageError
-from pybk.storage.io.failures import storage_error
+from pybk.errors import (
+    CorruptError,
+    StorageError,
+    StorageFailedError,
+    StorageFullError,
+    StorageRefusedError,
+    UsageError,
+)
+from pybk.storage.io.failures import is_full
 from pybk.storage.io.filesystem import Lock, OsFileSystem, replace_file
 
+UNFINISHED: Final = ".tmp"
+"""The end of the names of files that are being put."""
+
 _LOCK: Final = "LOCK"
-_UNFINISHED: Final = ".tmp"
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_LOCAL_URL: Final = "file://"
-_MISSING: Final = "a file of the backup is missing; restore it from another copy of the backup"
+_URL_PASSWORD: Final = re.compile(r"(://[^/@:]*):[^/@]*@")
 
 
 class Target(Protocol):
@@ -32,14 +39,22 @@ class Target(Protocol):
     def names(self) -> list[str]:
         """Return the names of its files, sorted; none for a target that does not exist."""
 
-    def read(self, name: str) -> bytes:
-        """Return a file; CorruptError if it does not exist."""
+    def unfinished(self) -> list[str]:
+        """Return the names of files that a stop left, or that are being put now."""
+
+    def read(self, name: str, bytes_max: int) -> bytes:
+        """Return a file; CorruptError if it does not exist, or is larger than a sound file can be."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, replacing another of its name; durable on return, as far as the target says."""
+        """Write a new file; durable on return, as far as the target says.
+
+        Raises:
+            StorageRefusedError: There is a file of this name: another process writes to the backup.
+            StorageFullError, StorageFailedError: There is no such file now.
+        """
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file; does nothing if there is none."""
 
     def close(self) -> None:
         """Release it."""
@@ -64,8 +79,13 @@ class DirectoryTarget:
         if os.path.exists(self._path) and not os.path.isdir(self._path):
             raise UsageError(f"{self._path} is a file; a backup is a directory: name another path")
         if writes:
-            self._fs.make_directory(self._path)
-            self._lock = self._fs.lock(os.path.join(self._path, _LOCK))
+            try:
+                self._fs.make_directory(self._path)
+                self._lock = self._fs.lock(os.path.join(self._path, _LOCK))
+            except OSError as error:
+                raise target_error(error, f"opening {self._path}") from error
+            for name in self.unfinished():
+                self.remove(name)
 
     @property
     def where(self) -> str:
@@ -74,30 +94,53 @@ class DirectoryTarget:
 
     def names(self) -> list[str]:
         """See ``Target``."""
-        if not os.path.exists(self._path):
-            return []
-        return sorted(name for name in os.listdir(self._path) if name != _LOCK and not name.endswith(_UNFINISHED))
+        return [name for name in self._listed() if not name.endswith(UNFINISHED)]
 
-    def read(self, name: str) -> bytes:
+    def unfinished(self) -> list[str]:
+        """See ``Target``."""
+        return [name for name in self._listed() if name.endswith(UNFINISHED)]
+
+    def _listed(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._path) if name != _LOCK)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise target_error(error, f"listing {self._path}") from error
+
+    def read(self, name: str, bytes_max: int) -> bytes:
         """See ``Target``."""
         path = os.path.join(self._path, name)
         try:
             with open(path, "rb") as file:
+                check_size(path, os.fstat(file.fileno()).st_size, bytes_max)
                 return file.read()
         except FileNotFoundError as error:
-            raise CorruptError(f"{path}: {_MISSING}", path=path) from error
+            raise missing(path) from error
+        except OSError as error:
+            raise target_error(error, f"reading {path}") from error
 
     def put(self, name: str, data: bytes) -> None:
         """See ``Target``."""
         path = os.path.join(self._path, name)
+        if os.path.lexists(path):
+            raise another_writes(path)
         try:
             replace_file(self._fs, path, data)
         except OSError as error:
-            raise storage_error(error, f"writing {path}") from error
+            with suppress(OSError):
+                self._fs.unlink(path + UNFINISHED)  # so that a full device has that space back
+            raise target_error(error, f"writing {path}") from error
 
     def remove(self, name: str) -> None:
         """See ``Target``."""
-        self._fs.unlink(os.path.join(self._path, name))
+        path = os.path.join(self._path, name)
+        try:
+            self._fs.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise target_error(error, f"removing {path}") from error
 
     def close(self) -> None:
         """See ``Target``."""
@@ -105,30 +148,39 @@ class DirectoryTarget:
             self._lock.release()
 
 
-def open_target(target: str, *, writes: bool, storage_options: Mapping[str, Any] | None = None) -> Target:
-    """Return a target.
+def missing(where: str) -> CorruptError:
+    """Return the error of a file that should be there."""
+    return CorruptError(
+        f"{where}: a file of the backup is missing; restore it from another copy of the backup", path=where
+    )
 
-    Args:
-        target: A directory, or a URL of fsspec.
-        writes: Whether a backup is made there.
-        storage_options: As fsspec takes them for the URL.
 
-    Raises:
-        UsageError: The target cannot be used, or fsspec is not installed.
-        StoreLockedError: Another backup is being made in the directory.
-    """
-    if target.startswith(_LOCAL_URL):
-        target = target[len(_LOCAL_URL) :]
-    if not _URL.match(target):
-        if storage_options:
-            raise UsageError("storage_options are for URLs of fsspec; a directory takes none")
-        return DirectoryTarget(target, writes=writes)
-    try:
-        from pybk.backup.fsspec_target import FsspecTarget
-    except ModuleNotFoundError as error:
-        if error.name != "fsspec":
-            raise
-        raise UsageError(
-            f"{target} is a URL, which takes fsspec: pip install 'pybk[fsspec]'; a directory needs nothing"
-        ) from error
-    return FsspecTarget(target, dict(storage_options or {}))
+def another_writes(where: str) -> StorageRefusedError:
+    """Return the error of a new file that is there already."""
+    return StorageRefusedError(
+        f"{where} has appeared meanwhile: another process writes to this backup; run the command again when it is done"
+    )
+
+
+def check_size(where: str, nbytes: int, bytes_max: int) -> None:
+    """Raise CorruptError if a file is larger than a sound one can be, before memory is taken for it."""
+    if nbytes > bytes_max:
+        raise CorruptError(
+            f"{where}: {nbytes} bytes, but at most {bytes_max} were written; restore the file from another copy of the "
+            "backup",
+            path=where,
+        )
+
+
+def target_error(error: Exception, doing: str) -> StorageError:
+    """Return the pybk error for a failure of a target."""
+    if is_full(error):
+        return StorageFullError(
+            f"{doing}: {error}; free space there, such as by pybk backup prune, and run the command again"
+        )
+    return StorageFailedError(f"{doing} failed: {type(error).__name__}: {error}; run the command again")
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without the password that it may have."""
+    return _URL_PASSWORD.sub(r"\1@", url)

@@ -1,8 +1,9 @@
-"""Verification of a backup: every manifest, every pack and every entry, as of its last run."""
+"""Verification of a backup: every manifest, every pack and every entry that one of its runs has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple
 
 from pybk.backup.chain import BackupRunInfo, Chain, existing_chain
@@ -11,7 +12,7 @@ from pybk.backup.manifest import KeptLedger, SourceIdentity
 from pybk.backup.pack import LedgerKey, PackedEntries, Piece
 from pybk.backup.target import Target
 from pybk.credentials import Passwords
-from pybk.errors import CorruptError, DigestMismatchError, PybkError, SealMismatchError
+from pybk.errors import CorruptError, DigestMismatchError, UnsupportedFormatError
 
 Progress = Callable[[int, int], None]
 
@@ -23,10 +24,11 @@ class BackupCheckReport(NamedTuple):
         problems: A sentence for each problem; none for a sound backup.
         source: What is backed up: its kind and id.
         runs: The runs, the oldest first.
-        ledgers: Ledgers that were checked.
-        entries: Entries that were checked.
+        ledgers: Ledgers that were checked: those of the last run, and those that only earlier ones have.
+        entries: Their entries.
         unauthenticated: Ledgers whose digests could not be checked, because the right password was not given; the
             checksums of their records were checked.
+        left_out: A sentence for each ledger that the last run could not copy, or not whole.
     """
 
     problems: tuple[str, ...]
@@ -35,6 +37,7 @@ class BackupCheckReport(NamedTuple):
     ledgers: int
     entries: int
     unauthenticated: int
+    left_out: tuple[str, ...]
 
     @property
     def complete(self) -> bool:
@@ -81,13 +84,17 @@ class ChainReader:
     def __init__(self, chain: Chain, target: Target) -> None:
         self._chain = chain
         self._target = target
-        self._wanted: dict[int, dict[int, list[Piece]]] = {}
-        for ledger_id, kept in chain.ledgers.items():
+        self._ledgers = {LedgerKey.of(kept.decoded()): kept for kept in (*chain.earlier, *chain.ledgers.values())}
+        self._wanted: dict[int, dict[LedgerKey, list[Piece]]] = {}
+        for key, kept in self._ledgers.items():
             for piece in kept.pieces:
-                self._wanted.setdefault(piece.pack, {}).setdefault(ledger_id, []).append(piece)
+                self._wanted.setdefault(piece.pack, {}).setdefault(key, []).append(piece)
         self.packs = sorted(self._wanted)
         """The packs that hold entries of the chain's ledgers."""
-        self._keys = {ledger_id: LedgerKey.of(kept.decoded()) for ledger_id, kept in chain.ledgers.items()}
+
+    def keys_in(self, number: int) -> Collection[LedgerKey]:
+        """Return the ledgers that have entries in a pack."""
+        return self._wanted[number].keys()
 
     def read(self, number: int) -> list[WantedEntries]:
         """Return the entries of a pack that the chain's ledgers consist of.
@@ -98,14 +105,11 @@ class ChainReader:
         wanted = []
         pieces = self._wanted[number]
         for found in self._chain.read_pack(self._target, number):
-            ledger_id = found.key.ledger_id
-            if self._keys.get(ledger_id) != found.key:
-                continue  # of a ledger that is gone, maybe with the id of one that is there
-            for piece in pieces.get(ledger_id, ()):
+            for piece in pieces.get(found.key, ()):  # none for a ledger that is gone
                 first, last = max(piece.first, found.first), min(piece.last, found.last)
                 if first <= last:
                     low, high = first - found.first, last + 1 - found.first
-                    wanted.append(WantedEntries(ledger_id, self._chain.ledgers[ledger_id], found, low, high))
+                    wanted.append(WantedEntries(found.key.ledger_id, self._ledgers[found.key], found, low, high))
         return wanted
 
 
@@ -123,8 +127,14 @@ class EntriesCheck:
     def __init__(self, chain: Chain, passwords: Passwords) -> None:
         source = _source_of(chain)
         self._checks = LedgerChecks(source, passwords)
-        self._chain = chain
-        self._next: dict[int, tuple[LedgerCheck, int]] = {}
+        self._open: dict[LedgerKey, LedgerCheck] = {}
+        """The ledgers whose entries are not all there yet, although one is."""
+        self._expected = {
+            LedgerKey.of(kept.decoded()): (0, kept.last)
+            for kept in (*chain.earlier, *chain.ledgers.values())
+            if kept.last >= 0
+        }
+        """The next and the last entry of the ledgers whose entries are not all there yet."""
         self.entries = 0
 
     @property
@@ -138,31 +148,32 @@ class EntriesCheck:
         Raises:
             CorruptError, DigestMismatchError, SealMismatchError: They are damaged or changed, or some are missing.
         """
-        ledger_id, kept = wanted.ledger_id, wanted.kept
-        check, expected = self._next.pop(ledger_id, (None, 0))
-        if check is None:
-            check = self._checks.of(kept.decoded(), 0)
+        found, kept = wanted.found, wanted.kept
+        expected, _ = self._expected[found.key]
+        check = self._open.pop(found.key, None) or self._checks.of(kept.decoded(), 0)
         if wanted.first != expected:
-            raise CorruptError(f"ledger {ledger_id}: entries {expected} to {wanted.first - 1} are not in the backup")
-        found, part = wanted.found, slice(wanted.low, wanted.high)
+            raise _lacking(wanted.ledger_id, expected, wanted.first - 1)
+        part = slice(wanted.low, wanted.high)
         check.add(wanted.first, found.buffer, found.offsets[part], found.sizes[part])
         self.entries += wanted.high - wanted.low
         if wanted.last < kept.last:
-            self._next[ledger_id] = check, wanted.last + 1
+            self._open[found.key], self._expected[found.key] = check, (wanted.last + 1, kept.last)
             return False
+        del self._expected[found.key]
         check.finish(kept.last, kept.length)
         return True
 
-    def check_empty(self, ledger_id: int, kept: KeptLedger) -> None:
+    def check_empty(self, kept: KeptLedger) -> None:
         """Check a ledger without entries; raises as ``add``."""
         self._checks.of(kept.decoded(), 0).finish(kept.last, kept.length)
 
-    def finish(self) -> None:
-        """Raise CorruptError if entries of a ledger did not come."""
-        for ledger_id, (_, expected) in self._next.items():
-            raise CorruptError(
-                f"ledger {ledger_id}: entries {expected} to {self._chain.ledgers[ledger_id].last} are not in the backup"
-            )
+    def lacking(self) -> dict[LedgerKey, CorruptError]:
+        """Return an error for each ledger of which entries did not come."""
+        return {key: _lacking(key.ledger_id, *expected) for key, expected in self._expected.items()}
+
+
+def _lacking(ledger_id: int, first: int, last: int) -> CorruptError:
+    return CorruptError(f"ledger {ledger_id}: entries {first} to {last} are not in the backup")
 
 
 def _source_of(chain: Chain) -> SourceIdentity:
@@ -170,50 +181,64 @@ def _source_of(chain: Chain) -> SourceIdentity:
     return chain.source
 
 
+class _Verification:
+    """Checks a whole chain; a problem of one pack or ledger does not end it."""
+
+    def __init__(self, chain: Chain, target: Target, passwords: Passwords) -> None:
+        self._chain = chain
+        self._reader = ChainReader(chain, target)
+        self._bad: set[LedgerKey] = set()
+        self.check = EntriesCheck(chain, passwords)
+        self.problems: list[str] = []
+
+    def run(self, progress: Progress) -> None:
+        chain, reader = self._chain, self._reader
+        done, total = 0, sum(chain.packs[number].nbytes for number in reader.packs if number in chain.packs)
+        for number in reader.packs:
+            self._check_pack(number)
+            done += chain.packs[number].nbytes if number in chain.packs else 0
+            progress(done, total)
+        for kept in (*chain.earlier, *chain.ledgers.values()):
+            if kept.last < 0:
+                self._attempt(LedgerKey.of(kept.decoded()), partial(self.check.check_empty, kept))
+        self.problems += [str(error) for key, error in self.check.lacking().items() if key not in self._bad]
+
+    def _check_pack(self, number: int) -> None:
+        try:
+            found = self._reader.read(number)
+        except (CorruptError, UnsupportedFormatError) as error:
+            self.problems.append(str(error))
+            self._bad.update(self._reader.keys_in(number))
+            return
+        for wanted in found:
+            self._attempt(wanted.found.key, partial(self.check.add, wanted))
+
+    def _attempt(self, key: LedgerKey, call: Callable[[], object]) -> None:
+        if key in self._bad:
+            return
+        try:
+            call()
+        except (CorruptError, DigestMismatchError) as error:
+            self._bad.add(key)
+            self.problems.append(str(error))
+
+
 def verify_target(target: Target, passwords: Passwords, progress: Progress) -> BackupCheckReport:
-    """Verify a backup as of its last run; a problem of one pack or ledger does not end the verification.
+    """Verify all runs of a backup; a problem of one pack or ledger does not end the verification.
 
     Raises:
         UsageError: There is no backup.
         CorruptError: A manifest is damaged, so that it is unknown what the backup should hold.
     """
-    chain = existing_chain(target)
-    reader, check = ChainReader(chain, target), EntriesCheck(chain, passwords)
-    total = sum(chain.packs[number].nbytes for number in reader.packs if number in chain.packs)
-    problems: list[str] = []
-    bad: set[int] = set()
-    done = 0
-
-    def attempt(ledger_id: int, call: Callable[[], object]) -> None:
-        if ledger_id in bad:
-            return
-        try:
-            call()
-        except (CorruptError, DigestMismatchError, SealMismatchError) as error:
-            bad.add(ledger_id)
-            problems.append(str(error))
-
-    for number in reader.packs:
-        try:
-            found = reader.read(number)
-        except PybkError as error:
-            problems.append(str(error))
-            bad.update(each for each, kept in chain.ledgers.items() if any(p.pack == number for p in kept.pieces))
-            continue
-        for wanted in found:
-            attempt(wanted.ledger_id, lambda wanted=wanted: check.add(wanted))  # type: ignore[misc]
-        done += chain.packs[number].nbytes
-        progress(done, total)
-    for ledger_id, kept in chain.ledgers.items():
-        if kept.last < 0:
-            attempt(ledger_id, lambda ledger_id=ledger_id, kept=kept: check.check_empty(ledger_id, kept))  # type: ignore[misc]
-    if not problems:
-        check.finish()
+    chain = existing_chain(target, collects_earlier=True)
+    verification = _Verification(chain, target, passwords)
+    verification.run(progress)
     return BackupCheckReport(
-        tuple(problems),
-        str(chain.source),
-        tuple(chain.runs),
-        len(chain.ledgers),
-        check.entries,
-        check.unauthenticated,
+        problems=tuple(verification.problems),
+        source=str(chain.source),
+        runs=tuple(chain.runs),
+        ledgers=len(chain.earlier) + len(chain.ledgers),
+        entries=verification.check.entries,
+        unauthenticated=verification.check.unauthenticated,
+        left_out=tuple(chain.left_out.values()),
     )
