@@ -79,8 +79,57 @@ def test_ledgers_of_a_cluster(
         assert f"left out: ledger {open_one.metadata.ledger_id} is not closed" in capsys.readouterr().err
         monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
         assert run(capsys, "backup", one.url, backup)["entries"] == 1
-        ids = run(capsys, "restore", backup, two.url, "--run", 1)["ids"]
+        assert main(["restore", str(backup), two.url, "--run", "1", "--json"]) == 1  # that run has not all
+        ids = json.loads(capsys.readouterr().out)["ids"]
         assert ids == {str(writer.metadata.ledger_id): writer.metadata.ledger_id}
         assert main(["restore", str(backup), two.url, "--new-ids"]) == 0
         assert "is ledger" in capsys.readouterr().out
         assert contents(two.connect(), next(iter(ids.values())), PASSWORD) == numbered(50)
+
+
+def test_old_runs_are_removed_after_a_question(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    backup = tmp_path / "backup"
+    for _ in range(3):
+        assert main(["backup", str(store), str(backup)]) == 0
+    capsys.readouterr()
+    assert main(["backup", "prune", str(backup)]) == 2
+    assert "--keep N, --keep-for TIME" in capsys.readouterr().err
+    assert main(["backup", "prune", str(backup), "--keep", "0", "--yes"]) == 2
+    assert "keep is 0" in capsys.readouterr().err
+    assert main(["backup", "prune", str(backup), "--keep", "2", "--dry-run"]) == 0
+    assert "run 1 of" in (text := capsys.readouterr().out)
+    assert "2 runs kept, from run 2 on; nothing was changed" in text
+    assert main(["backup", "prune", str(backup), "--keep", "2"]) == 3
+    assert "are removed for good, and nobody can be asked" in capsys.readouterr().err
+    assert main(["backup", "prune", str(backup), "--keep-for", "1d", "--yes"]) == 0
+    assert "no run is removed; 3 runs kept" in capsys.readouterr().out
+    found = run(capsys, "backup", "prune", backup, "--keep", 1, "--yes")
+    assert ([each["run"] for each in found["removed"]], [each["run"] for each in found["kept"]]) == ([1, 2], [3])
+    assert [each["run"] for each in run(capsys, "backup", "show", backup)["runs"]] == [3]
+    assert main(["restore", str(backup), str(tmp_path / "new")]) == 0
+
+
+def test_damaged_entries_are_left_out_by_choice_and_all_commands_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_quick(tmp_path / "store") as manager:
+        writer = manager.create_ledger(password=PASSWORD)
+        for number in range(10):
+            writer.append(b"to be damaged: %d" % number)
+    for path in (tmp_path / "store").rglob("*.log"):
+        path.write_bytes(path.read_bytes().replace(b"to be damaged: 7", b"to be Damaged: 7"))
+    store, backup = str(tmp_path / "store"), str(tmp_path / "backup")
+    assert main(["backup", store, backup]) == 1
+    assert "entry 7 of ledger 0 cannot be copied" in capsys.readouterr().err
+    text = "left out: entries 7 to 9 of ledger 0 are left out"
+    for words in (
+        ["backup", store, backup, "--skip-damaged"],
+        ["backup", "verify", backup],
+        ["restore", backup, str(tmp_path / "new")],
+    ):
+        assert main(words) == 1
+        assert text in capsys.readouterr().err
+    assert main(["backup", "show", backup]) == 0
+    assert "left out" in capsys.readouterr().out
+    with open_quick(tmp_path / "new") as manager:
+        assert contents(manager, 0, PASSWORD) == [b"to be damaged: %d" % number for number in range(7)]

@@ -54,7 +54,7 @@ NOUNS: Final = (
     Noun("metadata", "export, check, restore or rebuild a cluster's metadata"),
     Noun("secret", "replace the secret of a cluster: add, switch, reseal, retire"),
     Noun("store", "look at the files of a store, verify and mend it"),
-    Noun("backup", "make, verify and show backups of stores, bookies' directories and clusters' ledgers", "make"),
+    Noun("backup", "make, verify, show and prune backups of stores, bookies and clusters' ledgers", "make"),
     Noun("restore", "restore a backup: a store to a new directory, ledgers to a cluster"),
     Noun("permissions", "show which files others may use, or narrow that"),
     Noun("wal", "list, read and change write-ahead logs"),

@@ -1,18 +1,27 @@
-"""The command ``pybk backup``: make, verify and show backups of stores, bookies' directories and clusters' ledgers."""
+"""The command ``pybk backup``: make, verify, show and prune backups of stores, bookies and clusters' ledgers."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
+from pybk.admin.cli.arguments import (
+    STORE_OR_CLUSTER,
+    CommandParser,
+    add_command,
+    is_url,
+    seconds_of,
+    takes_confirmation,
+)
 from pybk.admin.cli.clusters import manager_of
 from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
+    confirm,
     counted,
     print_json,
     print_table,
@@ -21,9 +30,11 @@ from pybk.admin.cli.output import (
     shown_time,
 )
 from pybk.credentials import PASSWORD
+from pybk.errors import UsageError
 
 if TYPE_CHECKING:
     from pybk.backup.backing_up import BackupReport
+    from pybk.backup.pruning import PruneReport
     from pybk.backup.verifying import BackupCheckReport
 
 TARGET: Final = "the directory of the backup, or a URL of fsspec, such as s3://bucket/path"
@@ -40,14 +51,26 @@ def add(parser: CommandParser) -> None:
     make = add_command(verbs, "make", _make, text, STORE_OR_CLUSTER)
     make.add_argument("target", metavar="TARGET", help=f"{TARGET}; empty, new, or that of the backup to continue")
     make.add_argument("--dry-run", action="store_true", help="say what would be copied, and write nothing")
+    make.add_argument(
+        "--skip-damaged",
+        action="store_true",
+        help="copy a ledger of a store with a damaged entry up to the entry before, and continue; the backup says so",
+    )
     takes_password(make)
     takes_passwords(make)
     takes_secret(make)
-    text = "check every file and entry of a backup; exit 1 if there are problems"
+    text = "check every file and entry of a backup; exit 1 if there are problems, or the last run left out entries"
     verify = _add_of_target(verbs, "verify", _verify, text)
     takes_password(verify)
     takes_passwords(verify)
     _add_of_target(verbs, "show", _show, "list the runs of a backup")
+    text = "remove the oldest runs of a backup for good, and what no other run needs"
+    prune = _add_of_target(verbs, "prune", _prune, text)
+    prune.add_argument("--keep", type=int, metavar="N", help="keep the last N runs; default: 1, with --keep-for")
+    prune.add_argument(
+        "--keep-for", type=seconds_of, metavar="TIME", help="keep the runs of the last TIME, such as 30d, too"
+    )
+    takes_confirmation(prune, "show what would be removed")
 
 
 def _add_of_target(verbs: Any, name: str, run: Any, text: str) -> CommandParser:
@@ -61,13 +84,19 @@ def _make(parsed: argparse.Namespace) -> int:
         source = stack.enter_context(manager_of(parsed)) if is_url(parsed.path) else parsed.path
         progress = stack.enter_context(progress_bar(parsed, "backup"))
         passwords = passwords_of(parsed)
-        made = back_up(source, parsed.target, passwords=passwords, dry_run=parsed.dry_run, progress=progress)
+        made = back_up(
+            source,
+            parsed.target,
+            passwords=passwords,
+            skip_damaged=parsed.skip_damaged,
+            dry_run=parsed.dry_run,
+            progress=progress,
+        )
     if parsed.json:
         print_json({**made._asdict(), "dry_run": parsed.dry_run})
     else:
         print(_made(made, dry_run=parsed.dry_run))
-        for text in made.left_out:
-            print(f"left out: {text}", file=sys.stderr)
+        print_left_out(made.left_out)
     return DAMAGED if made.left_out or (parsed.strict and made.unauthenticated) else SOUND
 
 
@@ -84,6 +113,12 @@ def _made(made: BackupReport, *, dry_run: bool) -> str:
     if made.continued_entries:
         text += f"; {counted(made.continued_entries, 'entry', 'entries')} of an interrupted run taken over"
     return text + unauthenticated_note(made.unauthenticated)
+
+
+def print_left_out(left_out: Sequence[str]) -> None:
+    """Print what is not in a backup, or was not restored."""
+    for text in left_out:
+        print(f"left out: {text}", file=sys.stderr)
 
 
 def unauthenticated_note(count: int) -> str:
@@ -108,7 +143,8 @@ def _verify(parsed: argparse.Namespace) -> int:
             f"{counted(found.ledgers, 'ledger')}, {counted(found.entries, 'entry', 'entries')} as of run "
             f"{found.runs[-1].run} of the backup of {found.source}{unauthenticated_note(found.unauthenticated)}"
         )
-    return DAMAGED if found.problems or (parsed.strict and not found.complete) else SOUND
+        print_left_out(found.left_out)
+    return DAMAGED if found.problems or found.left_out or (parsed.strict and not found.complete) else SOUND
 
 
 def _fields(found: BackupCheckReport) -> dict[str, Any]:
@@ -131,10 +167,44 @@ def _show(parsed: argparse.Namespace) -> int:
                 run.ledgers,
                 run.changed,
                 run.gone,
+                run.left_out,
                 shown_bytes(run.nbytes),
             )
             for run in runs
         ),
-        ("run", "ended (UTC)", "LSN", "ledgers", "changed", "gone", "written"),
+        ("run", "ended (UTC)", "LSN", "ledgers", "changed", "gone", "left out", "written"),
     )
     return SOUND
+
+
+def _prune(parsed: argparse.Namespace) -> int:
+    from pybk.backup import prune_backup
+
+    if parsed.keep is None and parsed.keep_for is None:
+        raise UsageError("say which runs to keep: --keep N, --keep-for TIME, or both")
+    keep = 1 if parsed.keep is None else parsed.keep
+    found = prune_backup(parsed.path, keep=keep, keep_seconds=parsed.keep_for, dry_run=True)
+    if not parsed.dry_run:
+        if found.removed:
+            confirm(parsed, found.target, f"{_pruned(found)} for good")
+        found = prune_backup(parsed.path, keep=keep, keep_seconds=parsed.keep_for)
+    if parsed.json:
+        print_json({"dry_run": parsed.dry_run, **found._asdict(), **_run_fields(found)})
+    else:
+        note = "; nothing was changed" if parsed.dry_run else ""
+        print(f"{_pruned(found)}; {counted(len(found.kept), 'run')} kept, from run {found.kept[0].run} on{note}")
+    return SOUND
+
+
+def _run_fields(found: PruneReport) -> dict[str, Any]:
+    return {name: [run._asdict() for run in runs] for name, runs in (("kept", found.kept), ("removed", found.removed))}
+
+
+def _pruned(found: PruneReport) -> str:
+    """Return what is removed of a backup, a sentence without its end."""
+    if not found.removed:
+        return "no run is removed"
+    first, last = found.removed[0].run, found.removed[-1].run
+    runs = f"run {first}" if first == last else f"runs {first} to {last}"
+    packs = f"{counted(found.packs, 'pack')} with {shown_bytes(found.nbytes)}"
+    return f"{runs} of {found.target} and {packs} are removed"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from pybk.admin.cli.arguments import CommandParser, is_url, secret_needed, takes_path
-from pybk.admin.cli.backup import TARGET, unauthenticated_note
+from pybk.admin.cli.backup import TARGET, print_left_out, unauthenticated_note
 from pybk.admin.cli.credentials import passwords_of, secret_of, takes_password, takes_passwords, takes_secret
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
 
@@ -81,5 +80,4 @@ def _print(parsed: argparse.Namespace, made: RestoreReport) -> None:
     for old, new in made.ids.items():
         if old != new:
             print(f"ledger {old} is ledger {new}")
-    for left in made.left_out:
-        print(f"left out: {left}", file=sys.stderr)
+    print_left_out(made.left_out)
