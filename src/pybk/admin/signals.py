@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import signal
+import time
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
+
+_LOOK_SECONDS: Final = 1.0
+"""A signal that arrives just before a call blocks is noticed when the call returns: handlers run between calls."""
 
 STOPS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
@@ -27,7 +33,10 @@ class Signals:
         Args:
             seconds: How long to wait; None for as long as it takes.
         """
-        try:
-            return self._arrived.get(timeout=None if seconds is None else max(0.0, seconds))
-        except Empty:
-            return None
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            with suppress(Empty):
+                return self._arrived.get(timeout=max(0.0, min(left, _LOOK_SECONDS)))
+            if left <= _LOOK_SECONDS:
+                return None

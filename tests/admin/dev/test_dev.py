@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pybk import ClusterAdmin
 from pybk.admin.cli import main
 from tests.admin.dev.local import Commands, Local, local_cluster
 from tests.waiting import wait_until
@@ -116,6 +117,8 @@ def test_a_bookie_with_a_full_tier_takes_no_entries_until_there_is_space(local: 
 
 
 def test_flipped_bits_are_damage(local: Local) -> None:
+    with local.connect() as client:  # b1 was full a moment ago
+        wait_until(lambda: not any(each.read_only for each in ClusterAdmin(client).bookies()), pause_s=0.1)
     append(local, 3)
     local.run("dev", "restart", "b3")
     assert local.run("dev", "corrupt", "b3") == "b3: a bit in 1 record\n"

@@ -77,6 +77,7 @@ def test_entries_lost(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     cluster.dev("start", name)
     cluster.until_whole()
     cluster.check(new)
+    pybk("ledger", "delete", str(new), "--yes")  # it has one copy, which other walks may damage
 
 
 def test_no_live_copy(cluster: Cluster, walk: Walk) -> None:
@@ -91,6 +92,7 @@ def test_no_live_copy(cluster: Cluster, walk: Walk) -> None:
         cluster.dev("start", name)
         cluster.until(lambda: not cluster.admin.status().short.get("0"))
         cluster.check(ledger)
+    pybk("ledger", "delete", str(ledger), "--yes")
     cluster.until_whole()
 
 
