@@ -352,3 +352,4 @@ def test_lines_of_the_start_have_the_ids_of_its_span(tmp_path: Path, cluster: In
     assert (registered["trace_id"], registered["span_id"]) == ("t" * 32, "s" * 16)
     assert "trace_id" not in service.wait_for("bookie.started"), "it is after the end of the span"
     assert (tmp_path / "spans").read_text(encoding="utf-8").splitlines()[0] == "pybk.bookie.start service None"
+    service.child.kill()
