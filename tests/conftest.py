@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,18 @@ def _limits_of_production() -> Iterator[None]:
     yield
     for module, name, value in _LIMITS:
         setattr(module, name, value)
+
+
+@pytest.fixture(autouse=True)
+def _log_of_pytest() -> Iterator[None]:
+    """A command that a test calls begins a log of its own, which would go on to standard errors that are closed."""
+    root, ours = logging.getLogger(), logging.getLogger("pybk")
+    handlers, level, own = list(root.handlers), root.level, ours.level
+    yield
+    for each in [each for each in root.handlers if each not in handlers]:
+        root.removeHandler(each)
+    root.setLevel(level)
+    ours.setLevel(own)
 
 
 # Files that take longest, in this order: begun last, one of them would keep one worker busy while the other is done.

@@ -239,8 +239,11 @@ def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Pa
             found.append(service.server.has_writer(writer.ledger_id))
             return []
 
-        service.post(ask)
-        wait_until(lambda: found == [True])
+        def is_known() -> bool:
+            service.post(ask)
+            return any(found)
+
+        wait_until(is_known)
         for each in first[1:]:
             managers[each].close()
         with pytest.raises(NotEnoughBookiesError):
