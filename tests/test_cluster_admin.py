@@ -118,7 +118,7 @@ def test_without_an_auditor_the_status_says_what_is_known(
 
 REPORT: dict[str, Any] = {
     "auditor": "bookie-2",
-    "reported_ns": 5,
+    "reported_ns": 1 << 62,
     "holds": [],
     "frozen": False,
     "short": {"0": 0, "1": 2},
@@ -149,7 +149,7 @@ def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: py
     assert (status.verdict, status.auditor, status.reported_ns, status.stuck) == (
         ClusterVerdict.WARN,
         "bookie-2",
-        5,
+        1 << 62,
         (9,),
     )
     assert (status.short, status.queued_bytes, status.rate, status.eta_s) == ({"1": 2}, 70, 10.0, 7.0)

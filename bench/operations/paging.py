@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import closing
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -29,11 +30,11 @@ def measured(ledgers: int) -> dict[str, float]:
                 assert process.stdout is not None
                 place = urlsplit(json.loads(process.stdout.readline())["http"])
                 assert place.hostname is not None
-                connection = http.client.HTTPConnection(place.hostname, place.port, timeout=TIMEOUT_S)
-                _rows(connection, -1, ledgers)
-                before = memory_mib("RssAnon", process.pid)
-                took = _times(connection, ledgers)
-                grown = memory_mib("RssAnon", process.pid) - before
+                with closing(http.client.HTTPConnection(place.hostname, place.port, timeout=TIMEOUT_S)) as connection:
+                    _rows(connection, -1, ledgers)
+                    before = memory_mib("RssAnon", process.pid)
+                    took = _times(connection, ledgers)
+                    grown = memory_mib("RssAnon", process.pid) - before
             finally:
                 process.kill()
     return {"p50_ms": statistics.median(took), "max_ms": max(took), "grown_mib": grown}
