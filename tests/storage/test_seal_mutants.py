@@ -69,7 +69,7 @@ MUTANTS = [
     ),
     Mutant(
         "a reader compares the last entry of a batch",
-        "pybk.reader:LedgerReader._batch",
+        "pybk.reader:LedgerReader._read_batch",
         "self._sealed_last >= 0",
         "False",
         "another last entry",
@@ -90,7 +90,7 @@ MUTANTS = [
     ),
     Mutant(
         "a required seal is missed on an open ledger",
-        "pybk.manager:LedgerManager.open_ledger",
+        "pybk.manager:LedgerManager._open_ledger",
         "require_seal and descriptor.metadata.state is not LedgerState.CLOSED",
         "False",
         "open",
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "a ledger is sealed again only after it was checked whole",
-        "pybk.manager:LedgerManager.reseal",
+        "pybk.manager:LedgerManager._reseal",
         "checked_whole(reader)",
         "bytes(next(iter(reader)).payload)",
         "resealed",
