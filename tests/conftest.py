@@ -43,7 +43,7 @@ def _limits_of_production() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _log_of_pytest() -> Iterator[None]:
-    """A command that a test calls begins a log of its own, which would be written to a standard error that is closed."""
+    """A command that a test calls begins a log of its own, which would outlive the standard error that it writes to."""
     root, ours = logging.getLogger(), logging.getLogger("pybk")
     handlers, level, own = list(root.handlers), root.level, ours.level
     yield
