@@ -341,7 +341,7 @@ def test_a_child_keeps_no_port_and_no_connection(tmp_path: Path) -> None:
                 os._exit(0)
             os.close(begin)
             try:
-                assert client.ask("GET", "/livez")[0] == 200, "the parent goes on"
+                assert client.ask("GET", "/livez")[0] == 200, "the parent continues to answer"
                 server.close()
                 for each in (client, resting):
                     assert each.connection.sock.recv(1) == b"", "its end has come although the child is there"

@@ -21,6 +21,7 @@ from pybk import LedgerWriter
 
 ENSEMBLE: Final = 3
 SETTLED_S: Final = 1.0
+"""The first scrapes and the first connections are not what a watched cluster costs."""
 
 
 @dataclass(slots=True)
