@@ -126,12 +126,12 @@ def test_operations_are_reported_with_times_attributes_and_errors(tmp_path: Path
         manager.delete_ledger(writer.ledger_id)
         with pytest.raises(NoSuchLedgerError) as caught:
             manager.open_ledger(writer.ledger_id)
-    first = ["manager.open", "ledger.create", "ledger.append", "ledger.force", "ledger.close", "ledger.open"]
-    assert sorted(hook.names[: len(first)]) == sorted(first)
-    assert hook.names[len(first) :] == [
-        *["ledger.recover", "ledger.read", "ledger.metadata", "ledger.move"],
-        *["ledger.reseal", "ledger.open", "ledger.read", "store.checkpoint", "store.scrub"],
-        *["ledger.delete", "ledger.open", "manager.close"],
+    # The thread that wrote a batch reports it, in its own time.
+    assert hook.names.count("ledger.append") == 1
+    assert [each for each in hook.names if each != "ledger.append"] == [
+        *["manager.open", "ledger.create", "ledger.force", "ledger.close", "ledger.open", "ledger.recover"],
+        *["ledger.read", "ledger.metadata", "ledger.move", "ledger.reseal", "ledger.open", "ledger.read"],
+        *["store.checkpoint", "store.scrub", "ledger.delete", "ledger.open", "manager.close"],
     ]
     assert all(began_ns <= each.start_ns <= each.end_ns <= time.time_ns() + 10**9 for each in hook.spans)
     assert hook.only("ledger.create").attributes == {"pybk.ledger_type": "orders", "pybk.ledger_id": writer.ledger_id}
