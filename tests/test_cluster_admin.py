@@ -228,12 +228,48 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, m
     assert (proof.bookie.bookie_id, proof.ledgers) == (name, 1)
     admin.cancel_drain(name)
     admin.drain(name)
-    with pytest.raises(SafetyCheckError, match="the proof was of another state"):
+    with pytest.raises(SafetyCheckError, match="the proof is of an earlier drain"):
         admin.remove(name, proof)
     wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name), "the bookie is read-only")
     assert admin.remove(name, admin.ok_to_remove(name)).state is BookieState.REMOVED
     assert name not in [each.name for each in admin.bookies()]
     assert states(admin)[name] is BookieState.REMOVED
+
+
+def test_a_proof_holds_when_the_drain_ends_and_no_longer_than_the_drain(
+    cluster: Inside, admin: ClusterAdmin, metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    admin.drain("bookie-0")
+    wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
+    look = cluster_admin_module._marks
+
+    def ended_meanwhile(store: ClusterMetadata) -> object:
+        metadata.change_cookie("bookie-0", lambda found: replace(found, state=BookieState.DRAINED))
+        return look(store)
+
+    monkeypatch.setattr(cluster_admin_module, "_marks", ended_meanwhile)
+    proof = admin.ok_to_remove("bookie-0")
+    assert states(admin)["bookie-0"] is BookieState.DRAINED
+    assert (proof.state, proof.state_since_ns) == (BookieState.DRAINING, admin.bookies()[0].since_ns)
+    assert admin.remove("bookie-0", proof).state is BookieState.REMOVED
+    with pytest.raises(SafetyCheckError, match="the proof is of an earlier drain"):
+        admin.remove("bookie-0", proof)
+
+
+def test_a_bookie_that_was_called_drained_too_early_is_not_removed_yet(
+    admin: ClusterAdmin, metadata: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An auditor of an earlier version does so, and a removal by force that did not end."""
+    for state in (BookieState.DRAINING, BookieState.DRAINED):
+        metadata.change_cookie("bookie-0", lambda found, state=state: replace(found, state=state))  # type: ignore[misc]
+    wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
+    with pytest.raises(SafetyCheckError, match=r"it is drained since just now: ask again in \d"):
+        admin.ok_to_remove("bookie-0")
+    with pytest.raises(SafetyCheckError, match=r"it is drained since just now"):
+        admin.remove("bookie-0", accept_loss=())
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
+    admin.remove("bookie-0", admin.ok_to_remove("bookie-0"))
 
 
 def test_a_mark_keeps_a_bookie_from_removal(

@@ -478,18 +478,18 @@ class ClusterAdmin:
     def ok_to_remove(self, name: str) -> RemovalProof:
         """Prove that no ledger needs a bookie, so that it can be removed; nothing is changed.
 
-        The bookie must be drained, or draining for ``REQUESTS_SECONDS``, because requests that were sent before may
-        still name it. Then two searches in turn must find no ledger and no mark that names it.
+        Its drain must have begun ``REQUESTS_SECONDS`` ago, because requests that were sent before may still name it.
+        Then two searches in turn must find no ledger and no mark that names it.
 
         Args:
             name: The bookie, which may run or not.
 
         Returns:
-            The proof, which ``remove`` takes; it holds while the bookie keeps its state.
+            The proof, which ``remove`` takes; it holds until the drain is cancelled.
 
         Raises:
-            SafetyCheckError: Its state is another one, or began just now; or ledgers name it, of which up to 20 are
-                named, or have metadata that cannot be read.
+            SafetyCheckError: It is not drained, nor being drained, or its drain began just now; or ledgers name it, of
+                which up to 20 are named, or have metadata that cannot be read.
             NoSuchBookieError: No bookie has this name.
 
         Cost: Twice that of ``drain_progress``.
@@ -500,8 +500,8 @@ class ClusterAdmin:
         count = 0
         for _ in range(2):
             count = self._check_unnamed(cookie.bookie, frozenset())
-        if self._cookie(name) != cookie:
-            raise _refused(name, "its cookie has changed during the search: ask again")
+        if _began(self._cookie(name)) != _began(cookie):
+            raise _refused(name, "its drain was cancelled during the search: drain it, and ask again")
         return RemovalProof(
             bookie=cookie.bookie,
             state=cookie.state,
@@ -528,7 +528,7 @@ class ClusterAdmin:
         """Return why a bookie that is draining or drained may still be chosen, which passes by itself."""
         waits = []
         seconds = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
-        if cookie.state is BookieState.DRAINING and seconds > 0:
+        if seconds > 0:
             waits.append(f"it is {cookie.state} since just now: ask again in {seconds:.1f} s")
         if any(each.bookie == cookie.bookie and not each.read_only for each in self._metadata.list_bookies()):
             waits.append("it runs and has not become read-only yet: ask again, or look at its log")
@@ -576,7 +576,7 @@ class ClusterAdmin:
             The bookie, which is removed.
 
         Raises:
-            SafetyCheckError: There is no proof, or it is of another instance or of an earlier state; or ledgers that
+            SafetyCheckError: There is no proof, or it is of another instance or of an earlier drain; or ledgers that
                 ``accept_loss`` does not list name the bookie. Nothing was changed.
             NoSuchBookieError: No bookie has this name.
             UsageError: Both arguments are given.
@@ -593,12 +593,8 @@ class ClusterAdmin:
         """Remove a bookie as ``remove`` does."""
         cookie = self._cookie(name)
         if proof is not None:
-            if (proof.bookie, proof.state, proof.state_since_ns) != (
-                cookie.bookie,
-                cookie.state,
-                cookie.state_since_ns,
-            ):
-                raise _refused(name, f"it is {cookie.state} by now, and the proof was of another state: ask again")
+            if (proof.bookie, proof.state_since_ns) != _began(cookie):
+                raise _refused(name, f"it is {cookie.state}, and the proof is of an earlier drain: ask for another one")
         elif accept_loss is None:
             raise _refused(name, "there is no proof that no ledger needs it: pass what ok_to_remove returned")
         else:
@@ -998,18 +994,19 @@ class ClusterAdmin:
 
 
 def _to(state: BookieState, expected: BookieCookie) -> Callable[[BookieCookie], BookieCookie]:
-    """Return a change to another state, of a cookie whose state is still the expected one."""
+    """Return a change to another state, of a cookie whose state is still the expected one; a drain may have ended."""
 
     def changed(found: BookieCookie) -> BookieCookie:
-        if (found.bookie, found.state, found.state_since_ns) != (
-            expected.bookie,
-            expected.state,
-            expected.state_since_ns,
-        ):
+        if _began(found) != _began(expected):
             raise _refused(found.bookie.bookie_id, f"it has become {found.state} meanwhile: look at it again")
         return replace(found, state=state, until_ns=0)
 
     return changed
+
+
+def _began(cookie: BookieCookie) -> tuple[Bookie, int]:
+    """Return what distinguishes the state of a bookie from earlier ones; the end of a drain begins no other one."""
+    return cookie.bookie, cookie.state_since_ns
 
 
 def _refused(name: str, *failures: str, remedy: str = "") -> SafetyCheckError:

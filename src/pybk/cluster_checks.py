@@ -61,7 +61,8 @@ class BookieStatus:
     Attributes:
         bookie: The instance that belongs to the cluster.
         state: What it is wanted for.
-        since_ns: When that state began, nanoseconds since 1970; 0 for a state that never changed.
+        since_ns: When that state began, nanoseconds since 1970; 0 for a state that never changed. Of a bookie that is
+            drained, when its drain began.
         until_ns: When its maintenance ends; 0 in other states.
         registered: Whether that instance runs, as far as the metadata store knows.
         read_only: Whether it takes no new entries.
@@ -242,7 +243,7 @@ class RemovalProof:
     Attributes:
         bookie: The instance that was looked for.
         state: Its state.
-        state_since_ns: When that state began; the proof ends with the state.
+        state_since_ns: When its drain began; the proof ends when the drain is cancelled.
         scanned_ns: When the search began, nanoseconds since 1970.
         ledgers: How many ledgers were searched.
     """

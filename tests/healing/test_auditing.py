@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pybk import cluster_admin
 from pybk.bookie import server
 from pybk.cluster_admin import ClusterAdmin
 from pybk.healing import auditing, situation
@@ -152,18 +153,17 @@ def test_a_drain_ends_when_no_request_from_before_it_may_name_the_bookie(
     four: Inside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then it can be removed at once: ``drained`` does not have people wait for the same a second time."""
-    monkeypatch.setattr(auditing, "REQUESTS_SECONDS", 1.0)
+    for module in (auditing, cluster_admin):
+        monkeypatch.setattr(module, "REQUESTS_SECONDS", 1.0)
     client = four.connect()
     admin = ClusterAdmin(client)
     with auditor_of(metadata_of(four.connect())) as auditor:
         wait_until(lambda: auditor.report is not None)
         drain(metadata_of(client), "bookie-0")
         began = metadata_of(client).read_cookie("bookie-0")
+        assert began is not None
         wait_until(lambda: _state(metadata_of(client), "bookie-0") is BookieState.DRAINED)
-    ended = metadata_of(client).read_cookie("bookie-0")
-    assert began is not None
-    assert ended is not None
-    assert ended.state_since_ns - began.state_since_ns >= 10**9
+        assert time.time_ns() - began.state_since_ns >= 10**9
     wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
     admin.remove("bookie-0", admin.ok_to_remove("bookie-0"))
 

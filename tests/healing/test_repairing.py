@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from pybk import cluster_admin
+from pybk.client.membership import Membership
+from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
+from pybk.cluster_admin import ClusterAdmin
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
 from pybk.healing.repairing import BATCH, BUCKETS, TRIES, Candidate, Repairer, batches, bucket_of
@@ -20,9 +24,11 @@ from pybk.healing.throttle import TokenBucket
 from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState
 from pybk.metrics import REPAIR_COPIED_BYTES, MetricKey
+from pybk.replication.messages import Event, WriteMetadata
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
@@ -209,6 +215,36 @@ def test_a_bookie_with_the_last_copy_gives_it_at_the_urgent_rate(
     for each in metadata.marks_of(ledger_id):
         metadata.unmark_under_replicated(each)
     wait_until(lambda: pace.rate == settings.bytes_per_second, "nothing is urgent any more")
+
+
+def test_a_bookie_that_was_removed_during_a_copy_gets_no_place(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H14: the proof that no ledger named it was right, and its directory may be gone already."""
+    monkeypatch.setattr(cluster_admin, "REQUESTS_SECONDS", 0.0)
+    client = four.connect()
+    metadata, admin = metadata_of(client), ClusterAdmin(client)
+    ledger_id = fill(client, 40)
+    before = ensemble_of(client, ledger_id)
+    (target,) = (each for each in four.bookies if service_of(each).bookie not in before)
+    own = service_of(target).bookie
+    write = Membership.write
+
+    def write_late(membership: Membership, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
+        if own.bookie_id in [each.name for each in admin.bookies()]:
+            metadata.change_cookie(own.bookie_id, lambda found: replace(found, state=BookieState.DRAINING))
+            wait_until(lambda: next(each.read_only for each in admin.bookies() if each.bookie == own))
+            admin.remove(own.bookie_id, admin.ok_to_remove(own.bookie_id))
+        return write(membership, ledger, effect)
+
+    monkeypatch.setattr(Membership, "write", write_late)
+    lost = lose(four, int(before[0].bookie_id[-1]))
+    worker = start(target)
+    wait_until(lambda: any(mark.error for mark in metadata.marks_of(ledger_id)))
+    (mark,) = metadata.marks_of(ledger_id)
+    assert mark.bookie == lost
+    assert f"{own} took copies, and leaves the cluster by now" in mark.error
+    assert (ensemble_of(client, ledger_id), worker.repaired) == (before, 0)
 
 
 def test_marks_of_a_deleted_ledger_are_removed(four: Inside, start: Callable[[LedgerManager], Repairer]) -> None:

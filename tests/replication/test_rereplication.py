@@ -11,6 +11,7 @@ from pybk.replication.messages import (
     Add,
     Answered,
     BookiesChosen,
+    BookiesLeave,
     ChooseBookies,
     Done,
     Failed,
@@ -140,6 +141,18 @@ def swapping() -> Copying:
     copy.answer(7)
     copy.only(WriteMetadata)
     return copy
+
+
+def test_a_target_that_leaves_by_now_takes_no_place() -> None:
+    """H14: it may have been removed meanwhile, with a proof that no ledger names it."""
+    copy = Copying(closed(), 1)
+    copy.answer(0, ReadReply(Status.OK, run(0, 4)))
+    copy.answer(7)
+    assert copy.only(WriteMetadata).joining == {bookie(7)}
+    copy.feed(BookiesLeave((bookie(7),)))
+    failed = copy.only(Failed)
+    assert failed.reason is Reason.UNDECIDED
+    assert f"{bookie(7)} took copies, and leaves the cluster by now" in failed.detail
 
 
 def test_a_refused_compare_and_set_is_repeated_on_the_stored_metadata() -> None:

@@ -23,6 +23,7 @@ from pybk.metrics import MISPLACED_CHOICES, Metrics
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy, gains_zones, keeps_spread, write_sets
 from pybk.replication.messages import (
     BookiesChosen,
+    BookiesLeave,
     ChooseBookies,
     Event,
     MetadataRead,
@@ -358,10 +359,18 @@ class Membership:
 
     def write(self, ledger: RemoteLedger, effect: WriteMetadata) -> Event:
         """Write a ledger's metadata by compare-and-set; if that is refused, return those in the store."""
+        leaving = tuple(sorted(filter(self._leaves, effect.joining)))
+        if leaving:
+            return BookiesLeave(leaving)
         try:
             return MetadataWritten(self.metadata.write_ledger(effect.metadata, effect.version))
         except MetadataVersionError:
             return MetadataRefused(*self._read(ledger.ledger_id))
+
+    def _leaves(self, bookie: Bookie) -> bool:
+        """Return whether a bookie is being drained, or has left, by its cookie as it is now."""
+        cookie = self.metadata.read_cookie(bookie.bookie_id)
+        return cookie is None or cookie.bookie != bookie or cookie.state.read_only
 
     def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
         """Mark a ledger as under-replicated: a bookie misses its entries."""

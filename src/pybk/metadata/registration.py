@@ -100,7 +100,11 @@ def name_in_key(name: str) -> str:
 
 
 REQUESTS_SECONDS: Final = 10.0
-"""How long a request that was sent before a bookie began to drain may still change the metadata of a ledger."""
+"""How long a request that was sent before a bookie began to drain may still change the metadata of a ledger.
+
+Writers choose bookies just before they name them. Copies take long, so they look at the cookies of their targets just
+before that, too.
+"""
 
 
 class BookieState(StrEnum):
@@ -142,7 +146,8 @@ class BookieCookie:
         cluster_id: The cluster.
         boots: The number of the last recorded start.
         state: What it is wanted for.
-        state_since_ns: When the state began, nanoseconds since 1970; 0 for a state that never changed.
+        state_since_ns: When the state began, nanoseconds since 1970; 0 for a state that never changed. Of a bookie that
+            is drained, when its drain began: since then nobody chooses it.
         until_ns: When maintenance ends, nanoseconds since 1970; 0 in other states.
         location: Where it stood at its last start, ``zone/rack/host`` or less; empty if unknown.
         level_max: The highest feature level that its pybk knew at its last start; 0 if unknown.
@@ -484,6 +489,8 @@ class Bookies(AuthenticatedValues):
                     f"bookie {bookie_id} is {found.state} and cannot become {new.state}; it can become "
                     f"{allowed or 'nothing else: start a new instance of it in an empty directory'}"
                 )
+            if new.state is BookieState.DRAINED:
+                return new  # as long as its drain, from its beginning on, so that a proof that it is empty stays one
             return replace(new, state_since_ns=time.time_ns())
 
         return self._change_cookie(bookie_id, changed)

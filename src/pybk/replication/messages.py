@@ -345,6 +345,17 @@ class BookiesChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class BookiesLeave:
+    """Nothing was written, because bookies of ``WriteMetadata.joining`` leave the cluster by now.
+
+    Attributes:
+        bookies: These bookies.
+    """
+
+    bookies: tuple[Bookie, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time that ``WakeAt`` named has come."""
 
@@ -379,6 +390,7 @@ Event = (
     | MetadataRefused
     | MetadataUnreachable
     | BookiesChosen
+    | BookiesLeave
     | Woken
     | DropAnnounced
     | DropEnded
@@ -407,15 +419,18 @@ class Send:
 class WriteMetadata:
     """Write the ledger's metadata by compare-and-set.
 
-    Followed by ``MetadataWritten``, ``MetadataRefused`` or ``MetadataUnreachable``.
+    Followed by ``MetadataWritten``, ``MetadataRefused``, ``MetadataUnreachable`` or ``BookiesLeave``.
 
     Attributes:
         metadata: The metadata to write.
         version: The version that they replace.
+        joining: Bookies that were chosen long ago, so that they may be drained or removed by now: nothing is written
+            then, because the search that proved that no ledger needs them may be over.
     """
 
     metadata: LedgerMetadata
     version: int
+    joining: frozenset[Bookie] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ so it asks the source bookie to verify record checksums (``checked``). Only when
 compare-and-set puts the targets into the fragment, and changes nothing else (I11). It names the version that was read
 before the first copy, whatever was read since. If it is refused, the machine looks at the new metadata, and tries again
 or ends undecided. If the ledger is closed by then, the targets may have dropped what they had of it, so everything is
-copied again (SD4). A failed machine leaves the metadata as it was.
+copied again (SD4). A copy may take hours, so nothing is written if a target is to leave the cluster by then
+(``WriteMetadata.joining``). A failed machine leaves the metadata as it was.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pybk.replication.messages import (
     Add,
     Answered,
     BookiesChosen,
+    BookiesLeave,
     ChooseBookies,
     Done,
     Effect,
@@ -142,6 +144,9 @@ class RereplicationMachine:
             return self._end(Done(self._wanted, event.version))
         if isinstance(event, BookiesChosen):
             return self._bookies_chosen(event, now_ns)
+        if isinstance(event, BookiesLeave):
+            names = ", ".join(map(str, event.bookies))
+            return self._fail(Reason.UNDECIDED, f"{names} took copies, and leaves the cluster by now; try it again")
         if isinstance(event, Woken):
             return self._read(Woken(), now_ns) if self._reader is not None else self._rested(now_ns)
         assert isinstance(event, MetadataUnreachable)
@@ -215,7 +220,8 @@ class RereplicationMachine:
         )
         self._wanted = replace(self._metadata, fragments=fragments, version=self._metadata.version + 1)
         self._writing = True
-        return [WriteMetadata(self._wanted, self._version)]
+        joining = frozenset(ensemble).difference(self._fragment.ensemble)
+        return [WriteMetadata(self._wanted, self._version, joining)]
 
     # ---- copying ---------------------------------------------------------------------------------------------------
 
