@@ -142,6 +142,15 @@ def test_check_many_accepts_right_digests(kind: DigestType, count: int) -> None:
         digest.check(batch.buffer, start, start + int(batch.sizes[number]), int(batch.entry_ids[number]))
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_arrays_of_other_integers_and_slices_are_taken(kind: DigestType) -> None:
+    digest = made(kind)
+    batch, _ = batch_of(digest, some_payloads(MANY))
+    ids, offsets = batch.entry_ids.astype(">i8"), np.repeat(batch.offsets, 2)[::2]
+    sizes: Any = batch.sizes.astype(np.int32)
+    digest.check_many(EntryBatch(LEDGER, ids, batch.buffer, offsets, sizes, digest.size))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(TYPES),

@@ -10,9 +10,13 @@
 
 #include "digests.h"
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "headers and digests are written for little-endian processors; on others pybk computes in Python"
+#endif
+
 #define RELEASE_BYTES (256 * 1024)
 
-static uint64_t big_endian(int64_t value) { return __builtin_bswap64((uint64_t)value); }
+static uint64_t big_endian(uint64_t value) { return __builtin_bswap64(value); }
 
 static int is_known(int type, const Py_buffer *key)
 {
@@ -33,20 +37,27 @@ typedef struct {
     Py_buffer key, bytes, offsets, sizes, ids;
 } checked;
 
+/* A number of an array, which need not be aligned. */
+static int64_t number_at(const Py_buffer *of, size_t i)
+{
+    int64_t number;
+    memcpy(&number, (const char *)of->buf + i * sizeof number, sizeof number);
+    return number;
+}
+
 /* Fill in the entries; return whether all lie in the buffer, and say which ledger and entries they are. */
 static int locate(const checked *of, int64_t ledger_id, size_t digest, entry *entries, size_t count)
 {
-    const uint64_t ledger = big_endian(ledger_id);
+    const uint64_t ledger = big_endian((uint64_t)ledger_id);
     const int64_t least = (int64_t)(HEADER_BYTES + digest), end = of->bytes.len;
-    const int64_t *offsets = of->offsets.buf, *sizes = of->sizes.buf, *ids = of->ids.buf;
     for (size_t i = 0; i < count; i++) {
-        const int64_t start = offsets[i], size = sizes[i];
+        const int64_t start = number_at(&of->offsets, i), size = number_at(&of->sizes, i);
         if (size < least || start < 0 || size > end || start > end - size)
             return 0;
         uint8_t *at = (uint8_t *)of->bytes.buf + start;
         uint64_t said[2];
         memcpy(said, at, sizeof said);
-        if (said[0] != ledger || said[1] != big_endian(ids[i]))
+        if (said[0] != ledger || said[1] != big_endian((uint64_t)number_at(&of->ids, i)))
             return 0;
         entries[i] = (entry){at, at + least, (size_t)(size - least), at + HEADER_BYTES};
     }
@@ -109,15 +120,16 @@ static PyObject *matches(PyObject *module, PyObject *arguments)
 
 /* ---- prefixes ------------------------------------------------------------------------------------------------------ */
 
+/* Without a sign, so that numbers beyond 63 bits, which no ledger has, are not undefined. */
 typedef struct {
-    int64_t ledger_id, first, lac, length;
+    uint64_t ledger_id, first, lac, length;
 } headers;
 
 /* Make a bytes object for each prefix, write the header into it, and note where payload and digest are. */
 static int lay_out(PyObject *payloads, const headers *of, size_t digest, PyObject *prefixes, entry *entries)
 {
     const Py_ssize_t count = PyTuple_Size(payloads);
-    int64_t length = of->length;
+    uint64_t length = of->length;
     for (Py_ssize_t i = 0; i < count; i++) {
         char *payload, *made;
         Py_ssize_t size;
@@ -128,8 +140,8 @@ static int lay_out(PyObject *payloads, const headers *of, size_t digest, PyObjec
             return -1;
         PyList_SetItem(prefixes, i, prefix);
         made = PyBytes_AsString(prefix);
-        length += size;
-        const uint64_t header[4] = {big_endian(of->ledger_id), big_endian(of->first + i), big_endian(of->lac),
+        length += (uint64_t)size;
+        const uint64_t header[4] = {big_endian(of->ledger_id), big_endian(of->first + (uint64_t)i), big_endian(of->lac),
                                     big_endian(length)};
         memcpy(made, header, sizeof header);
         entries[i] = (entry){(uint8_t *)made, (uint8_t *)payload, (size_t)size, (uint8_t *)made + HEADER_BYTES};
@@ -185,7 +197,7 @@ static PyObject *prefixes(PyObject *module, PyObject *arguments)
     PyObject *made = NULL;
     PyObject *payloads = is_known(type, &key) ? PySequence_Tuple(given) : NULL; /* nobody else changes a tuple */
     if (payloads != NULL) {
-        const headers of = {ledger_id, first, lac, length};
+        const headers of = {(uint64_t)ledger_id, (uint64_t)first, (uint64_t)lac, (uint64_t)length};
         made = make(type, &key, &of, payloads);
         Py_DECREF(payloads);
     }
@@ -201,15 +213,17 @@ static int set_up(PyObject *module)
     PyObject *known = PyFrozenSet_New(NULL);
     if (known == NULL)
         return -1;
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        PyObject *type = digests_are_there(types[i]) ? PyLong_FromLong(types[i]) : NULL;
-        if (type != NULL && PySet_Add(known, type) < 0)
-            PyErr_Clear();
+    int failed = 0;
+    for (size_t i = 0; i < sizeof types / sizeof *types && !failed; i++) {
+        if (!digests_are_there(types[i]))
+            continue;
+        PyObject *type = PyLong_FromLong(types[i]);
+        failed = type == NULL || PySet_Add(known, type) < 0;
         Py_XDECREF(type);
     }
-    const int failed = PyModule_AddObjectRef(module, "TYPES", known);
+    failed = failed || PyModule_AddObjectRef(module, "TYPES", known) < 0;
     Py_DECREF(known);
-    return failed;
+    return failed ? -1 : 0;
 }
 
 static PyMethodDef METHODS[] = {

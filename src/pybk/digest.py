@@ -212,7 +212,8 @@ class EntryDigest(ABC):
         if batch.ledger_id != self.ledger_id or batch.digest_bytes != self.size:
             return False
         if self.core is not None:
-            places = map(np.ascontiguousarray, (batch.offsets, batch.sizes, batch.entry_ids))
+            # A caller's arrays may have other integers, or be slices: the core reads contiguous int64.
+            places = (np.ascontiguousarray(each, np.int64) for each in (batch.offsets, batch.sizes, batch.entry_ids))
             return self.core.matches(self.digest_type, self._key, self.ledger_id, batch.buffer, *places)
         prefix_bytes = ENTRY_HEADER_BYTES + self.size
         starts = batch.offsets

@@ -97,7 +97,7 @@ def compare(core: NativeCore, source: random.Random) -> int:
 def _damaged(
     source: random.Random, buffer: bytes, offsets: Places, sizes: Places, ids: Places
 ) -> tuple[bytes, Places, Places, Places]:
-    """Return a batch with a bit flipped, an end cut off, or one wrong place, size or id; or unchanged."""
+    """Return a batch with a bit flipped, an end cut off, or one wrong place, size or id; or with unaligned arrays."""
     which = source.randrange(6)
     at = source.randrange(len(ids))
     if which == 0:
@@ -107,10 +107,15 @@ def _damaged(
     if which == 1:
         return buffer[: source.randrange(len(buffer))], offsets, sizes, ids
     if which == 5:
-        return buffer, offsets, sizes, ids
+        return buffer, unaligned(offsets), unaligned(sizes), unaligned(ids)
     changed = [offsets.copy(), sizes.copy(), ids.copy()]
     changed[which - 2][at] = source.choice(WILD)
     return buffer, changed[0], changed[1], changed[2]
+
+
+def unaligned(numbers: Places) -> Places:
+    """Return the same numbers at an odd address."""
+    return np.frombuffer(b"\0" + numbers.tobytes(), np.int64, offset=1)
 
 
 def main() -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,6 +19,7 @@ from pybk.keys import KEY_BYTES
 from pybk.native import CORE, NativeCore
 from tests.native.fuzz import compare
 from tests.paths import ROOT
+from tests.waiting import PROCESS_S
 
 KEY = bytes(KEY_BYTES)
 PLACES = np.zeros(1, np.int64)
@@ -46,6 +49,12 @@ def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) ->
         assert list(pool.map(make, kinds)) == [wanted[kind] for kind in kinds]
 
 
+def test_no_entries_match_and_have_no_prefixes(core: NativeCore) -> None:
+    for kind in core.TYPES:
+        assert core.matches(kind, KEY, 7, b"", PLACES[:0], PLACES[:0], PLACES[:0]) is True
+        assert core.prefixes(kind, KEY, 7, 0, -1, 0, []) == []
+
+
 def test_wrong_arguments_are_refused(core: NativeCore) -> None:
     with pytest.raises(ValueError, match="digest type 5 is not computed here"):
         core.prefixes(5, KEY, 7, 0, -1, 0, [b""])
@@ -65,6 +74,18 @@ def test_the_environment_leaves_the_core_out(core: NativeCore, value: str, *, pu
     environment = {**os.environ, "PYBK_PURE": value, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{pure}\n"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+def test_it_is_not_built_for_a_processor_whose_numbers_it_would_turn_round() -> None:
+    order = ("-U__BYTE_ORDER__", "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__")
+    includes = f"-I{sysconfig.get_paths()['include']}"
+    source = ROOT / "src" / "native" / "module.c"
+    done = subprocess.run(
+        ["cc", "-E", *order, includes, source], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert "little-endian processors" in done.stderr
+    assert done.returncode != 0
 
 
 def test_the_vendored_source_is_unchanged() -> None:
