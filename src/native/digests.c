@@ -21,13 +21,23 @@ typedef struct {
 
 typedef uint8_t digest[DIGEST_BYTES_MAX];
 
+/* Return what `ask` says, and ask once in the life of the process: a virtual machine traps CPUID, at 4 to 8 us each. */
+static int once(_Atomic int *answer, int (*ask)(void))
+{
+    enum { UNKNOWN, NO, YES };
+    if (*answer == UNKNOWN)
+        *answer = ask() ? YES : NO;
+    return *answer == YES;
+}
+
 int digests_are_there(int type)
 {
+    static _Atomic int crc32c, sha256;
     switch (type) {
     case DIGEST_CRC32C:
-        return crc32c_is_there();
+        return once(&crc32c, crc32c_is_there);
     case DIGEST_HMAC_SHA256:
-        return sha256_is_there();
+        return once(&sha256, sha256_is_there);
     case DIGEST_NONE:
     case DIGEST_XXH3:
         return 1;
