@@ -21,6 +21,7 @@ import pytest
 from pybk.admin import standalone_bookie
 from pybk.admin.bookie_options import BookieSettings
 from pybk.admin.http import Scope, Token
+from pybk.admin.http_options import HttpSettings
 from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
 from pybk.credentials import Secret
@@ -254,6 +255,26 @@ def test_the_start_waits_for_a_metadata_store_if_asked_to(monkeypatch: pytest.Mo
     stopping.start()
     assert serve(settings, ready=lambda bookie, _: None)
     stopping.join()
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_wrong_settings_of_http_end_the_start_before_the_bookie_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standalone_bookie, "join", lambda *_, **__: pytest.fail("it joins"))
+    (tmp_path / "wrong").write_text("no token")
+    (tmp_path / "tokens").write_text(Token.new("reader", Scope.READ)[0].line())
+    (tmp_path / "pem").touch(mode=0o600)
+    here, there = HttpSettings(listen="127.0.0.1:0"), HttpSettings(listen="0.0.0.0:0")
+    for http, error in (
+        (replace(here, tokens=str(tmp_path / "wrong")), "line 1, is no token"),
+        (replace(here, certificate=str(tmp_path / "pem")), "cannot be used"),
+        (replace(here, key="key.pem"), "has no certificate"),
+        (replace(there, tokens=str(tmp_path / "tokens")), "tokens and a certificate are needed"),
+    ):
+        settings = BookieSettings(directory="d", listen=("tcp://127.0.0.1:*",), metadata="zk://h/x", http=http)
+        with pytest.raises(UsageError, match=error):
+            serve(settings, ready=lambda bookie, _: None)
 
 
 def settings_of_b(tmp_path: Path, cluster: Inside) -> BookieSettings:

@@ -98,6 +98,24 @@ class HttpSettings:
 
         return read_tokens(self.tokens) if self.tokens else ()
 
+    def check_for_bookie(self) -> None:
+        """Check tokens and certificate before a bookie starts, because one that cannot serve must not register.
+
+        Raises:
+            UsageError: As ``serve`` for a bookie, but for an address that cannot be listened on.
+        """
+        from pybk.admin.http.server import checked_context
+
+        host, _ = host_and_port(self.listen)
+        checked_context(host, self.read_tokens(), self._files, of_bookie=True)
+
+    @property
+    def _files(self) -> tuple[str, str] | None:
+        """The files of the certificate and its key; raises UsageError for a key alone."""
+        if self.key and not self.certificate:
+            raise UsageError(f"the key {self.key!r} has no certificate: name that, too")
+        return (self.certificate, self.key or self.certificate) if self.certificate else None
+
     def serve(
         self,
         manager: LedgerManager,
@@ -116,16 +134,13 @@ class HttpSettings:
         from pybk.admin.http.server import AdminServer
 
         host, port = host_and_port(self.listen)
-        if self.key and not self.certificate:
-            raise UsageError(f"the key {self.key!r} has no certificate: name that, too")
-        certificate = (self.certificate, self.key or self.certificate) if self.certificate else None
         return AdminServer(
             manager,
             host,
             port,
             tokens=self.read_tokens(),
             hosts=hosts,
-            certificate=certificate,
+            certificate=self._files,
             bookie=bookie,
             ports=ports,
             name=name,

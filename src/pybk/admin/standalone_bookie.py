@@ -107,6 +107,8 @@ def serve(
         *(settings.directory, __version__),
         extra=log_event("bookie.starting", directory=settings.directory, version=__version__),
     )
+    if settings.http is not None:
+        settings.http.check_for_bookie()
     backend = _joined(settings, signals)
     if backend is None:
         return True

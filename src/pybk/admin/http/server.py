@@ -113,14 +113,9 @@ class AdminServer:
     ) -> None:
         tokens = tuple(tokens)
         local = _is_loopback(host)
-        probes_alone = bookie is not None and not tokens
-        if not local and not probes_alone and (not tokens or certificate is None):
-            raise UsageError(
-                f"others could reach {host!r}, so tokens and a certificate are needed: give them, or use 127.0.0.1"
-            )
+        context = checked_context(host, tokens, certificate, of_bookie=bookie is not None)
         self._certificate = certificate
         self._tokens_allowed = local or certificate is not None
-        context = None if certificate is None else _context_of(certificate)
         names = {host, *hosts} if local or hosts else {"*"}
         self.application: Final = AdminApplication(
             manager,
@@ -165,6 +160,18 @@ class AdminServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def checked_context(
+    host: str, tokens: Collection[Token], certificate: tuple[str, str] | None, *, of_bookie: bool
+) -> ssl.SSLContext | None:
+    """Return how TLS is spoken at an address, None for without; raises UsageError as ``AdminServer``."""
+    probes_alone = of_bookie and not tokens
+    if not _is_loopback(host) and not probes_alone and (not tokens or certificate is None):
+        raise UsageError(
+            f"others could reach {host!r}, so tokens and a certificate are needed: give them, or use 127.0.0.1"
+        )
+    return None if certificate is None else _context_of(certificate)
 
 
 def _context_of(certificate: tuple[str, str]) -> ssl.SSLContext:
