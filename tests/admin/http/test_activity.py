@@ -129,6 +129,8 @@ def test_events_are_kept_by_name_and_bounded(caplog: pytest.LogCaptureFixture) -
         assert len(kept) == EVENTS_MAX
         assert max(len(each.message) for each in kept) == 500
         assert events.after(kept[-2].number) == kept[-1:]
+        assert kept[-1].number < 1 << 53, "a page loses nothing of it"
+        assert abs(kept[0].time_ns - time.time_ns()) < 3600 * 10**9
         assert others.take_in(as_json(kept[:2]), "b1") == kept[1].number
         assert [each.bookie for each in others.after()] == ["", "b1", "b1"]
         with pytest.raises(KeyError):

@@ -31,7 +31,8 @@ class Event:
     """Something that happened.
 
     Attributes:
-        number: Its number, which grows in the order in which this process got to know of events.
+        number: Its number, which grows in the order in which this process got to know of events; below 2**53, as
+            JavaScript takes numbers.
         time_ns: When it happened, nanoseconds since 1970.
         level: ``info``, ``warning`` or ``error``.
         event: Its name.
@@ -82,12 +83,13 @@ class Events(logging.Handler):
         """Keep an event; arguments as the attributes of ``Event``, and ``level`` as logging has it."""
         self.acquire()
         try:
+            now_ns = time.time_ns()
             # Numbers grow from one process to the next, so that one that asks by number notices no restart.
-            number = max(time.time_ns(), self._kept[-1].number + 1 if self._kept else 0)
+            number = max(now_ns // 1000, self._kept[-1].number + 1 if self._kept else 0)
             self._kept.append(
                 Event(
                     number=number,
-                    time_ns=number if time_ns is None else time_ns,
+                    time_ns=now_ns if time_ns is None else time_ns,
                     level=logging.getLevelName(level).lower(),
                     event=event[:100],
                     message=message[:MESSAGE_MAX],

@@ -132,6 +132,7 @@ async function get(path) {
   if (kept) headers['If-None-Match'] = kept.tag;
   const answer = await fetch(`api/v1/${path}`, { headers, cache: 'no-store', signal: AbortSignal.timeout(STALE_MS) });
   if (answer.status === 304) return kept.body;
+  if (!/json/.test(answer.headers.get('Content-Type'))) throw new Error(`status ${answer.status} without JSON, maybe of a proxy on the way`);
   const body = await answer.json();
   if (answer.status === 401) throw Object.assign(new Error(body.detail), { unauthorized: true });
   if (!answer.ok) throw new Error(body.detail);
@@ -178,8 +179,7 @@ export function update(found, added, events) {
   state.trouble = '';
   if (state.overview.seen_ns !== lastSeen) { lastSeen = state.overview.seen_ns; freshAt = performance.now(); }
   take(added);
-  // The numbers of events are too large for a double, so that the last one may come again.
-  state.events = [...state.events, ...events.events.filter((each) => each.number > lastEvent)].slice(-200);
+  state.events = [...state.events, ...events.events].slice(-200);
   lastEvent = events.next;
   show();
 }
