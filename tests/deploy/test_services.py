@@ -181,6 +181,10 @@ def test_the_image_is_built_of_what_is_there() -> None:
     }
     copied = [source for name, value in instructions() if name == "COPY" for source in value.split()[:-1]]
     assert [each for each in copied if each[0] not in "-/" and not (ROOT / each).exists()] == []
+    own = [each for each in copied if each[0] not in "-/"]
+    assert "setup.py" in own, "without it there is no native core"
+    ignored, *lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] != "#"]
+    assert (ignored, {line[1:] for line in lines if line[0] == "!"}) == ("*", set(own))
     [command] = [value for name, value in instructions() if name == "RUN" and "pip install" in value]
     extras = re.search(r"\.\[([\w,]+)\]", command)
     assert extras is not None
