@@ -218,7 +218,7 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, m
         admin.ok_to_remove(name)
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
     wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name), "the bookie is read-only")
-    with pytest.raises(SafetyCheckError, match=f"1 ledgers name it: {ledger_id};"):
+    with pytest.raises(SafetyCheckError, match=f"1 ledger names it: {ledger_id};"):
         admin.ok_to_remove(name)
     with pytest.raises(SafetyCheckError, match="there is no proof"):
         admin.remove(name)
@@ -280,7 +280,7 @@ def test_a_mark_keeps_a_bookie_from_removal(
     metadata.mark_under_replicated(7, bookie, 0)
     admin.drain("bookie-0")
     wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
-    with pytest.raises(SafetyCheckError, match="1 ledgers are marked because of it: 7"):
+    with pytest.raises(SafetyCheckError, match="1 ledger is marked because of it: 7"):
         admin.ok_to_remove("bookie-0")
 
 
@@ -299,7 +299,7 @@ def test_a_dead_bookie_is_removed_with_the_ledgers_that_are_given_up(cluster: In
     (name,) = bookies_of(client, ledger_id)
     cluster.bookies[int(name[-1])].close()
     wait_until(lambda: any(each.absent for each in admin.bookies()), "the bookie is absent")
-    with pytest.raises(SafetyCheckError, match=f"1 ledgers name it: {ledger_id}"):
+    with pytest.raises(SafetyCheckError, match=f"1 ledger names it: {ledger_id}"):
         admin.remove(name, accept_loss=[ledger_id + 1])
     assert states(admin)[name] is BookieState.ACTIVE
     assert admin.remove(name, accept_loss=[ledger_id]).state is BookieState.REMOVED

@@ -546,13 +546,13 @@ class ClusterAdmin:
         marked = sorted({mark.ledger_id for mark in _marks(metadata) if mark.bookie == bookie} - accepted)
         unknown = sorted(set(unreadable) - accepted)
         failures = []
-        for ids, text in (
-            (naming, "ledgers name it"),
-            (marked, "ledgers are marked because of it"),
-            (unknown, "ledgers have metadata that cannot be read"),
+        for ids, one, more in (
+            (naming, "ledger names it", "ledgers name it"),
+            (marked, "ledger is marked because of it", "ledgers are marked because of it"),
+            (unknown, "ledger has metadata that cannot be read", "ledgers have metadata that cannot be read"),
         ):
             if ids:
-                failures.append(f"{len(ids)} {text}: {listed(ids)}")
+                failures.append(f"{len(ids)} {one if len(ids) == 1 else more}: {listed(ids)}")
         if failures:
             raise _refused(
                 bookie.bookie_id,

@@ -102,7 +102,7 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, capsys: pytest.Capture
     assert (status, out) == (0, f"bookie {name} is draining: 1 ledger left, 25 B, 0 stuck\n")
     wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name))
     status, _, err = run(capsys, "bookie", "ok-to-remove", cluster.url, name)
-    assert (status, f"1 ledgers name it: {ledger_id}" in err) == (3, True)
+    assert (status, f"1 ledger names it: {ledger_id}" in err) == (3, True)
     assert run(capsys, "bookie", "remove", cluster.url, name)[0] == 3
     status, done = run_json(capsys, "repair", "run", cluster.url, "--bookie", name)
     assert (status, done["fragments"], done["left"]) == (0, 1, [])

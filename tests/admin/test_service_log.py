@@ -64,6 +64,18 @@ def test_text_ends_with_the_event_and_the_level_changes(capsys: pytest.CaptureFi
     assert re.fullmatch(r"[-0-9]+ [:,0-9]+ DEBUG written \[bookie\.started\]\n", capsys.readouterr().err)
 
 
+def test_a_name_in_a_message_begins_no_line_and_reaches_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    service_log.begin("text", "info")
+    logger.info("ledger type %s", "a\n2026-01-01 00:00:00,000 ERROR forged\x1b[2J\x85")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith(r" INFO ledger type a\n2026-01-01 00:00:00,000 ERROR forged\x1b[2J\x85")
+    try:
+        raise UsageError("wrong")
+    except UsageError:
+        logger.exception("something failed")
+    assert len(capsys.readouterr().err.splitlines()) > 2, "a stack has its lines"
+
+
 def test_lines_of_one_kind_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
     service_log.begin("text", "debug")
     for number in range(30):

@@ -7,6 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pybk.admin.shown_text import shown_text
 from pybk.errors import PybkError
 from pybk.metrics import code_of
 from pybk.spans import current_operation
@@ -46,7 +47,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as a line of text, with the name of its event."""
+    """Formats a record as one line of text, with the name of its event; only a stack has more lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -54,6 +55,7 @@ class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # as logging calls it
         """Return the line without its stack."""
         name = getattr(record, "event", "")
+        record.message = shown_text(record.message)  # a name in it, which others chose, begins no line of its own
         return super().formatMessage(record) + (f" [{name}]" if name else "")
 
 

@@ -403,6 +403,7 @@ class Bookies(AuthenticatedValues):
 
         Raises:
             CookieError: Another instance of the bookie belongs to the cluster, or this one was removed from it.
+            UsageError: The name of a new bookie has characters that are not printable.
         """
         key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
         cookie = BookieCookie(bookie, self.cluster_id)
@@ -410,6 +411,8 @@ class Bookies(AuthenticatedValues):
             node = self._store.get(key, latest=True)
             try:
                 if node is None:
+                    if not bookie.bookie_id.isprintable():  # logs and terminals show it
+                        raise UsageError(f"the name {bookie.bookie_id!r} of a bookie takes printable characters")
                     self.create_value(ValueKind.COOKIE, key, encode_cookie(cookie))
                     return cookie
                 found = self._cookie(key, node)

@@ -21,10 +21,10 @@ from pybk.admin.cli.output import (
     print_json,
     print_table,
     shown_bytes,
-    shown_text,
     shown_time,
     watch,
 )
+from pybk.admin.shown_text import shown_text
 
 if TYPE_CHECKING:
     from pybk.cluster_checks import ClusterStatus, RebalanceProgress

@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pybk.admin.shown_text import shown_text
 from pybk.errors import SafetyCheckError
 
 SOUND: Final = 0
@@ -106,11 +107,6 @@ def print_table(rows: Iterable[Sequence[Any]], headers: Sequence[str], *, last_c
     widths = None if last_column is None else [*[None] * (len(headers) - 1), last_column]
     shown = [[shown_text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     print(tabulate(shown, headers=headers, disable_numparse=True, stralign="left", maxcolwidths=widths))
-
-
-def shown_text(text: str) -> str:
-    """Return a text without what terminals obey: the names of ledger types and logs are the input of others."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def print_note(parsed: argparse.Namespace, text: str) -> None:

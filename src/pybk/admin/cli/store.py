@@ -20,8 +20,8 @@ from pybk.admin.cli.output import (
     print_note,
     print_table,
     progress_bar,
-    shown_text,
 )
+from pybk.admin.shown_text import shown_text
 from pybk.credentials import PASSWORD
 
 if TYPE_CHECKING:
