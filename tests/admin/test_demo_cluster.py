@@ -127,3 +127,13 @@ def test_lines_come_over_and_over(source: Source) -> None:
 def test_a_child_that_ends_early_is_noticed(tmp_path: Path) -> None:
     with Child("pybk.admin.demo.node", {"path": str(tmp_path)}) as child, pytest.raises(PybkError, match="exit code 1"):
         child.answer()
+
+
+def test_a_child_imports_nothing_of_the_directory_in_which_the_demonstration_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('this is no module of Python')")
+    monkeypatch.chdir(tmp_path)
+    with Child("json.tool", {}) as child:
+        assert child.end() == 0
+    assert capfd.readouterr().err == ""

@@ -16,6 +16,9 @@ import pytest
 
 from pybk import ClusterAdmin
 from pybk.admin.cli import main
+from pybk.admin.dev import cluster as dev_cluster
+from pybk.admin.dev.cluster import DevCluster, DevOptions
+from pybk.errors import StorageFullError
 from tests.admin.dev.local import Commands, Local, local_cluster
 from tests.waiting import wait_until
 
@@ -154,7 +157,7 @@ def test_a_wiped_bookie_takes_its_name_again_only_if_that_is_said(local: Local) 
     assert not (local.directory / "state" / "pybk" / "dev" / "data" / "b2").exists()
     refused = local.ask("dev", "start", "b2")
     assert refused.returncode == 2
-    assert "--replace" in refused.stderr
+    assert "b2 has lost its directory: `pybk dev start b2 --replace`" in refused.stderr
     local.run("dev", "start", "b2", "--replace")
     assert local.get("b2", "/livez") == "ok\n"
 
@@ -191,6 +194,23 @@ def test_what_it_did_not_make_is_left_alone(
         assert "so nothing there is touched" in refused("dev", *words), words
     assert (mine / "file").read_text() == "mine"
     assert not (tmp_path / "new").exists()
+
+
+def test_a_cluster_that_could_not_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    directory = tmp_path / "new"
+
+    def fail(*_: object, **__: object) -> None:
+        assert not (directory / "dev.json").exists(), "it says that all the rest is there"
+        raise StorageFullError("no space")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dev_cluster, "open_cluster", fail)
+        with pytest.raises(StorageFullError):
+            DevCluster.made(str(directory), "dev", DevOptions())
+    assert not directory.exists()
+    made = DevCluster.made(str(directory), "dev", DevOptions())
+    assert DevCluster.found(str(directory)).members == made.members
 
 
 @pytest.mark.parametrize(("words", "text"), [(("0",), "0 bookies"), (("2", "--zones=3"), "3 zones for 2 bookies")])

@@ -28,7 +28,10 @@ class Child:
     def __init__(self, module: str, task: object) -> None:
         # In its own session, the child does not receive Ctrl-C; the parent receives it and ends the child.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-P", "-m", module],  # the current directory may have modules of any name
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._watchdog = threading.Timer(SECONDS_MAX, self._process.kill)
         self._watchdog.daemon = True

@@ -151,9 +151,17 @@ class DevCluster:
             zone = f"zone-{(number - 1) % options.zones + 1}" if options.zones else ""
             cluster.members[f"b{number}"] = Member(name=f"b{number}", zone=zone)
         cluster.members[CONSOLE] = Member(name=CONSOLE)
-        cluster.save()
+        try:
+            cluster._make_files()
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)  # or the next try would find a cluster without a secret
+            raise
+        return cluster
+
+    def _make_files(self) -> None:
+        """Make the files of a new cluster, and last the one that says that it is one."""
         for name in ("data", "devices", "logs", "faults"):
-            os.mkdir(cluster.path(name))
+            os.mkdir(self.path(name))
         from pybk.admin.http.routes import Scope
         from pybk.admin.http.tokens import Token
 
@@ -163,11 +171,11 @@ class DevCluster:
             ("token", text),
             ("tokens", kept.line()),
         ):
-            with open(os.open(cluster.path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with open(os.open(self.path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(content)
-        metadata, _ = open_cluster(cluster.url, cluster.secret, create=True)
+        metadata, _ = open_cluster(self.url, self.secret, create=True)
         metadata.close()
-        return cluster
+        self.save()
 
     def path(self, *names: str) -> str:
         """Return a path below the directory."""
@@ -263,7 +271,9 @@ class DevCluster:
             PybkError: One of them does not serve; the text has the end of its log. The others do.
         """
         wanted = [self.member(name) for name in names] or list(self.members.values())
-        chosen = [each for each in wanted if not each.alive]
+        resting = [each for each in wanted if not each.alive]
+        lost = [each.name for each in resting if self._is_lost(each) and "--replace" not in options]
+        chosen = [each for each in resting if each.name not in lost]
         for each in chosen:
             self._check_ports(each)
         environment = environment_of_members()
@@ -273,7 +283,7 @@ class DevCluster:
             self.members[each.name] = started.member
             begun.append(started)
         self.save()
-        problems = []
+        problems = [f"{name} has lost its directory: `pybk dev start {name} --replace` begins anew" for name in lost]
         until = time.monotonic() + START_SECONDS
         for started in begun:
             try:
@@ -287,6 +297,10 @@ class DevCluster:
         self.save()
         if problems:
             raise PybkError("; ".join(problems))
+
+    def _is_lost(self, member: Member) -> bool:
+        """Return whether a bookie has served, and has no directory any more, so that its name is refused."""
+        return member.name != CONSOLE and bool(member.address) and not os.path.isdir(self._data(member))
 
     def _check_ports(self, member: Member) -> None:
         for host, port in self._ports(member):

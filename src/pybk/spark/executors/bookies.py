@@ -126,7 +126,7 @@ def _launch(settings: BookieSettings, executor: Executor, lock: int) -> None:
         os.unlink(executor.file(settings.metadata, "json"))  # left by a bookie that was killed
     try:
         started = subprocess.run(
-            [sys.executable, "-m", "pybk.spark.executors.bookie_process", str(settings), *map(str, executor)],
+            [sys.executable, "-P", "-m", "pybk.spark.executors.bookie_process", str(settings), *map(str, executor)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
