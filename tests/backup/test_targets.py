@@ -11,7 +11,7 @@ import pytest
 
 from pybk.backup import back_up, list_backup_runs, restore_backup, verify_backup
 from pybk.backup.backing_up import BackupRun
-from pybk.backup.target import DirectoryTarget
+from pybk.backup.target import DirectoryTarget, shown_url, target_error
 from pybk.backup.target_url import open_target
 from pybk.errors import CorruptError, StorageFailedError, StorageFullError, StorageRefusedError, UsageError
 from pybk.manager import LedgerManager
@@ -160,6 +160,15 @@ def test_a_password_in_a_url_is_not_shown(manager: LedgerManager, tmp_path: Path
         assert "s3cret" not in str(caught.value)
     with pytest.raises(UsageError, match="there is no backup at memory://me@host/path") as caught:
         verify_backup("memory://me:s3cret@host/path")
+
+
+def test_no_part_of_a_password_is_shown_with_what_a_library_says() -> None:
+    url = "s3://me:s3@cr:et@host:80/a@b"
+    assert shown_url(url) == "s3://me@host:80/a@b"
+    assert shown_url("http://host:80/a and b@c") == "http://host:80/a and b@c"
+    said = str(target_error(OSError(f"403 for {url}"), "reading x"))
+    assert "403 for s3://me@host:80/a@b" in said
+    assert "cr" not in said
 
 
 def test_a_server_that_cannot_be_reached_is_an_error_of_the_storage(manager: LedgerManager, tmp_path: Path) -> None:

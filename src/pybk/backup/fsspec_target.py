@@ -36,7 +36,9 @@ class FsspecTarget:
         try:
             self._fs, path = fsspec.core.url_to_fs(url, **options)
         except (ValueError, TypeError, ImportError) as error:
-            raise UsageError(f"fsspec cannot open {self._url}: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"fsspec cannot open {self._url}: {type(error).__name__}: {shown_url(str(error))}"
+            ) from error
         except Exception as error:
             raise target_error(error, f"opening {self._url}") from error
         if _PATTERN.search(path):

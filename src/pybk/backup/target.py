@@ -26,7 +26,7 @@ UNFINISHED: Final = ".tmp"
 """The end of the names of files that are being put."""
 
 _LOCK: Final = "LOCK"
-_URL_PASSWORD: Final = re.compile(r"(://[^/@:]*):[^/@]*@")
+_URL_PASSWORD: Final = re.compile(r"(://[^/@:\s]*):[^/\s]*@")
 
 
 class Target(Protocol):
@@ -173,14 +173,15 @@ def check_size(where: str, nbytes: int, bytes_max: int) -> None:
 
 
 def target_error(error: Exception, doing: str) -> StorageError:
-    """Return the pybk error for a failure of a target."""
+    """Return the pybk error for a failure of a target; what libraries say of it may have the URL with its password."""
+    said = shown_url(str(error))
     if is_full(error):
         return StorageFullError(
-            f"{doing}: {error}; free space there, such as by pybk backup prune, and run the command again"
+            f"{doing}: {said}; free space there, such as by pybk backup prune, and run the command again"
         )
-    return StorageFailedError(f"{doing} failed: {type(error).__name__}: {error}; run the command again")
+    return StorageFailedError(f"{doing} failed: {type(error).__name__}: {said}; run the command again")
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without the password that it may have."""
+    """Return a URL, or a text with URLs, without the passwords that they may have."""
     return _URL_PASSWORD.sub(r"\1@", url)
