@@ -250,6 +250,16 @@ def test_an_interrupt_ends_the_operation(hook: Recorder) -> None:
     assert type(hook.only("ledger.create").error) is KeyboardInterrupt
 
 
+def test_the_outer_operation_is_the_current_one_again_after_an_inner_one(hook: Recorder) -> None:
+    with operation(hook, "pybk.ledger.open") as outer:
+        with operation(hook, "pybk.ledger.recover"):
+            pass
+        assert current_operation() is outer
+        with part("pybk.metadata.get"):
+            pass
+    assert hook.names == ["ledger.open", "ledger.recover", "metadata.get"]
+
+
 def test_a_thread_that_keeps_the_context_of_an_operation_is_no_part_of_it_once_it_is_over(hook: Recorder) -> None:
     with operation(hook, "pybk.manager.open"):
         kept = contextvars.copy_context()
