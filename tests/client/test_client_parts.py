@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
-import threading
 from array import array
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from weakref import ref
 import pytest
 
 from pybk.client import limbo_repair, replica_check
+from pybk.client import writer as writer_module
 from pybk.client.driver import Conversation, Driver
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import PAUSE_MAX_SECONDS, RETRY_SECONDS, LimboRepair
@@ -21,8 +22,10 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.client.writer import Writing
 from pybk.digest import DigestType, entry_digest
-from pybk.errors import ClosedError, MetadataUnreachableError
+from pybk.errors import ClosedError, LedgerDeletedError, MetadataUnreachableError, NoSuchLedgerError
+from pybk.group_commit import GroupCommit
 from pybk.ledger import LedgerState
+from pybk.metrics import Metrics
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
     Effect,
@@ -181,6 +184,16 @@ class Reporting(Conversation[Any]):
         self.driver.report_missing(self, effect)
 
 
+def limbo_of(ledger_id: int, **parts: Any) -> LimboRepair:
+    """Return the repair of a bookie with one ledger in limbo, which does nothing by itself."""
+    nobody: Any = None
+    membership: Any = SimpleNamespace(metadata=SimpleNamespace(**parts))
+    host: Any = SimpleNamespace(bookie=bookie(0), in_limbo=lambda: [ledger_id])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(limbo_repair, "start_thread", lambda thread: None)
+        return LimboRepair(nobody, membership, host)
+
+
 def test_a_failed_repair_is_tried_again_after_pauses_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tried = [100.0], list[int]()
 
@@ -188,23 +201,47 @@ def test_a_failed_repair_is_tried_again_after_pauses_that_grow(monkeypatch: pyte
         tried.append(ledger_id)
         return True
 
-    stands: Any = SimpleNamespace(
-        bookie=SimpleNamespace(in_limbo=lambda: [LEDGER]),
-        stopping=threading.Event(),
-        pauses={},
-        waits={},
-        try_repair=repair,
-    )
+    limbo = limbo_of(LEDGER)
+    monkeypatch.setattr(limbo, "try_repair", repair)
     monkeypatch.setattr(limbo_repair, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     pause = RETRY_SECONDS
     for attempts in range(1, 10):
-        assert LimboRepair.look(stands)
+        assert limbo.look()
         assert len(tried) == attempts
         clock[0] += pause - 0.5
-        assert LimboRepair.look(stands)
+        assert limbo.look()
         assert len(tried) == attempts, "too early"
         clock[0] += 0.5
         pause = min(2 * pause, PAUSE_MAX_SECONDS)
+
+
+@pytest.mark.parametrize(("error", "lines"), [(NoSuchLedgerError, 1), (LedgerDeletedError, 0)])
+def test_ledgers_that_stay_in_limbo_for_want_of_metadata_are_named_once(
+    error: type[NoSuchLedgerError], lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_ledger(ledger_id: int) -> None:
+        raise error
+
+    repair = limbo_of(LEDGER, read_ledger=read_ledger)
+    for _ in range(3):
+        assert repair.look(), "it is in limbo still"
+    told = f"1 ledgers stay in limbo at {bookie(0)}, as they have neither metadata nor a tombstone: {LEDGER};"
+    assert caplog.text.count(told) == lines == len(caplog.records)
+    assert not repair.pauses
+
+
+def test_a_ledger_in_limbo_is_marked_once_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mark would cost a request, and be added again after a worker has removed it."""
+    monkeypatch.setattr(limbo_repair, "WAIT_SECONDS", 0.0)
+    marked: list[int] = []
+    repair = limbo_of(
+        LEDGER,
+        read_ledger=lambda ledger_id: (metadata(), 1),
+        mark_under_replicated=lambda ledger_id, bookie, first: marked.append(ledger_id),
+    )
+    for _ in range(3):
+        repair.look()
+    assert marked == [LEDGER]
 
 
 def test_nothing_is_repaired_of_a_ledger_that_is_being_recovered() -> None:
@@ -255,6 +292,25 @@ def test_the_driver_runs_while_any_thread_waits_for_a_writer(
     )
     Writing.report_activity(writing)
     assert told == [waited]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_bookies_are_told_of_the_end_of_a_writer_only_if_it_did_not_end(
+    monkeypatch: pytest.MonkeyPatch, *, ended: bool
+) -> None:
+    """One that has ended was reported, or is closed; a request for each closed ledger would be for nothing."""
+    told: list[int] = []
+    monkeypatch.setattr(writer_module, "_leave_soon", lambda driver, ledger, bookies: told.append(ledger.ledger_id))
+    nobody: Any = None
+    group = GroupCommit(nobody, "test-group")
+    driver: Any = SimpleNamespace(group=group, **dict.fromkeys(("formed", "attach", "ended"), lambda *_: None))
+    options: Any = {"straggler_bytes": 1, "outstanding_bytes_max": 1, "on_span": None}
+    writing = Writing(driver, remote(), Metrics(), **options)
+    if ended:
+        writing.end()
+    del writing
+    gc.collect()
+    assert told == ([] if ended else [LEDGER])
 
 
 def test_nothing_is_followed_after_the_end() -> None:

@@ -10,7 +10,8 @@ process of the bookie and ends limbo, ledger by ledger:
 
 | metadata of the ledger | action |
 |---|---|
-| gone | none: the bookie drops the ledger once it has seen the tombstone twice |
+| deleted | none: the bookie drops the ledger once it has seen the tombstone twice |
+| gone without a tombstone | none, and a line in the log: it is an orphan, of which no peer is known |
 | in recovery | wait: the recovery may have fenced the ledger here, and the fence may be lost |
 | a fragment of this bookie has no end yet | wait: the writer replaces this bookie, or a recovery closes the ledger |
 | otherwise | copy the entries that this bookie lacks in each of its fragments, then end the limbo |
@@ -40,7 +41,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
-from pybk.errors import NoSuchLedgerError, PybkError
+from pybk.errors import LedgerDeletedError, NoSuchLedgerError, PybkError
+from pybk.health import listed
 from pybk.ledger import LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.rereplication import RereplicationMachine
@@ -111,6 +113,8 @@ class LimboRepair:
         """By ledger in limbo that was tried: its next pause in seconds, and the monotonic time of its next try."""
         self.waits: dict[int, float] = {}
         """By ledger in limbo that waits for an end: the monotonic time when it is marked; infinite once it is."""
+        self.orphans: set[int] = set()
+        """The ledgers in limbo of which the last pass found neither metadata nor a tombstone."""
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
         start_thread(self._thread)
 
@@ -121,6 +125,7 @@ class LimboRepair:
     def look(self) -> bool:
         """Repair each ledger in limbo whose pause is over; return whether any ledger is in limbo."""
         in_limbo = self.bookie.in_limbo()
+        known, self.orphans = self.orphans, set()
         self.pauses = {each: self.pauses[each] for each in in_limbo if each in self.pauses}
         self.waits = {each: self.waits[each] for each in in_limbo if each in self.waits}
         for ledger_id in in_limbo:
@@ -129,6 +134,12 @@ class LimboRepair:
             pause, until = self.pauses.get(ledger_id, (RETRY_SECONDS, 0.0))
             if time.monotonic() >= until and self.try_repair(ledger_id):
                 self.pauses[ledger_id] = min(2 * pause, PAUSE_MAX_SECONDS), time.monotonic() + pause
+        if new := self.orphans - known:
+            logger.warning(
+                "%d ledgers stay in limbo at %s, as they have neither metadata nor a tombstone: %s; bring back their "
+                "metadata (pybk metadata restore, or rebuild), or empty the bookie and replace it",
+                *(len(new), self.bookie.bookie, listed(sorted(new))),
+            )
         return bool(in_limbo)
 
     def try_repair(self, ledger_id: int) -> bool:
@@ -145,8 +156,11 @@ class LimboRepair:
         """Fill up the fragments of a ledger, and end its limbo; False if that has to wait, see the table above."""
         try:
             metadata, version = self.membership.metadata.read_ledger(ledger_id)
-        except NoSuchLedgerError:
+        except LedgerDeletedError:
             return False  # the bookie drops it once it has seen the tombstone twice
+        except NoSuchLedgerError:
+            self.orphans.add(ledger_id)
+            return False
         own = [number for number, each in enumerate(metadata.fragments) if self.bookie.bookie in each.ensemble]
         unended = bool(own) and fragment_end(metadata, own[-1]) is None
         if unended or metadata.state is LedgerState.IN_RECOVERY:
