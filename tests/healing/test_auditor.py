@@ -142,6 +142,22 @@ def test_an_instance_that_was_replaced_and_repaired_is_forgotten() -> None:
     assert not led.machine.situation.absent_since_ns
 
 
+def test_a_hold_withdraws_what_was_derived_and_leaves_what_was_observed() -> None:
+    """H2: workers go by the marks, and fill up a damaged copy also during a hold."""
+    led = Led(bookies=8)
+    led.publish(led.step(Tick()))
+    damaged = UnderReplicatedLedger(5, bookie(1), 0, RepairReason.DAMAGED, token=b"5")
+    led.step(LedgersChanged({5: (ledger(5, (0, (1, 2, 6))), 0)}))
+    assert led.step(MarksChanged({MarkKey(5, bookie(1)): damaged})) == []
+    began = led.step(BookiesRead(tuple(facts(each, registered=each in (1, 2, 6, 7)) for each in range(8))))
+    assert began == [WithdrawMark(KEY, frozenset({RepairReason.LOST}))]
+    assert led.machine.holds
+    led.step(MarksChanged({KEY: None}))
+    (ended,) = led.step(BookiesRead(tuple(facts(each, registered=each > 0) for each in range(8))))
+    assert isinstance(ended, PublishMark)
+    assert (ended.key, led.machine.holds) == (KEY, ())
+
+
 def test_marks_are_added_when_half_of_those_of_a_window_are_done() -> None:
     led = Led(bookies=4, ledgers=9, window=4)
     assert led.publish(led.step(Tick())) == {1, 2, 3, 4}

@@ -370,7 +370,7 @@ class ReportedBookie(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How repairs proceed, for people; workers read ``holds`` and ``frozen``.
+    """How repairs proceed, for people; what can wait, such as moves of a rebalance, waits while there are ``holds``.
 
     Attributes:
         phase: ``following``, ``reading`` or ``leading``.
