@@ -235,6 +235,20 @@ def test_callbacks_of_what_is_completed_after_the_end_are_called() -> None:
     assert called[1].is_set()
 
 
+def test_a_kick_takes_no_lock_if_a_thread_leads_or_was_kicked_already() -> None:
+    """Each append kicks that nobody waits for."""
+    group: Any = GroupCommit(Quiet(), "test-group")
+    mutex, group.mutex = group.mutex, None
+    group.leader = threading.Lock()
+    group.kick()
+    assert group.kick_lock.locked(), "the leader sees what was staged when it leaves"
+    group.leader, group.mutex = None, mutex
+    group.kick()
+    assert not group.kick_lock.locked()
+    group.mutex = None
+    group.kick()
+
+
 def test_a_child_of_a_fork_has_no_lock_to_wait_for() -> None:
     group = started(Quiet())
     group.stop()

@@ -243,6 +243,15 @@ def test_each_task_of_a_loop_has_its_spans_in_its_own_context(manager: LedgerMan
         assert {each.attributes["pybk.ledger_id"] for each in of_it} == {ledger_id}
 
 
+def test_after_a_part_the_whole_goes_on(hook: Recorder) -> None:
+    with operation(hook, "pybk.manager.open") as whole:
+        for _ in range(2):
+            with part("pybk.metadata.get"):
+                assert current_operation() is not whole
+            assert current_operation() is whole
+    assert hook.names == ["manager.open", "metadata.get", "metadata.get"]
+
+
 def test_an_interrupt_ends_the_operation(hook: Recorder) -> None:
     with pytest.raises(KeyboardInterrupt), operation(hook, "pybk.ledger.create"):
         raise KeyboardInterrupt

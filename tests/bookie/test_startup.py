@@ -282,6 +282,31 @@ def test_a_directory_that_lost_its_name_is_opened_with_the_given_one(three: Insi
     assert service_of(three.open_bookie(0)).bookie == service_of(three.bookies[0]).bookie
 
 
+@pytest.mark.parametrize(
+    ("directory", "name", "remedy"),
+    [
+        (0, "bookie-9", "give the bookie the name"),  # a new name
+        (0, "bookie-1", "give the bookie the name"),  # the name of another bookie
+        (7, "bookie-0", "replace"),  # another directory, which is empty
+    ],
+)
+def test_a_bookie_is_not_renamed_by_the_way_it_is_started(
+    three: Inside, directory: int, name: str, remedy: str
+) -> None:
+    """Ledgers name it, and a rename is a new bookie and a drain of the old one."""
+    ledger_id = fill(three.connect(), 10)
+    for manager in three.bookies[:2]:
+        manager.close()
+    metadata = cluster_backend_of(three.connect()).membership.metadata
+    before = metadata.list_cookies()
+    with pytest.raises(CookieError, match=remedy):
+        three.open_bookie(directory, name=name)
+    assert metadata.list_cookies() == before
+    for place in (0, 1):
+        assert service_of(three.open_bookie(place)).bookie == service_of(three.bookies[place]).bookie
+    check(three.connect(), ledger_id, 10)
+
+
 class Bystander:
     """A bookie that notes when limbo is lifted."""
 

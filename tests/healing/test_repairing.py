@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -390,6 +391,39 @@ def test_less_urgent_ledgers_wait_while_another_worker_has_the_lease_of_more_urg
     assert [count for count in dict.fromkeys(listed) if count > 1] == [4, 3, 2], "one at a time"
     lease.release()
     wait_until(lambda: len(metadata.list_under_replicated()) == 2, "its turn")
+
+
+@pytest.mark.parametrize(("listing_s", "news", "repaired"), [(0.01, True, 1), (1.0, True, 7), (1.0, False, 34)])
+def test_a_pass_lasts_as_long_as_its_listing_makes_worth_while(
+    monkeypatch: pytest.MonkeyPatch, listing_s: float, repaired: int, *, news: bool
+) -> None:
+    """Twenty times, and a hundred times while nothing was added that could be more urgent; each batch takes 3 s."""
+    now = [0.0]
+
+    def took(seconds: float) -> None:
+        now[0] += seconds
+
+    def list_marks() -> dict[int, list[Any]]:
+        took(listing_s)
+        return {each: [] for each in range(40)}
+
+    def repair(batch: list[Candidate], marks: Any) -> bool:
+        took(3.0)
+        return True
+
+    worker: Any = SimpleNamespace(
+        **dict.fromkeys(("_sample", "_is_paused"), lambda: None),
+        _stopping=SimpleNamespace(is_set=lambda: False),
+        _news=SimpleNamespace(is_set=lambda: news, clear=lambda: None),
+        failures={},
+        _membership=SimpleNamespace(refresh=lambda: None),
+        _queued_marks=list_marks,
+        _candidates=lambda ready, marks: [Candidate(2, 0, 0, each) for each in ready],
+        _repair_batch=repair,
+    )
+    monkeypatch.setattr(repairing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert Repairer.look(worker)
+    assert round((now[0] - listing_s) / 3.0) == repaired
 
 
 def test_neighbours_are_in_different_buckets() -> None:

@@ -231,6 +231,18 @@ def test_looks_that_come_too_early_are_none() -> None:
     assert plant.cap.rest_ns == 0
 
 
+def test_what_was_copied_is_halved_and_not_a_limit_that_nothing_reached() -> None:
+    plant = Plant(1e15)
+    plant.run(20, demand=0)
+    plant.run(20, demand=4 * MIB)
+    plant.cap.rate = 64 * MIB  # as after a while in which nobody noticed copies
+    plant.noticed_at = 2 * MIB
+    plant.run(10, demand=4 * MIB)
+    assert plant.cap.rate <= 2 * MIB
+    plant.run(20, demand=0)
+    assert plant.cap.rate == CAP_START, "and begins anew once there were no copies"
+
+
 def test_copies_keep_a_least_rate_and_few_appends_prove_nothing() -> None:
     starved = Plant(1)
     starved.run(20, demand=0)
