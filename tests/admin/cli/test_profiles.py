@@ -47,6 +47,15 @@ def test_a_path_that_is_given_counts(tmp_path: Path) -> None:
     assert parser_of(["store"], "here").parse_args(["store", "verify", "there"]).path == "there"
 
 
+def test_a_directory_that_is_another_argument_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("store", "target"):
+        (tmp_path / name).mkdir()
+    for words in (("target",), ("--password-file", "store", "target"), ("--dry-run", "target")):
+        assert parsed("backup", "make", *words) == (URL, "/secret"), words
+    assert parsed("backup", "make", "--password-file", "p", "store", "--dry-run", "target") == ("store", None)
+
+
 @pytest.mark.parametrize("words", [["--profile", "none"], ["--profile=none"]])
 def test_a_profile_that_does_not_exist_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -46,7 +46,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, after the PATH of the profile is put in where it is left out."""
-        if self.profile and args is not None and not _names_path(self.get_default("path_help"), args):
+        if self.profile and args is not None and not self._names_path(args):
             try:
                 profile = Profile.read(self.profile)
             except UsageError as error:
@@ -61,6 +61,32 @@ class CommandParser(argparse.ArgumentParser):
         if left:  # the parser above would name itself, whose usage does not help
             self.error(f"unrecognized arguments: {' '.join(left)}")
         return found, left
+
+    def _names_path(self, words: Sequence[str]) -> bool:
+        """Return whether a command is given its PATH, or takes none that a profile could stand for."""
+        path_help = self.get_default("path_help")
+        if path_help not in (CLUSTER, STORE_OR_CLUSTER) or any(each in ("-h", "--help") for each in words):
+            return True
+        if any(each.startswith(("zk://", "lmdb://")) for each in words):
+            return True
+        given = self._positional(words)
+        needed = sum(each.nargs in (None, "+") for each in self._get_positional_actions())
+        if path_help == CLUSTER or not given or len(given) < needed:  # the TARGET of a backup is a directory, too
+            return False
+        return given[0].startswith(("/", ".")) or os.path.isdir(given[0])
+
+    def _positional(self, words: Sequence[str]) -> list[str]:
+        """Return the words that are neither options nor their values."""
+        found, is_value = [], False
+        for word in words:
+            if is_value:
+                is_value = False
+            elif word.startswith("-"):
+                option = self._option_string_actions.get(word)
+                is_value = option is not None and option.nargs is None
+            else:
+                found.append(word)
+        return found
 
     @property
     def verbs(self) -> dict[str, CommandParser]:
@@ -77,16 +103,6 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong, and where the usage is shown, in one line."""
         self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")
-
-
-def _names_path(path_help: str | None, words: Sequence[str]) -> bool:
-    """Return whether a command is given its PATH, or takes none that a profile could stand for."""
-    if path_help not in (CLUSTER, STORE_OR_CLUSTER) or any(each in ("-h", "--help") for each in words):
-        return True
-    if any(each.startswith(("zk://", "lmdb://")) for each in words):
-        return True
-    first = next((each for each in words if not each.startswith("-")), "")
-    return path_help == STORE_OR_CLUSTER and (first.startswith(("/", ".")) or os.path.isdir(first))
 
 
 def add_command(
