@@ -16,7 +16,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from pybk import digest as digests
 from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, decode_entry
+from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.keys import KEY_BYTES
 from pybk.native import CORE
@@ -167,6 +167,19 @@ def test_prefixed_entries_are_read_back(kind: DigestType, payloads: list[bytes],
     assert entries[-1].length == sum(map(len, payloads))
 
 
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("payload", [b"", b"payload", bytes(300_000)])
+def test_an_opened_entry_is_a_copy_of_what_was_written(kind: DigestType, payload: bytes) -> None:
+    digest = made(kind)
+    encoded = digest.prefix(3, -1, 2**62, payload) + payload
+    buffer = bytearray(b"before" + encoded + b"after")
+    entry = digest.open(memoryview(buffer), 6, 6 + len(encoded), 3)
+    buffer[:] = bytes(len(buffer))
+    assert type(entry) is Entry
+    assert type(entry.payload) is bytes
+    assert entry == Entry(LEDGER, 3, -1, 2**62, payload)
+
+
 # ---- what is wrong is refused ----------------------------------------------------------------------------------------
 
 
@@ -236,6 +249,35 @@ def test_ranges_outside_the_buffer_are_refused(kind: DigestType, count: int, off
     wrong = EntryBatch(LEDGER, batch.entry_ids, batch.buffer, offsets, sizes, digest.size)
     with pytest.raises(DigestMismatchError, match="ledger 7 entry 52 "):
         digest.check_many(wrong)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_is_not_opened_is_refused_with_the_error_of_a_check(kind: DigestType) -> None:
+    digest = made(kind)
+    entry = bytearray(digest.prefix(3, 2, 20, b"payload!") + b"payload!")
+    size = len(entry)
+
+    def refused(start: int, end: int, entry_id: int = 3, checker: EntryDigest = digest) -> None:
+        errors = []
+        for verify in (checker.check, checker.open):
+            with pytest.raises(DigestMismatchError) as raised:
+                verify(memoryview(entry), start, end, entry_id)
+            errors.append(str(raised.value))
+        assert errors[0] == errors[1]
+
+    for bit in range(8 * size) if kind is not DigestType.NONE else range(8 * 16):
+        entry[bit // 8] ^= 1 << bit % 8
+        refused(0, size)
+        entry[bit // 8] ^= 1 << bit % 8
+    for start, end in [(-1, size), (-size, 0), (0, size + 1), (5, 4), (2**62, 2**62), (-(2**62), 2**62), (1, size)]:
+        refused(start, end)
+    for end in range(size - len(b"payload!")):
+        refused(0, end)
+    refused(0, size, 4)
+    refused(0, size, checker=made(kind, ledger_id=8))
+    if digest.keyed:
+        refused(0, size, checker=made(kind, key=bytes(KEY_BYTES)))
+    assert digest.open(memoryview(entry), 0, size, 3).payload == b"payload!"
 
 
 @pytest.mark.parametrize("kind", TYPES)

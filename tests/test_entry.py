@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import random
+import struct
 import sys
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from struct import pack
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pybk import entry as entries_of
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry, gather
 from pybk.errors import UsageError
+from pybk.native import CORE
 
 
 def encoded(entry: Entry, digest: bytes) -> bytes:
@@ -46,8 +50,19 @@ def test_decode_entry(digest_bytes: int, payload: bytes) -> None:
     assert type(decoded.payload) is bytes
 
 
+@pytest.fixture(scope="module", params=["native", "pure"], autouse=True)
+def core(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Decode batches by the native core, and without it."""
+    if request.param == "native" and CORE is None:
+        pytest.skip("the native core is not there: no compiler built it, or PYBK_PURE is set")
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "pure":
+            patched.setattr(entries_of, "CORE", None)
+        yield request.param
+
+
 @pytest.mark.parametrize("digest_bytes", [0, 4, 32])
-@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("count", [0, 1, 5, 31, 32, 100])
 def test_batch_gives_its_entries(count: int, digest_bytes: int) -> None:
     batch, entries = made_batch(count, digest_bytes)
     assert len(batch) == count
@@ -58,6 +73,32 @@ def test_batch_gives_its_entries(count: int, digest_bytes: int) -> None:
     assert batch.payload_sizes.tolist() == [len(entry.payload) for entry in entries]
     for offset, size, entry in zip(batch.payload_offsets.tolist(), batch.payload_sizes.tolist(), entries, strict=True):
         assert batch.buffer[offset : offset + size] == entry.payload
+
+
+@pytest.mark.parametrize("count", [2, 100])
+@pytest.mark.parametrize(
+    ("offset", "size", "error"),
+    [
+        (0, 3, None),
+        (10**6, 60, struct.error),
+        (2**62, 2**62, struct.error),
+        (2**63 - 1, 2**62, struct.error),
+        (-(10**6), 60, struct.error),
+    ],
+)
+def test_entries_before_one_that_lies_elsewhere_are_given(
+    count: int, offset: int, size: int, error: type[Exception] | None
+) -> None:
+    batch, entries = made_batch(count, 4)
+    offsets, sizes = batch.offsets.copy(), batch.sizes.copy()
+    offsets[-1], sizes[-1] = offset, size
+    wrong = iter(EntryBatch(9, batch.entry_ids, batch.buffer, offsets, sizes, 4))
+    assert [next(wrong) for _ in range(count - 1)] == entries[:-1]
+    if error is None:
+        assert next(wrong).payload == b""
+    else:
+        with pytest.raises(error):
+            next(wrong)
 
 
 def test_batch_index() -> None:

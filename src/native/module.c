@@ -1,6 +1,7 @@
-/* The module pybk._native: the digests of batches, for pybk/digest.py, which does the same without it.
+/* The module pybk._native: the digests of batches, and entries as objects, for pybk/digest.py and pybk/entry.py, which do
+   the same without it.
 
-   Both functions let the interpreter lock go while they compute over RELEASE_BYTES or more. What they use then cannot go
+   Functions let the interpreter lock go while they compute over RELEASE_BYTES or more. What they use then cannot go
    away: buffers are held, payloads are referred to, and results are seen by nobody else yet. */
 
 #define PY_SSIZE_T_CLEAN
@@ -205,6 +206,152 @@ static PyObject *prefixes(PyObject *module, PyObject *arguments)
     return made;
 }
 
+/* ---- open and decode ------------------------------------------------------------------------------------------------ */
+
+/* Return an instance of a type of named tuples, as its own constructor makes it; takes over the payload. */
+static PyObject *named(PyTypeObject *type, const uint8_t *header, PyObject *payload)
+{
+    enum { NUMBERS = HEADER_BYTES / sizeof(uint64_t) };
+    PyObject *items[NUMBERS + 1] = {[NUMBERS] = payload};
+    int failed = 0;
+    for (size_t i = 0; i < NUMBERS; i++) {
+        uint64_t number;
+        memcpy(&number, header + i * sizeof number, sizeof number);
+        items[i] = PyLong_FromLongLong((int64_t)__builtin_bswap64(number));
+        failed |= items[i] == NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *made = failed ? NULL : allocate(type, NUMBERS + 1);
+    for (size_t i = 0; i <= NUMBERS; i++)
+        if (made != NULL)
+            PyTuple_SetItem(made, (Py_ssize_t)i, items[i]);
+        else
+            Py_XDECREF(items[i]);
+    return made;
+}
+
+static int is_tuple_type(PyObject *type)
+{
+    if (PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type))
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%R is not a type of named tuples", type);
+    return 0;
+}
+
+/* Whether `count` arguments were given, those from `from` to `to` are numbers, and which. */
+static int numbers_of(PyObject *const *given, Py_ssize_t count, Py_ssize_t wanted, Py_ssize_t from, int64_t *into)
+{
+    if (count != wanted) {
+        PyErr_Format(PyExc_TypeError, "takes %zd arguments, not %zd", wanted, count);
+        return 0;
+    }
+    for (Py_ssize_t i = from; i < count; i++) {
+        into[i - from] = PyLong_AsLongLong(given[i]);
+        if (into[i - from] == -1 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether an entry's place has room for header and digest, and lies in the buffer. */
+static int is_inside(int64_t start, int64_t end, size_t prefix, const Py_buffer *bytes)
+{
+    return start >= 0 && end <= bytes->len && start <= end && end - start >= (int64_t)prefix;
+}
+
+PyDoc_STRVAR(open_doc,
+             "open(entry_type, key, buffer, type, ledger_id, entry_id, start, end)\n--\n\n"
+             "Copy an encoded entry out of a buffer and verify the copy.\n\n"
+             "Args:\n"
+             "    entry_type: The named tuple to return.\n"
+             "    key: 32 bytes for HMAC_SHA256; ignored by others.\n"
+             "    buffer: Holds the entry.\n"
+             "    type: A digest type in TYPES.\n"
+             "    ledger_id: The ledger.\n"
+             "    entry_id: The entry.\n"
+             "    start: Where it starts in the buffer.\n"
+             "    end: Where it ends.\n\n"
+             "Returns:\n"
+             "    The numbers of its header, and its payload; None if it lies outside, or its ids or its digest are others.\n");
+
+static PyObject *verified(PyTypeObject *entry_type, const Py_buffer *key, const Py_buffer *bytes, const int64_t *numbers)
+{
+    const int type = (int)numbers[0];
+    const int64_t start = numbers[3], end = numbers[4];
+    const size_t digest = digest_bytes(type), prefix = HEADER_BYTES + digest;
+    if (!is_inside(start, end, prefix, bytes))
+        Py_RETURN_NONE;
+    uint8_t copied[HEADER_BYTES + DIGEST_BYTES_MAX];
+    memcpy(copied, (const uint8_t *)bytes->buf + start, prefix);
+    const uint64_t ids[2] = {big_endian((uint64_t)numbers[1]), big_endian((uint64_t)numbers[2])};
+    if (memcmp(copied, ids, sizeof ids) != 0)
+        Py_RETURN_NONE;
+    const Py_ssize_t size = (Py_ssize_t)(end - start) - (Py_ssize_t)prefix;
+    PyObject *payload = PyBytes_FromStringAndSize((const char *)bytes->buf + start + prefix, size);
+    if (payload == NULL)
+        return NULL;
+    const entry one = {copied, (const uint8_t *)PyBytes_AsString(payload), (size_t)size, copied + HEADER_BYTES};
+    PyThreadState *lock = size >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
+    const int match = digests_match(type, key->buf, &one, 1);
+    if (lock != NULL)
+        PyEval_RestoreThread(lock);
+    if (match)
+        return named(entry_type, copied, payload);
+    Py_DECREF(payload);
+    Py_RETURN_NONE;
+}
+
+static PyObject *open_entry(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    int64_t numbers[5];
+    Py_buffer key, bytes;
+    if (!numbers_of(given, count, 8, 3, numbers) || !is_tuple_type(given[0]) ||
+        PyObject_GetBuffer(given[1], &key, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *found = NULL;
+    if (PyObject_GetBuffer(given[2], &bytes, PyBUF_SIMPLE) == 0) {
+        if (is_known((int)numbers[0], &key))
+            found = verified((PyTypeObject *)given[0], &key, &bytes, numbers);
+        PyBuffer_Release(&bytes);
+    }
+    PyBuffer_Release(&key);
+    return found;
+}
+
+PyDoc_STRVAR(decode_doc,
+             "decode(entry_type, buffer, prefix_bytes, start, end)\n--\n\n"
+             "Return the named tuple of an encoded entry that was verified: the numbers of its header, and its payload.\n\n"
+             "Args:\n"
+             "    entry_type: The named tuple to return.\n"
+             "    buffer: Holds the entry.\n"
+             "    prefix_bytes: Bytes of its header and digest.\n"
+             "    start: Where it starts in the buffer.\n"
+             "    end: Where it ends.\n");
+
+static PyObject *decode(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    int64_t numbers[3];
+    Py_buffer bytes;
+    if (!numbers_of(given, count, 5, 2, numbers) || !is_tuple_type(given[0]) ||
+        PyObject_GetBuffer(given[1], &bytes, PyBUF_SIMPLE) < 0)
+        return NULL;
+    const int64_t prefix = numbers[0], start = numbers[1], end = numbers[2];
+    PyObject *made = NULL;
+    if (prefix < HEADER_BYTES || !is_inside(start, end, (size_t)prefix, &bytes)) {
+        PyErr_Format(PyExc_ValueError, "an entry from %lld to %lld with a prefix of %lld bytes does not lie in %zd bytes",
+                     (long long)start, (long long)end, (long long)prefix, bytes.len);
+    } else {
+        const uint8_t *at = (const uint8_t *)bytes.buf + start;
+        PyObject *payload = PyBytes_FromStringAndSize((const char *)at + prefix, (Py_ssize_t)(end - start - prefix));
+        if (payload != NULL)
+            made = named((PyTypeObject *)given[0], at, payload);
+    }
+    PyBuffer_Release(&bytes);
+    return made;
+}
+
 /* ---- the module ---------------------------------------------------------------------------------------------------- */
 
 static int set_up(PyObject *module)
@@ -227,7 +374,9 @@ static int set_up(PyObject *module)
 }
 
 static PyMethodDef METHODS[] = {
+    {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, decode_doc},
     {"matches", matches, METH_VARARGS, matches_doc},
+    {"open", (PyCFunction)(void (*)(void))open_entry, METH_FASTCALL, open_doc},
     {"prefixes", prefixes, METH_VARARGS, prefixes_doc},
     {NULL, NULL, 0, NULL},
 };

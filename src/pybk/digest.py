@@ -8,8 +8,9 @@ every tier. The reader verifies the digest, so no component in between has to be
 To add a digest, add a line to ``DigestType`` and a subclass of ``EntryDigest`` that names that line; the subclass
 registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_keyed`` only.
 
-Batches are computed by the native core, if there is one and it has the digest (``pybk.native``). Otherwise those of 32
-entries or more go through numpy, and others one by one. All ways give the same bytes and the same errors.
+Batches are computed, and single entries opened, by the native core, if there is one and it has the digest
+(``pybk.native``). Otherwise batches of 32 entries or more go through numpy, and others one by one. All ways give the
+same bytes and the same errors.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class EntryDigest(ABC):
         size: Bytes of a digest.
         keyed: Whether the digest needs the ledger's entry key.
         ledger_id: The ledger whose id the entries carry.
-        core: The native core, which computes batches; None if Python does.
+        core: The native core, which computes batches and opens entries; None if Python does.
 
     Threads: any; nothing changes after construction.
     """
@@ -180,6 +181,10 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: As ``check``.
         """
+        if self.core is not None:
+            entry = self.core.open(Entry, self._key, buffer, self.digest_type, self.ledger_id, entry_id, start, end)
+            if entry is not None:
+                return entry
         body = start + ENTRY_HEADER_BYTES + self.size
         if not 0 <= start < body <= end <= len(buffer):
             raise self._mismatch(entry_id, f"{end - start} bytes at {start} of {len(buffer)} are not an entry")

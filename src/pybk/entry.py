@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import starmap
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, overload
 
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.arrow import binary_array, pyarrow
+from pybk.native import CORE
 from pybk.whole_numbers import whole
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 ENTRY_HEADER_BYTES: Final = 32
 """Bytes of an encoded entry before its digest."""
+
+_NATIVE_MIN: Final = 32
+"""From this many entries on, the core decodes a batch in less time than it takes to see that all lie in its buffer."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -178,10 +184,23 @@ class EntryBatch:
 
     def __iter__(self) -> Iterator[Entry]:
         """Yield the entries, each with a copy of its payload."""
+        places = zip(self.offsets.tolist(), self._ends(), strict=True)
+        if CORE is not None and len(self) >= _NATIVE_MIN and self._lie_inside():
+            return starmap(partial(CORE.decode, Entry, self.buffer, ENTRY_HEADER_BYTES + self.digest_bytes), places)
+        return self._decoded(places)
+
+    def _decoded(self, places: Iterable[tuple[int, int]]) -> Iterator[Entry]:
+        """Yield the entries at some places."""
         buffer = self.buffer
         skipped = ENTRY_HEADER_BYTES + self.digest_bytes
-        for start, end in zip(self.offsets.tolist(), self._ends(), strict=True):
+        for start, end in places:
             yield _new_tuple(Entry, (*_unpack_header(buffer, start), buffer[start + skipped : end].tobytes()))
+
+    def _lie_inside(self) -> bool:
+        """Return whether all entries lie in the buffer, and are as long as their header and digest at least."""
+        if int(self.offsets.min()) < 0 or int(self.sizes.min()) < ENTRY_HEADER_BYTES + self.digest_bytes:
+            return False
+        return not (self.offsets > len(self.buffer) - self.sizes).any()
 
     @property
     def payload_offsets(self) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Whether the digests of batches are computed by the native core: chosen once, when this is imported.
+"""Whether digests are computed, and entries decoded, by the native core: chosen once, when this is imported.
 
 The core, ``pybk._native``, is an extension module in C. It is there if a C compiler was when pybk was installed, or if
 a wheel brought it. Its results are those of pure Python, byte by byte; ``PYBK_PURE=1`` in the environment leaves it
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,12 +17,26 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+EntryTuple = TypeVar("EntryTuple", bound=tuple[int, int, int, int, bytes])
+"""A named tuple of the numbers of an entry's header and its payload."""
+
 
 class NativeCore(Protocol):
     """The functions of the core; its docstrings say what they do."""
 
     TYPES: frozenset[int]
     """The digest types that this processor computes there."""
+
+    def decode(
+        self,
+        entry_type: type[EntryTuple],
+        buffer: bytes | memoryview,
+        prefix_bytes: int,
+        start: int,
+        end: int,
+        /,
+    ) -> EntryTuple:
+        """Return an encoded entry that was verified, as a named tuple."""
 
     def matches(
         self,
@@ -36,6 +50,20 @@ class NativeCore(Protocol):
         /,
     ) -> bool:
         """Return whether all entries have their ids and digests."""
+
+    def open(
+        self,
+        entry_type: type[EntryTuple],
+        key: bytes,
+        buffer: bytes | memoryview,
+        digest_type: int,
+        ledger_id: int,
+        entry_id: int,
+        start: int,
+        end: int,
+        /,
+    ) -> EntryTuple | None:
+        """Return a copy of an encoded entry as a named tuple, verified; None if it is not what its writer made."""
 
     def prefixes(
         self,

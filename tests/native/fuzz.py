@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import EntryBatch
+from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
 from pybk.errors import DigestMismatchError
 from pybk.keys import KEY_BYTES
 from pybk.native import CORE, NativeCore
@@ -90,8 +90,27 @@ def compare(core: NativeCore, source: random.Random) -> int:
         wanted = pure.matches(EntryBatch(ledger_id, ids, memoryview(buffer), offsets, some_sizes, pure.digest.size))
         found = core.matches(kind, key, ledger_id, buffer, offsets, some_sizes, ids)
         assert found is wanted, (kind, key, ledger_id, buffer.hex(), offsets, some_sizes, ids)
+        places = zip(offsets.tolist(), some_sizes.tolist(), ids.tolist(), strict=True)
+        opened = [_opened(core, pure, key, memoryview(buffer), *each) for each in places]
+        assert all(opened) == wanted
         compared += 1
     return compared
+
+
+def _opened(core: NativeCore, pure: Pure, key: bytes, buffer: memoryview, start: int, size: int, entry_id: int) -> bool:
+    """Open one entry in both ways; return whether it was found right."""
+    digest = pure.digest
+    end = min(start + size, WILD[-1])
+    place = digest.digest_type, digest.ledger_id, entry_id, start, end
+    found = core.open(Entry, key, buffer, *place)
+    try:
+        wanted = digest.open(buffer, start, end, entry_id)
+    except DigestMismatchError:
+        assert found is None, place
+        return False
+    assert found == wanted, place
+    assert core.decode(Entry, buffer, ENTRY_HEADER_BYTES + digest.size, start, end) == wanted, place
+    return True
 
 
 def _damaged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import random
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from pybk.digest import DigestType
+from pybk.entry import Entry
 from pybk.keys import KEY_BYTES
 from pybk.native import CORE, NativeCore
 from tests.native.fuzz import compare
@@ -78,10 +80,41 @@ def test_wrong_arguments_are_refused(core: NativeCore) -> None:
         core.matches(DigestType.HMAC_SHA256, KEY[1:], 7, b"", PLACES, PLACES, PLACES)
     with pytest.raises(ValueError, match="equally long"):
         core.matches(DigestType.NONE, KEY, 7, b"", PLACES, PLACES, PLACES[:0])
+    with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
+        core.open(Entry, KEY[1:], b"", DigestType.HMAC_SHA256, 7, 0, 0, 0)
+    with pytest.raises(TypeError, match="not a type of named tuples"):
+        core.open(list, KEY, b"", DigestType.NONE, 7, 0, 0, 0)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="takes 8 arguments, not 7"):
+        core.open(Entry, KEY, b"", DigestType.NONE, 7, 0, 0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        core.decode(Entry, "text", 32, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         core.prefixes(DigestType.NONE, KEY, 7, 0, -1, 0, [b"", "text"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="contiguous"):
         core.matches(DigestType.NONE, KEY, 7, b"", np.zeros(4, np.int64)[::2], PLACES, PLACES)
+
+
+@pytest.mark.parametrize(
+    ("prefix_bytes", "start", "end"),
+    [(31, 0, 40), (32, -1, 40), (32, 0, 41), (32, 9, 40), (-(2**63), 0, 40), (32, -(2**63), 2**63 - 1), (2**62, 0, 40)],
+)
+def test_nothing_outside_the_buffer_is_decoded(core: NativeCore, prefix_bytes: int, start: int, end: int) -> None:
+    with pytest.raises(ValueError, match="does not lie in 40 bytes"):
+        core.decode(Entry, bytes(40), prefix_bytes, start, end)
+
+
+def test_entries_hold_no_more_than_their_own_objects(core: NativeCore) -> None:
+    (prefix,) = core.prefixes(DigestType.XXH3, b"", 7, 0, -1, 0, [b"payload"])
+    encoded = prefix + b"payload"
+    before = sys.getrefcount(encoded)
+    opened = core.open(Entry, b"", encoded, DigestType.XXH3, 7, 0, 0, len(encoded))
+    decoded = core.decode(Entry, encoded, len(prefix), 0, len(encoded))
+    made = Entry(7, 0, -1, 7, encoded[len(prefix) :])
+    assert opened == decoded == made
+    facts = {(gc.is_tracked(each), sys.getrefcount(each), sys.getrefcount(each[4])) for each in (made, opened, decoded)}
+    assert len(facts) == 1
+    assert core.open(Entry, b"", encoded, DigestType.XXH3, 8, 0, 0, len(encoded)) is None
+    assert sys.getrefcount(encoded) == before
 
 
 @pytest.mark.parametrize(("value", "pure"), [("1", True), ("0", False), ("", False)])
