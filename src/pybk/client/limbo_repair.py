@@ -114,7 +114,7 @@ class LimboRepair:
         self.waits: dict[int, float] = {}
         """By ledger in limbo that waits for an end: the monotonic time when it is marked; infinite once it is."""
         self.orphans: set[int] = set()
-        """The ledgers in limbo of which the last pass found neither metadata nor a tombstone."""
+        """The ledgers in limbo that had neither metadata nor a tombstone when they were looked at."""
         self._thread = threading.Thread(target=self._run, name="pybk-limbo", daemon=True)
         start_thread(self._thread)
 
@@ -125,7 +125,8 @@ class LimboRepair:
     def look(self) -> bool:
         """Repair each ledger in limbo whose pause is over; return whether any ledger is in limbo."""
         in_limbo = self.bookie.in_limbo()
-        known, self.orphans = self.orphans, set()
+        known = self.orphans.intersection(in_limbo)
+        self.orphans = set(known)
         self.pauses = {each: self.pauses[each] for each in in_limbo if each in self.pauses}
         self.waits = {each: self.waits[each] for each in in_limbo if each in self.waits}
         for ledger_id in in_limbo:
