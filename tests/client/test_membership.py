@@ -19,15 +19,25 @@ from pybk.errors import NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import Bookie, Fragment
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.registration import BookieRegistration, RegisteredBookie
+from pybk.metadata.registration import COOKIES_KEY, BookieRegistration, BookieState, RegisteredBookie
 from pybk.metadata.settings import PlacementSettings
+from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from pybk.metrics import MISPLACED_CHOICES
-from pybk.replication.messages import BookiesChosen, ChooseBookies
+from pybk.replication.messages import (
+    BookiesChosen,
+    BookiesLeave,
+    ChooseBookies,
+    Event,
+    MetadataWritten,
+    WriteMetadata,
+)
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 from tests.replication.driving import bookie, metadata
 from tests.waiting import WAIT_S
+
+_, _, DRAINING, DRAINED, REMOVED = BookieState
 
 
 def service_of(cluster: Inside, place: int) -> BookieServer:
@@ -122,11 +132,14 @@ class Racks:
     """A cluster of which there are only registrations, and a client's membership.
 
     Attributes:
+        store: The metadata store.
+        cluster: The metadata in it.
         membership: The client's.
         registered: The registrations, by number.
     """
 
-    def __init__(self, cluster: ClusterMetadata, labels: tuple[str, ...]) -> None:
+    def __init__(self, store: MetadataStore, cluster: ClusterMetadata, labels: tuple[str, ...]) -> None:
+        self.store = store
         self.cluster = cluster
         self.registered: list[RegisteredBookie] = []
         for number, label in enumerate(labels):
@@ -141,6 +154,17 @@ class Racks:
         """Set the policy."""
         placement = PlacementSettings(min_zones=min_zones, strict=strict)
         self.cluster.change_settings(lambda settings: replace(settings, placement=placement))
+
+    def change_state(self, bookie: Bookie, state: BookieState) -> None:
+        """Give a bookie another state."""
+        self.cluster.change_cookie(bookie.bookie_id, lambda found: replace(found, state=state))
+
+    def damage_cookie(self, bookie: Bookie) -> None:
+        """Have the cookie of a bookie be none."""
+        key = f"{COOKIES_KEY}/{bookie.bookie_id}"
+        found = self.store.get(key)
+        assert found is not None
+        self.store.put(key, b"no cookie", found.version)
 
     def misplaced(self) -> int:
         """Return how many choices the client counted as misplaced."""
@@ -163,8 +187,9 @@ class Racks:
 @contextmanager
 def racks(directory: Path, *labels: str) -> Iterator[Racks]:
     """Register bookies that have labels."""
-    with ClusterMetadata(open_metadata(f"lmdb://{directory}/metadata"), cost=2) as cluster:
-        made = Racks(cluster, labels)
+    store = open_metadata(f"lmdb://{directory}/metadata")
+    with ClusterMetadata(store, cost=2) as cluster:
+        made = Racks(store, cluster, labels)
         yield made
         made.membership.close()
 
@@ -244,6 +269,32 @@ def test_a_bookie_that_is_full_takes_no_place(tmp_path: Path) -> None:
         cluster.registered[3].update(replace(full, read_only=True))
         cluster.membership.refresh()
         assert not cluster.membership.may_take(bookie(3), metadata(), fragment, 0)
+
+
+def test_bookies_join_a_ledger_unless_they_leave_by_their_cookies(tmp_path: Path) -> None:
+    """H14. A cookie that cannot be read proves nothing, so no bookie was removed with a proof because of it."""
+    with racks(tmp_path, "/a", "/b", "/c", "/d") as cluster:
+        states = {0: (), 1: (DRAINING,), 2: (DRAINING, DRAINED), 3: (DRAINING, DRAINED, REMOVED)}
+        for number, changes in states.items():
+            for state in changes:
+                cluster.change_state(bookie(number), state)
+        replaced = Bookie(bookie(0).bookie_id, b"another instance")
+        unknown, damaged = bookie(8), bookie(9)
+        cluster.cluster.claim_cookie(damaged)
+        cluster.damage_cookie(damaged)
+        made = replace(metadata(), key_salt=b"s" * 16)
+        version = cluster.cluster.create_ledger(made)
+        ledger = RemoteLedger(made, version, b"")
+
+        def write(*joining: Bookie) -> Event:
+            wanted = replace(made, version=made.version + 1)
+            return cluster.membership.write(ledger, WriteMetadata(wanted, version, frozenset(joining)))
+
+        everyone = (*map(bookie, states), replaced, unknown, damaged)
+        leaving = tuple(sorted((bookie(1), bookie(2), bookie(3), replaced)))
+        assert write(*everyone) == BookiesLeave(leaving)
+        assert cluster.cluster.read_ledger(made.ledger_id) == (made, version), "nothing was written"
+        assert isinstance(write(bookie(0), unknown, damaged), MetadataWritten)
 
 
 def test_a_bookie_that_was_never_seen_counts_where_its_cookie_says(tmp_path: Path) -> None:

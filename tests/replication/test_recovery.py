@@ -12,6 +12,7 @@ from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import (
     Add,
     BookiesChosen,
+    BookiesLeave,
     ChooseBookies,
     Done,
     EntryRun,
@@ -305,8 +306,9 @@ def test_the_length_comes_from_the_last_confirmed_entry_if_none_follows() -> Non
     assert recovery.closes().length == 40
 
 
-def test_a_changed_ensemble_is_written_by_the_close_alone() -> None:
-    """AR7, D3: reads stay with the ensemble that was fenced."""
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_changed_ensemble_is_written_by_the_close_alone(*, leaves: bool) -> None:
+    """AR7, D3: reads stay with the ensemble that was fenced. H14: a new bookie that leaves by then is not written."""
     recovery = Recovery()
     recovery.reading()
     recovery.answer(0, ReadReply(Status.OK, run(0, 1)))
@@ -321,9 +323,15 @@ def test_a_changed_ensemble_is_written_by_the_close_alone() -> None:
     recovery.told(0, NO)
     assert bookie(7) not in {send.bookie for send in recovery.reads()}
     recovery.added(0)
-    closed = recovery.closes()
-    assert closed.fragments == (Fragment(0, (bookie(0), bookie(1), bookie(7))),)
-    assert closed.last_entry_id == 1
+    written = recovery.only(WriteMetadata)
+    assert written.metadata.fragments == (Fragment(0, (bookie(0), bookie(1), bookie(7))),)
+    assert written.metadata.last_entry_id == 1
+    assert written.joining == {bookie(7)}
+    if leaves:
+        recovery.feed(BookiesLeave((bookie(7),)))
+        failed = recovery.only(Failed)
+        assert failed.reason is Reason.UNDECIDED
+        assert f"{bookie(7)} took entries, and leaves the cluster by now" in failed.detail
 
 
 def test_too_few_bookies_fail_the_recovery_and_close_nothing() -> None:

@@ -329,9 +329,9 @@ CLIENT_MUTANTS = (
             Piece(RECOVERY + "_begin_reading", "set(self._fences.values())", "set(range(len(self._ensemble)))"),
             Piece(
                 RECOVERY + "_close",
-                "[WriteMetadata(self._wanted, version)]",
+                "[WriteMetadata(self._wanted, version, joining)]",
                 "[effect for place in self._stored_last for effect in self._lagging(place)]"
-                " + [WriteMetadata(self._wanted, version)]",
+                " + [WriteMetadata(self._wanted, version, joining)]",
             ),
         ),
     ),

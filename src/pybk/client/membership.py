@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.metadata.cluster import ClusterMetadata
-    from pybk.metadata.registration import BookieRegistration
+    from pybk.metadata.registration import BookieCookie, BookieRegistration
 
 logger = logging.getLogger(__name__)
 
@@ -186,14 +186,18 @@ class Membership:
         located = self._located
         for bookie in ensemble:
             if bookie not in located:
-                try:
-                    cookie = self.metadata.read_cookie(bookie.bookie_id)
-                except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-                    logger.warning("where bookie %s stands is not known: %s", bookie, error)
-                    cookie = None
+                cookie = self._cookie(bookie)
                 label = cookie.location if cookie is not None and cookie.bookie == bookie else ""
                 located = self._located = {**located, bookie: Location.registered(label)}
         return located
+
+    def _cookie(self, bookie: Bookie) -> BookieCookie | None:
+        """Return the cookie under a bookie's name as it is now; None if there is none that can be read."""
+        try:
+            return self.metadata.read_cookie(bookie.bookie_id)
+        except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+            logger.warning("where bookie %s stands, and whether it leaves, is not known: %s", bookie, error)
+            return None
 
     def _lacking(self, choice: Choice, metadata: LedgerMetadata, policy: PlacementPolicy) -> str:
         """Return the text of an error: why a ledger gets no ensemble."""
@@ -368,9 +372,9 @@ class Membership:
             return MetadataRefused(*self._read(ledger.ledger_id))
 
     def _leaves(self, bookie: Bookie) -> bool:
-        """Return whether a bookie is being drained, or has left, by its cookie as it is now."""
-        cookie = self.metadata.read_cookie(bookie.bookie_id)
-        return cookie is None or cookie.bookie != bookie or cookie.state.read_only
+        """Return whether a bookie is being drained, or has left; nobody can prove that of one without a cookie."""
+        cookie = self._cookie(bookie)
+        return cookie is not None and (cookie.bookie != bookie or cookie.state.read_only)
 
     def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
         """Mark a ledger as under-replicated: a bookie misses its entries."""

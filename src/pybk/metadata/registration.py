@@ -102,8 +102,8 @@ def name_in_key(name: str) -> str:
 REQUESTS_SECONDS: Final = 10.0
 """How long a request that was sent before a bookie began to drain may still change the metadata of a ledger.
 
-Writers choose bookies just before they name them. Copies take long, so they look at the cookies of their targets just
-before that, too.
+Writers choose bookies just before they name them. Copies and recoveries may take long, so they look at the cookies of
+the bookies just before they name them (H14).
 """
 
 

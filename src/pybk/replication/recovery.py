@@ -38,6 +38,7 @@ from pybk.replication.messages import (
     NEGATIVE,
     Answered,
     BookiesChosen,
+    BookiesLeave,
     ChooseBookies,
     Done,
     Effect,
@@ -180,6 +181,9 @@ class RecoveryMachine:
             return self._bookies_chosen(event, now_ns)
         if isinstance(event, Woken):
             return self._woken(now_ns)
+        if isinstance(event, BookiesLeave):
+            names = ", ".join(map(str, event.bookies))
+            return self._end(Reason.UNDECIDED, f"{names} took entries, and leaves the cluster by now; recover it again")
         assert isinstance(event, MetadataUnreachable)
         self._closed = self._phase is _RecoveryPhase.CLOSING  # or it may have
         return self._end(Reason.METADATA_UNREACHABLE, "the metadata store cannot be reached; recover it again later")
@@ -238,7 +242,9 @@ class RecoveryMachine:
         self._wanted = replace(closed, fragments=found.fragments[:-1] + own)
         if self._seal is not None:
             self._wanted = self._seal(self._wanted, self._last_entry)
-        return [WriteMetadata(self._wanted, version)]
+        named = {bookie for fragment in found.fragments for bookie in fragment.ensemble}
+        joining = frozenset(bookie for fragment in own for bookie in fragment.ensemble) - named
+        return [WriteMetadata(self._wanted, version, joining)]
 
     # ---- fencing ---------------------------------------------------------------------------------------------------
 
