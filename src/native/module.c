@@ -1,5 +1,5 @@
-/* The module pybk._native: the digests of batches, and entries as objects, for pybk/digest.py and pybk/entry.py, which do
-   the same without it.
+/* The module pybk._native: the digests of batches, entries as objects, and their places in records, for pybk/digest.py,
+   pybk/entry.py and pybk/storage/batches.py, which do the same without it.
 
    Functions let the interpreter lock go while they compute over RELEASE_BYTES or more. What they use then cannot go
    away: buffers are held, payloads are referred to, and results are seen by nobody else yet. */
@@ -206,7 +206,7 @@ static PyObject *prefixes(PyObject *module, PyObject *arguments)
     return made;
 }
 
-/* ---- open and decode ------------------------------------------------------------------------------------------------ */
+/* ---- open ---------------------------------------------------------------------------------------------------------- */
 
 /* Return an instance of a type of named tuples, as its own constructor makes it; takes over the payload. */
 static PyObject *named(PyTypeObject *type, const uint8_t *header, PyObject *payload)
@@ -319,6 +319,85 @@ static PyObject *open_entry(PyObject *module, PyObject *const *given, Py_ssize_t
     return found;
 }
 
+/* ---- span ---------------------------------------------------------------------------------------------------------- */
+
+#define RECORD_HEADER_BYTES 64
+
+/* The words of a run, as docs/format.md has them in the index. */
+static int words_of(PyObject *given, uint64_t words[4])
+{
+    for (Py_ssize_t i = 0; i < 4; i++) {
+        PyObject *word = PyTuple_GetItem(given, i);
+        const long long number = word == NULL ? -1 : PyLong_AsLongLong(word);
+        if (number == -1 && PyErr_Occurred())
+            return 0;
+        words[i] = (uint64_t)number;
+    }
+    return 1;
+}
+
+/* Whether a plain record in the file has the entry, and from where to where. */
+static int is_found(const uint64_t words[4], uint64_t entry_id, const Py_buffer *file, const Py_buffer *table,
+                    uint64_t into[2])
+{
+    const uint64_t count = words[1] & 0xFFFFFFFF, stride = words[1] >> 32 ? words[1] >> 32 : 1;
+    const uint64_t start = (words[2] & 0xFFFFFFFF) + RECORD_HEADER_BYTES, end = start + words[3];
+    const uint64_t number = (entry_id - words[0]) / stride, base = start + 4 * count;
+    if (words[3] >> 32 || end > (uint64_t)file->len || entry_id < words[0])
+        return 0;
+    into[0] = start;
+    into[1] = end;
+    if (count <= 1)
+        return 1;
+    if (base > end || number >= count || (table->buf != NULL && (uint64_t)table->len != 4 * count))
+        return 0;
+    const uint8_t *ends = table->buf != NULL ? table->buf : (const uint8_t *)file->buf + start;
+    uint32_t low = 0, high;
+    if (number > 0)
+        memcpy(&low, ends + 4 * (number - 1), sizeof low);
+    memcpy(&high, ends + 4 * number, sizeof high);
+    into[0] = base + low;
+    into[1] = base + high < end ? base + high : end;
+    return into[0] <= into[1];
+}
+
+PyDoc_STRVAR(span_doc,
+             "span(file, table, words, entry_id)\n--\n\n"
+             "Return where an entry of a record starts and ends in the file.\n\n"
+             "Args:\n"
+             "    file: The bytes of the file.\n"
+             "    table: A copy of the record's table; None to look at the one in the file.\n"
+             "    words: The four words of the run.\n"
+             "    entry_id: The entry.\n\n"
+             "Returns:\n"
+             "    Start and end.\n\n"
+             "Raises:\n"
+             "    ValueError: The record is compressed, or the run, the file or the table does not have the entry.\n");
+
+static PyObject *span(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    int64_t entry_id;
+    uint64_t words[4];
+    Py_buffer file, table = {.buf = NULL};
+    if (!numbers_of(given, count, 4, 3, &entry_id) || !words_of(given[2], words) ||
+        PyObject_GetBuffer(given[0], &file, PyBUF_SIMPLE) < 0)
+        return NULL;
+    PyObject *found = NULL;
+    if (given[1] == Py_None || PyObject_GetBuffer(given[1], &table, PyBUF_SIMPLE) == 0) {
+        uint64_t at[2];
+        if (is_found(words, (uint64_t)entry_id, &file, &table, at))
+            found = Py_BuildValue("(KK)", (unsigned long long)at[0], (unsigned long long)at[1]);
+        else
+            PyErr_Format(PyExc_ValueError, "entry %lld does not lie in the run and the file", (long long)entry_id);
+        PyBuffer_Release(&table);
+    }
+    PyBuffer_Release(&file);
+    return found;
+}
+
+/* ---- decode -------------------------------------------------------------------------------------------------------- */
+
 PyDoc_STRVAR(decode_doc,
              "decode(entry_type, buffer, prefix_bytes, start, end)\n--\n\n"
              "Return the named tuple of an encoded entry that was verified: the numbers of its header, and its payload.\n\n"
@@ -378,6 +457,7 @@ static PyMethodDef METHODS[] = {
     {"matches", matches, METH_VARARGS, matches_doc},
     {"open", (PyCFunction)(void (*)(void))open_entry, METH_FASTCALL, open_doc},
     {"prefixes", prefixes, METH_VARARGS, prefixes_doc},
+    {"span", (PyCFunction)(void (*)(void))span, METH_FASTCALL, span_doc},
     {NULL, NULL, 0, NULL},
 };
 

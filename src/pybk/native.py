@@ -78,6 +78,11 @@ class NativeCore(Protocol):
     ) -> list[bytes]:
         """Return header and digest of consecutive entries."""
 
+    def span(
+        self, file: memoryview, table: bytes | None, words: tuple[int, int, int, int], entry_id: int, /
+    ) -> tuple[int, int]:
+        """Return where an entry of a run starts and ends in its file; raise ValueError if it is not there."""
+
 
 def _chosen() -> NativeCore | None:
     if os.environ.get("PYBK_PURE", "0") not in ("", "0"):

@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -18,9 +19,12 @@ import pytest
 
 from pybk.digest import DigestType
 from pybk.entry import Entry
+from pybk.errors import CorruptError
 from pybk.keys import KEY_BYTES
 from pybk.native import CORE, NativeCore
-from tests.native.fuzz import compare
+from pybk.storage import batches
+from pybk.storage.format.record import RECORD_HEADER_BYTES
+from tests.native.fuzz import IDS, compare
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
 
@@ -141,3 +145,56 @@ def test_the_vendored_source_is_unchanged() -> None:
     source = ROOT / "src" / "native"
     named = hashlib.sha256((source / "xxhash.h").read_bytes()).hexdigest()
     assert f"`{named}`" in (source / "README.md").read_text(encoding="utf-8")
+
+
+def test_spans_and_what_is_wrong_with_them_are_those_of_python(
+    core: NativeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = random.Random(5)
+    results = []
+    for _ in range(3000):
+        words, view, table = _random_run(source)
+        entry_id = words[0] + source.randrange(-1, 8)
+        both: list[tuple[int, int] | str] = []
+        for chosen in (core, None):
+            monkeypatch.setattr(batches, "CORE", chosen)
+            try:
+                both.append(batches.entry_span(view, words, entry_id, table))
+            except (CorruptError, struct.error) as error:
+                both.append(str(error))
+        assert both[0] == both[1], (words, bytes(view), table, entry_id)
+        results.append(type(both[0]))
+    assert min(results.count(tuple), results.count(str)) > 500
+
+
+def _random_run(source: random.Random) -> tuple[tuple[int, int, int, int], memoryview, bytes | None]:
+    """Return a run of up to six entries, a file, and its table, or None; often the file or the run is damaged."""
+    count, stride, offset = source.randrange(1, 7), source.randrange(1, 4), source.randrange(100)
+    sizes = [source.randrange(9) for _ in range(count)]
+    table = b"".join(sum(sizes[: number + 1]).to_bytes(4, "little") for number in range(count)) if count > 1 else b""
+    body = bytearray(table + bytes(sum(sizes)))
+    if source.randrange(4) == 0 and body:
+        body[source.randrange(len(body))] ^= 1 << source.randrange(8)
+    file = bytes(offset + RECORD_HEADER_BYTES) + body
+    if source.randrange(8) == 0:
+        file = file[: source.randrange(len(file))]
+    body_bytes = len(body) if source.randrange(8) else source.choice((0, len(body) + 1, 1 << 32, (1 << 63) - 1))
+    words = source.choice(IDS[:3]), count | stride << 32, 9 << 32 | offset, body_bytes
+    return words, memoryview(file), bytes(body[: len(table)]) if source.randrange(2) and count > 1 else None
+
+
+def test_no_span_is_looked_for_outside_the_table_and_the_file(core: NativeCore) -> None:
+    file = memoryview(bytes(RECORD_HEADER_BYTES) + b"\2\0\0\0\4\0\0\0abcd")
+    words = 5, 2 | 1 << 32, 9 << 32, 12
+    assert [core.span(file, None, words, number) for number in (5, 6)] == [(72, 74), (74, 76)]
+    assert core.span(file, b"\1\0\0\0\2\0\0\0", words, 6) == (73, 74)
+    for wrong in [(5, words[1], words[2], 13), (5, 4 | 1 << 32, words[2], 12), (5, words[1], words[2], 1 << 32 | 12)]:
+        with pytest.raises(ValueError, match="does not lie in the run"):
+            core.span(file, None, wrong, 6)
+    for entry_id in (4, 7, -(2**63), 2**63 - 1):
+        with pytest.raises(ValueError, match="does not lie in the run"):
+            core.span(file, None, words, entry_id)
+    with pytest.raises(ValueError, match="does not lie in the run"):
+        core.span(file, b"\1\0\0\0", words, 6)
+    with pytest.raises(IndexError):
+        core.span(file, None, words[:3], 6)  # type: ignore[arg-type]

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from pybk.entry import EntryBatch
 from pybk.errors import CorruptError
+from pybk.native import CORE
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
 
-_ONE_END: Final = struct.Struct("<I")
-_TWO_ENDS: Final = struct.Struct("<II")
+_one_end = struct.Struct("<I").unpack_from
+_two_ends = struct.Struct("<II").unpack_from
 
 _GAP_BYTES: Final = 64 << 10
 SPAN_FACTOR: Final = 4
@@ -153,6 +154,11 @@ def entry_span(
     Raises:
         CorruptError: The record does not fit the file, or its table does not fit the record.
     """
+    if CORE is not None:
+        try:
+            return CORE.span(view, table, words, entry_id)
+        except ValueError:
+            pass  # the following finds out what is wrong
     first, count_stride, place, body_bytes = words
     start = (place & 0xFFFFFFFF) + RECORD_HEADER_BYTES
     end = start + body_bytes
@@ -164,10 +170,10 @@ def entry_span(
             raise CorruptError(f"file {place >> 32:016x}: no entry {entry_id} in the record at {place & 0xFFFFFFFF}")
         ends, at = (view, start) if table is None else (table, 0)
         if number:
-            low, high = _TWO_ENDS.unpack_from(ends, at + 4 * number - 4)
+            low, high = _two_ends(ends, at + 4 * number - 4)
             start, end = base + low, min(end, base + high)
         else:
-            start, end = base, min(end, base + _ONE_END.unpack_from(ends, at)[0])
+            start, end = base, min(end, base + _one_end(ends, at)[0])
     if end > len(view) or start > end:
         raise CorruptError(f"file {place >> 32:016x}: entry {entry_id} ends beyond its record or its file")
     return start, end
