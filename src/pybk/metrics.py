@@ -228,15 +228,22 @@ class Histogram:
             ns: Nanoseconds; less than 0 counts as 0.
             count: How many times.
         """
-        if ns < 0:
-            ns = 0
-        elif ns > self._maximum:
-            self._maximum = ns
-        shift = max(ns.bit_length() - _SUB_BITS - 1, 0)
-        bucket = (shift << _SUB_BITS) + (ns >> shift)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + count
-        self.count += count
-        self.sum += ns * count
+        self.record_all(((ns, count),))
+
+    def record_all(self, latencies: Iterable[tuple[int, int]]) -> None:
+        """Record latencies as ``record`` does, each with how many times."""
+        buckets = self._buckets
+        for given_ns, count in latencies:
+            ns = given_ns if given_ns > 0 else 0
+            if ns > self._maximum:
+                self._maximum = ns
+            shift = ns.bit_length() - _SUB_BITS - 1
+            if shift < 0:
+                shift = 0
+            bucket = (shift << _SUB_BITS) + (ns >> shift)
+            buckets[bucket] = buckets.get(bucket, 0) + count
+            self.count += count
+            self.sum += ns * count
 
     def quantile(self, q: float) -> int:
         """Return a quantile; see ``HistogramSnapshot.quantile``."""
@@ -285,33 +292,37 @@ class _Series:
     def add(self, name: str, amount: int) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount
 
-    def observe(self, name: str, ns: int, count: int) -> None:
+    def observe(self, name: str, latencies: Iterable[tuple[int, int]]) -> None:
         histogram = self.histograms.get(name)
         if histogram is None:
             histogram = self.histograms[name] = Histogram()
-        histogram.record(ns, count)
+        histogram.record_all(latencies)
 
     def count_commits(self) -> None:
         self._count(self.commits, APPENDED_ENTRIES, APPENDED_BYTES, APPEND_LATENCY)
         self._count(self.confirmed, CLIENT_ENTRIES, CLIENT_BYTES, CLIENT_LATENCY)
 
     def _count(self, collected: deque[tuple[int, int, int]], entries_of: str, bytes_of: str, latency_of: str) -> None:
-        for _ in range(len(collected)):  # others only add to it meanwhile
-            entries, size_bytes, latency_ns = collected.popleft()
-            self.add(entries_of, entries)
-            self.add(bytes_of, size_bytes)
-            self.observe(latency_of, latency_ns, entries)
+        taken = [collected.popleft() for _ in range(len(collected))]  # others only add to it meanwhile
+        if taken:
+            entries, sizes, latencies = zip(*taken, strict=True)
+            self.add(entries_of, sum(entries))
+            self.add(bytes_of, sum(sizes))
+            self.observe(latency_of, zip(latencies, entries, strict=True))
 
     def count_collected(self) -> None:
         collected = self.collected
+        by_name: dict[str, list[tuple[int, int]]] = {}
         for _ in range(len(collected)):  # others only add to it meanwhile
             name, value = collected.popleft()
-            self.observe(name, value, 1)
+            by_name.setdefault(name, []).append((value, 1))
+        for name, values in by_name.items():
+            self.observe(name, values)
 
     def read(self, entries: int, size_bytes: int, latency_ns: int) -> None:
         self.add(READ_ENTRIES, entries)
         self.add(READ_BYTES, size_bytes)
-        self.observe(READ_LATENCY, latency_ns, 1)
+        self.observe(READ_LATENCY, ((latency_ns, 1),))
 
     def count_single_reads(self) -> None:
         sizes = self.single_reads
@@ -349,7 +360,7 @@ class MetricsScope:
     def observe(self, name: str, ns: int, count: int = 1) -> None:
         """Record a latency in a histogram, ``count`` times, nanoseconds."""
         with self._lock:
-            self._series.observe(name, ns, count)
+            self._series.observe(name, ((ns, count),))
 
     def collect(self, name: str, value: int) -> None:
         """Record a latency or a size in a histogram, as ``observe`` does, but for a hot path: it takes no lock.
@@ -421,7 +432,7 @@ class Metrics:
     ) -> None:
         """Record a latency in a histogram, ``count`` times, nanoseconds; or a size in bytes."""
         with self._lock:
-            self._of(ledger_type, tier, labels).observe(name, ns, count)
+            self._of(ledger_type, tier, labels).observe(name, ((ns, count),))
 
     def add_gauges(self, read: Callable[[], Iterable[Gauge]]) -> None:
         """Have each snapshot call ``read`` for gauges.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from pybk.bookie.extents import Extents, ReplicaExtent
 
 
@@ -31,3 +34,25 @@ def test_an_extent_counts_for_an_entry_between_those_that_were_replaced() -> Non
         extents.add(each)
     assert extents.holder(6) is whole
     assert [extents.bound(whole, entry_id) for entry_id in (0, 6, 18)] == [1, 6, 19]
+
+
+@given(st.lists(st.tuples(st.sampled_from((1, 2, 3)), st.integers(0, 3), st.integers(0, 4)), max_size=6), st.data())
+def test_the_end_of_an_extent_is_where_the_search_would_append(
+    parts: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """``end`` is a short cut: where it finds an extent, no other one holds an entry from there on (I14)."""
+    extents = Extents()
+    made: list[ReplicaExtent] = []
+    for stride, gap, count in parts:
+        first = max((each.last_staged for each in made), default=-1) + 1 + gap
+        made.append(held(first, first + (count - 1) * stride, stride))  # without entries if the count is 0
+        extents.add(made[-1])
+    top = max((each.last_staged for each in made), default=0)
+    entry_id = data.draw(st.integers(0, top + 4), label="entry")
+    stride = data.draw(st.sampled_from((1, 2, 3)), label="stride")
+    found = extents.end(entry_id, stride)
+    if found is not None:
+        assert extents.growing(entry_id, stride) is found
+        assert all(extents.holder(entry_id + n * stride) is None for n in range(12))
+    elif len(made) == 1 and made[0].descriptor.last_pushed >= 0 and stride == made[0].stride:
+        assert entry_id != made[0].last_staged + stride

@@ -68,8 +68,10 @@ class Replaced:
         self.ledger_id = fill(self.client)
         self.name = self.client.ledger_metadata(self.ledger_id).fragments[0].ensemble[0].bookie_id
         self.place = int(self.name[-1])
+        service = service_of(cluster.bookies[self.place])
+        # The ledger is closed once two of three have its entries; the third may be late.
+        wait_until(lambda: service.replicas.count_entries(self.ledger_id) == COUNT)
         if fenced:
-            service = service_of(cluster.bookies[self.place])
             state = service.replicas.state(self.ledger_id)
             assert state is not None
             service.replicas.fence(self.ledger_id, state.header)

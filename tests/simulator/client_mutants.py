@@ -242,7 +242,7 @@ CLIENT_MUTANTS = (
         (
             Piece(
                 WRITER + "step",
-                "return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)))",
+                "effects = self._advance(self._steps[type(event)](event, now_ns))",
                 (
                     "if isinstance(event, MetadataWritten):\n"
                     "    return self._metadata_written(event, now_ns)\n"

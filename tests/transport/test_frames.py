@@ -102,6 +102,29 @@ def test_replies_come_as_they_were_sent(message: WireReply) -> None:
     assert flat(received(*sent(encode(message)), request=False)) == flat(message)
 
 
+@given(replies)
+def test_a_plain_reply_is_what_decoding_gives(message: WireReply) -> None:
+    head, bodies = sent(encode(message))
+    header = decode_head(head)
+    plain = codec.plain_reply(header)
+    assert plain == (message if isinstance(message, Reply) else None)
+    assert plain is None or plain == codec.decode_reply(header, head, bodies)
+
+
+def test_a_reply_that_says_more_or_is_damaged_is_not_plain() -> None:
+    header = decode_head(sent(encode(Reply(Status.OK)))[0])
+    assert codec.plain_reply(header) == Reply(Status.OK)
+    for changed in (
+        header._replace(checksum=bytes(16)),
+        header._replace(kind=header.kind + 1),
+        header._replace(inline_bytes=1),
+        header._replace(runs=1),
+        header._replace(flags=250),
+        decode_head(sent(codec.DAMAGED)[0]),
+    ):
+        assert codec.plain_reply(changed) is None
+
+
 def test_a_head_says_what_the_session_put_there() -> None:
     header = decode_head(sent(encode(Ping()))[0])
     assert (header.request_id, header.counter, header.taken_bytes, header.instance) == (5, 6, 7, INSTANCE)

@@ -83,7 +83,7 @@ def test_waiting_messages_are_served_in_the_next_turn_despite_a_flood(floods: li
         if turns == 1:
             assert turn == 0
     assert seen == 1
-    while lanes.busy:
+    while lanes.busy_lanes:
         waiting -= sum(map(len, served(lanes).values()))
     assert (waiting, lanes.waiting_bytes) == (0, 0)
 
@@ -110,10 +110,10 @@ def test_sent_bytes_count_until_written_whatever_the_client_reports() -> None:
     lane = lanes.of(b"a")
     marks = []
     for _ in range(10):
-        size = MARK_BYTES // 2
-        mark = WriteTracker() if lanes.wants_mark(lane, size) else None
-        lanes.sent(lane, size, mark)
-        marks += [mark] if mark is not None else []
+        lane.unmarked += MARK_BYTES // 2
+        if lane.unmarked >= MARK_BYTES:
+            marks.append(WriteTracker())
+            lanes.marked(lane, marks[-1])
     assert len(marks) == 5
     assert lane.unwritten == lanes.unwritten == 5 * MARK_BYTES
     marks[1].done = True  # those before it are written, too, but it says so only in order

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final
 
 from pybk.group_commit import Completion
 from pybk.storage.descriptor import LedgerDescriptor
+
+_first_of: Final = attrgetter("first")
 
 
 class ReplicaExtent:
@@ -44,10 +48,6 @@ class ReplicaExtent:
     def last_durable(self) -> int:
         """The last durable entry id, up to which reads are answered; ``first - stride`` if none is."""
         return self.first + self.descriptor.last_durable * self.stride
-
-
-def _first_of(extent: ReplicaExtent) -> int:
-    return extent.first
 
 
 class Extents:
@@ -117,6 +117,19 @@ class Extents:
             if lane[place].descriptor.last_pushed >= 0:
                 return lane[place]
         return None
+
+    def end(self, entry_id: int, stride: int) -> ReplicaExtent | None:
+        """Return the extent that ends right before an entry, if none holds an entry of its lane from there on.
+
+        That is where the entries of a writer go, one add after the other, so it is looked for before anything else.
+        None says nothing.
+        """
+        lane = self._lanes.get((stride, entry_id % stride))
+        if not lane or len(self._strides) != 1:
+            return None
+        extent = lane[-1]
+        count = extent.descriptor.last_pushed + 1
+        return extent if count and extent.first + count * stride == entry_id else None
 
     def growing(self, entry_id: int, stride: int) -> ReplicaExtent | None:
         """Return the extent of this stride to which an entry can be appended, None if there is none."""

@@ -23,6 +23,7 @@ import numpy as np
 
 from pybk.bookie.extents import Extents, ReplicaExtent
 from pybk.bookie.ledger_header import LedgerHeader
+from pybk.bookie.replica_state import ReplicaState
 from pybk.digest import DigestType, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
@@ -115,11 +116,15 @@ class Replica:
         if not self._is_sound(run, body, ends):
             return Status.REFUSED
         with self.lock:
-            self.note_commit_outcomes()
+            if self._unborn or self._deferred:
+                self.note_commit_outcomes()
             if self.deleted or self.header is None:
                 return Status.NO_SUCH_LEDGER
             if not recovery and (self.fenced or self.limbo):
                 return Status.FENCED if self.fenced else Status.LIMBO  # AB2; D6
+            if (end := self.extents.end(run.first, run.stride)) is not None:
+                self._append(run, body, ends, 0, len(run.sizes), durable=durable, extent=end)
+                return Status.OK
             gaps: list[tuple[int, int]] = []
             damaged: list[int] = []
             at, count = 0, len(run.sizes)
@@ -139,9 +144,10 @@ class Replica:
                     damaged += wrong
                 at += n
             for low, high in gaps:
-                self._append(run, body, ends, low, high, durable=durable)
+                growing = self.extents.growing(run.first + low * run.stride, run.stride)
+                self._append(run, body, ends, low, high, durable=durable, extent=growing)
             for low, high in _stretches(damaged):
-                self._append(run, body, ends, low, high, durable=durable, replaces=True)
+                self._append(run, body, ends, low, high, durable=durable, extent=None, replaces=True)
         return Status.OK
 
     def _is_sound(self, run: EntryRun, body: memoryview, ends: list[int]) -> bool:
@@ -154,7 +160,7 @@ class Replica:
         digest_bytes = 0 if header is None else _DIGEST_BYTES[header.digest_type]
         if run.first < 0 or not 1 <= run.stride <= STRIDE_MAX or not run.sizes or ends[-1] != len(body):
             return False
-        if run.last > _ID_MAX:
+        if run.first + (len(run.sizes) - 1) * run.stride > _ID_MAX:
             return False
         if min(run.sizes) < ENTRY_HEADER_BYTES + digest_bytes:
             return False
@@ -260,11 +266,14 @@ class Replica:
         high: int,
         *,
         durable: bool,
+        extent: ReplicaExtent | None,
         replaces: bool = False,
     ) -> None:
-        """Stage entries ``low`` to ``high`` of a run: missing ones, or, if ``replaces``, ones that are damaged here."""
+        """Stage entries ``low`` to ``high`` of a run: missing ones, or, if ``replaces``, ones that are damaged here.
+
+        They are appended to ``extent``; None begins a new one.
+        """
         entry_id = run.first + low * run.stride
-        extent = None if replaces else self.extents.growing(entry_id, run.stride)
         if extent is None:
             # A deferred add is acknowledged before the sync, so its extent is created durably first: after a crash
             # the extent shows that the ledger is in limbo (D6).
@@ -301,7 +310,8 @@ class Replica:
         self._staged(commit)
         if not durable and commit not in self._deferred:
             self._deferred.append(commit)
-        self._lac = max(self.lac(), lac)
+        before = self.lac() if self._lac is None else self._lac
+        self._lac = lac if lac > before else before
 
     def _unsettled(self, extent: ReplicaExtent, entry_id: int) -> PybkError:
         """Return the error for entries that were staged before in a commit that failed."""
@@ -311,7 +321,9 @@ class Replica:
         )
 
     def note_commit_outcomes(self) -> None:
-        """Note the outcomes of commits that have ended since the last call; the caller holds the lock.
+        """Note the outcomes of commits that have ended since the last call, if any are awaited.
+
+        The caller holds the lock.
 
         Extents whose creation failed are removed. If a commit with deferred entries failed, acknowledged entries are
         lost, so the ledger is in limbo (D6).
@@ -329,6 +341,13 @@ class Replica:
             if any(commit.error is not None for commit in self._deferred):
                 self.limbo = True
             self._deferred = [commit for commit in self._deferred if not commit.done]
+
+    def state(self) -> ReplicaState:
+        """Return the state of the ledger; the caller holds the lock."""
+        if self._unborn or self._deferred:
+            self.note_commit_outcomes()
+        lac = self.lac() if self._lac is None else self._lac
+        return ReplicaState(self.fenced, self.limbo, self.gap, lac, self.header)
 
     def parts(self) -> list[LedgerDescriptor]:
         """Return the store's ledgers that are extents of this ledger and whose creation is durable."""
@@ -502,7 +521,8 @@ class Replica:
         """See ``Replicas.note_lac``; the caller holds the lock."""
         if packet and (self.packet is None or lac > self.packet[0]):
             self.packet = lac, packet
-        self._lac = max(self.lac(), lac)  # I13
+        before = self.lac() if self._lac is None else self._lac
+        self._lac = lac if lac > before else before  # I13
 
     # ---- limbo and deleting --------------------------------------------------------------------------------------
 

@@ -299,8 +299,7 @@ class Replicas:
         if replica is None:
             return None
         with replica.lock:
-            replica.note_commit_outcomes()
-            return ReplicaState(replica.fenced, replica.limbo, replica.gap, replica.lac(), replica.header)
+            return replica.state()
 
     def create(self, ledger_id: int, header: LedgerHeader) -> None:
         """Make a ledger known, so that entries can be staged; stores nothing."""
@@ -324,7 +323,8 @@ class Replicas:
     def replica(self, ledger_id: int) -> Replica | None:
         """Return the one object of a ledger, loaded on first use; None if the bookie knows nothing of it."""
         with self._lock:
-            return self._load(ledger_id)
+            found = self._replicas.get(ledger_id)
+            return self._load(ledger_id) if found is None else found
 
     def _load(self, ledger_id: int) -> Replica | None:
         """Return what ``replica`` returns; the caller holds the lock."""

@@ -323,6 +323,11 @@ class BookieServer:
         metrics = self.replicas.store.metrics
         return {kind: metrics.scope(labels=(("op", op),)) for kind, op in _OPS.items()}
 
+    @cached_property
+    def _turns(self) -> MetricsScope:
+        """What counts turns; used by the serving thread alone."""
+        return self.replicas.store.metrics.scope()
+
     def _begin(self) -> None:
         """Register the bookie, which serves already, and look after it from now on."""
         self._sessions = (0 if self._metadata.keys is None else self._metadata.keys.current), 0
@@ -540,7 +545,7 @@ class BookieServer:
             self.last_add_ns = now_ns
         self.append_latency.note_turn(adds, now_ns - asked_ns, took_ns)
         if arrived:
-            self.replicas.store.metrics.observe(BOOKIE_TURN, took_ns)
+            self._turns.collect(BOOKIE_TURN, took_ns)
             for _, _, message in arrived:
                 if type(message) in _COMMITTED:
                     self._meters[type(message)].collect(BOOKIE_REQUEST, took_ns)
@@ -552,29 +557,44 @@ class BookieServer:
         the store turns that into ``StorageFailedError``, after which it accepts no more adds.
         """
         try:
-            request = _request(message)
-            if not self._may(peer, request):
-                self.without_right(peer, request_id, request, now_ns)
-            elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
-                self.look_aside(peer, request_id, request, self._check_fence)
-            elif isinstance(request, Move):
-                self._moving.submit(partial(self.move, peer, request_id, request))
-            elif isinstance(request, AskWriter):
-                if request.leaves:
-                    peer.writes.discard(request.ledger_id)
-                found = self.server.has_writer(request.ledger_id)
-                self._reply(peer, request_id, _WRITER if found else _NO_WRITER)
-            elif isinstance(request, Read) and request.checked and not request.fence:
-                self._perform(self.copy_reads.read((peer, request_id), request, now_ns))
+            if (type(message) is Read and not message.fence and not message.checked) or (
+                type(message) is Add and peer.may_write(message.ledger_id)
+            ):
+                self._pass(peer, request_id, message, now_ns)
             else:
-                right = peer.rights.get(request.ledger_id)
-                description = None if right is None else self._describe(right.description)
-                if right is not None and _is_of_writer(request):
-                    peer.writes.add(request.ledger_id)
-                self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
+                self._take_other(peer, request_id, _request(message), now_ns)
         except Exception as error:  # noqa: BLE001  # the barrier: no request may end the serving thread
             self._count_fault(error)
             self._reply(peer, request_id, _REFUSED)
+
+    def _take_other(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
+        """Take a request that may have to be refused, or to wait."""
+        if not self._may(peer, request):
+            self.without_right(peer, request_id, request, now_ns)
+        elif isinstance(request, Read | ReadLac) and request.fence and self._is_new(request.ledger_id):
+            self.look_aside(peer, request_id, request, self._check_fence)
+        elif isinstance(request, Move):
+            self._moving.submit(partial(self.move, peer, request_id, request))
+        elif isinstance(request, AskWriter):
+            if request.leaves:
+                peer.writes.discard(request.ledger_id)
+            found = self.server.has_writer(request.ledger_id)
+            self._reply(peer, request_id, _WRITER if found else _NO_WRITER)
+        elif isinstance(request, Read) and request.checked and not request.fence:
+            self._perform(self.copy_reads.read((peer, request_id), request, now_ns))
+        else:
+            self._pass(peer, request_id, request, now_ns)
+
+    def _pass(self, peer: Peer, request_id: int, request: Request, now_ns: int) -> None:
+        """Pass a request that the session may make to the machine."""
+        ledger_id = request.ledger_id
+        right = peer.rights.get(ledger_id)
+        description = None
+        if right is not None:
+            description = self._describe(right.description)
+            if (type(request) is Add and not request.recovery) or type(request) is WriteLac:
+                peer.writes.add(ledger_id)  # readers and recoveries send neither
+        self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
 
     def _read_for_copy(self, sender: tuple[Peer, int], request: Read, now_ns: int) -> list[BookieEffect]:
         """Have the machine answer a read of a client that copies or checks entries."""
@@ -730,10 +750,11 @@ class BookieServer:
         """Return how long the serving thread may wait for messages."""
         if self.posted:
             return 0
-        times_ns = [each for each in (self.wake_ns, self.copy_reads.due_ns) if each is not None]
-        if not times_ns:
+        due_ns, wake_ns = self.copy_reads.due_ns, self.wake_ns
+        if due_ns is None and wake_ns is None:
             return _WAIT_MS
-        return max(0, min(_WAIT_MS, (min(times_ns) - time.monotonic_ns()) // 1_000_000 + 1))
+        first_ns = min(each for each in (due_ns, wake_ns) if each is not None)
+        return max(0, min(_WAIT_MS, (first_ns - time.monotonic_ns()) // 1_000_000 + 1))
 
     def _reply(self, peer: Peer, request_id: int, reply: WireReply) -> None:
         """Send a reply; one that does not do what was asked is counted."""
@@ -745,7 +766,8 @@ class BookieServer:
         for effect in effects:
             if type(effect) is Respond:
                 peer, request_id = effect.sender
-                self._reply(peer, request_id, _wire(effect.reply))
+                reply = effect.reply
+                self._reply(peer, request_id, reply if type(reply) is Reply else _wire(reply))
             elif type(effect) is LookUp:
                 self._looking.submit(partial(self._look_up, effect.ledger_id))
             else:
@@ -1044,11 +1066,6 @@ def _needs_right(request: Request) -> bool:
     return not isinstance(request, AskWriter)
 
 
-def _is_of_writer(request: Request) -> bool:
-    """Return whether only the writer of a ledger sends a request, and neither its readers nor a recovery."""
-    return (type(request) is Add and not request.recovery) or type(request) is WriteLac
-
-
 def _request(message: WireRequest) -> Request:
     """Return the machine's form of a request. The clients that read a LAC verify its proof, not the bookie."""
     if isinstance(message, LacPacket):
@@ -1058,10 +1075,8 @@ def _request(message: WireRequest) -> Request:
     return message
 
 
-def _wire(reply: Reply | LacReply | ReadReply) -> WireReply:
-    """Return the wire's form of a reply."""
-    if type(reply) is Reply:
-        return reply
+def _wire(reply: LacReply | ReadReply | Reply) -> WireReply:
+    """Return the wire's form of a reply with content."""
     if type(reply) is ReadReply:
         return Answer(reply.status, reply.run)
     assert type(reply) is LacReply

@@ -37,7 +37,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,7 @@ from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport
 from pybk.client.follower import Followers
 from pybk.client.limbo_repair import LimboBookie, LimboRepair
-from pybk.client.reader import LacReading, Reading, Recovering
+from pybk.client.reader import EntryReading, LacReading, Reading, Recovering
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import Rereplicator
 from pybk.client.wire import BookieWire
@@ -76,8 +76,10 @@ from pybk.feature_level import FeatureLevel
 from pybk.group_commit import Completion
 from pybk.health import DEFAULT_ENSEMBLE_SIZE, ClusterSight, Health, client_health
 from pybk.keys import KeyRing
-from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
+from pybk.replication.fragments import fragment_of
+from pybk.replication.quorum import Quorum
 from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
@@ -746,7 +748,13 @@ class ClusterBackend:
             if found is not None:
                 return found
         last = min(last, first + self._guess(ledger, max_bytes) - 1)
-        rank, shared = self.membership.rank(), self.membership.reads_are_shared
+        return self._read(ledger, first, last, max_bytes, self.membership.rank())
+
+    def _read(
+        self, ledger: RemoteLedger, first: int, last: int, max_bytes: int, rank: Mapping[Bookie, int]
+    ) -> EntryBatch:
+        """Read from the bookies with the lowest ranks that have sound copies, and have the others repaired."""
+        shared = self.membership.reads_are_shared
         reading = Reading(self.driver, ledger, first, last, max_bytes, rank, shared=shared)
         self.driver.run(reading, reading.machine.start)
         batch = reading.batch()
@@ -763,8 +771,25 @@ class ClusterBackend:
         return min(_ENTRIES_GUESSED, max_bytes)
 
     def locate(self, descriptor: LedgerDescriptor, entry_id: int) -> tuple[memoryview, int, int] | None:
-        """Return None: no entry can be read without a request."""
-        return None
+        """Return an entry that one bookie returned; None if ``read_verified`` is to read it.
+
+        If that bookie returned no sound copy, the others are asked, it first: a damaged copy is repaired then.
+        """
+        ledger = _remote(descriptor)
+        if self.local_reader is not None or self.config.on_span is not None or ledger.newest_from(entry_id) is not None:
+            return None  # ``read_verified`` needs no request, or reports one
+        metadata = ledger.metadata
+        size = metadata.ensemble_size
+        quorum = Quorum(size, metadata.write_quorum, metadata.ack_quorum)
+        ensemble = fragment_of(metadata.fragments, entry_id).ensemble
+        bookie = self.membership.nearest([ensemble[place] for place in quorum.write_set(entry_id)])
+        stride = 1 if size == metadata.write_quorum else size
+        reading = EntryReading(self.driver, ledger, bookie, entry_id, stride=stride)
+        self.driver.run(reading, reading.machine.start)
+        if reading.entry is not None:
+            return reading.entry, 0, len(reading.entry)
+        batch = self._read(ledger, entry_id, entry_id, 1, {**self.membership.rank(), bookie: 0})
+        return batch.buffer, int(batch.offsets[0]), int(batch.offsets[0] + batch.sizes[0])
 
     def stage_group(self, entries: Sequence[LedgerEntries], changes: Sequence[NamedChange]) -> Callable[[], int]:
         """Refuse it.

@@ -53,7 +53,7 @@ from pybk.replication.messages import (
     Woken,
     WriteMetadata,
 )
-from pybk.replication.reader import LacMachine, ReadMachine
+from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
 from pybk.storage.io.failures import start_thread
@@ -78,6 +78,7 @@ _TICKS_UNTIL_REST: Final = 20
 """How often the background thread looks for idle work after a step; it rests after as many looks without any."""
 
 _QUIET_MS: Final = 1
+_new_tuple = tuple.__new__
 _METADATA_THREADS: Final = 4
 LATE_SECONDS: Final = 0.3
 """How long closing waits for bookies that have not answered adds and fences of closed ledgers."""
@@ -384,7 +385,7 @@ class Driver:
                 self._formed.pop(writer, None)  # a writer that another thread attached meanwhile stays
         lost = [conversation for conversation, first in list(self._fresh.items()) if first not in self.posted]
         for conversation in (*self._waited, *lost):
-            reads = isinstance(conversation.machine, ReadMachine | LacMachine)
+            reads = isinstance(conversation.machine, ReadMachine | EntryMachine | LacMachine)
             conversation.end(error if reads else of_changes)
             self._fresh.pop(conversation, None)
         for completion in list(self._unmet):
@@ -420,8 +421,8 @@ class Driver:
             asked = self._asked.pop(request_id, None)
             if asked is None:
                 continue
-            event: Event = Unanswered(asked.token) if reply is None else Answered(asked.token, reply)
-            conversation = asked.conversation
+            conversation, token = asked
+            event: Event = Unanswered(token) if reply is None else _new_tuple(Answered, (token, reply))
             effects = conversation.machine.step(event, now_ns)
             if effects:
                 self.perform(conversation, effects)
@@ -451,7 +452,7 @@ class Driver:
         for effect in effects:
             if type(effect) is Send:
                 request_id = next(self._request_ids)
-                self._asked[request_id] = _Asked(conversation, effect.token)
+                self._asked[request_id] = _new_tuple(_Asked, (conversation, effect.token))
                 if not self._wire.send(request_id, effect.bookie, conversation.ledger, effect.request):
                     del self._asked[request_id]
                     self.posted.append(partial(self.pass_event, conversation, Unanswered(effect.token)))

@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
@@ -136,6 +137,14 @@ class Membership:
         """Return whether this instance of a bookie is registered, and takes entries, so that it can keep its places."""
         found = self.bookies.get(bookie.bookie_id)
         return found is not None and found.bookie == bookie and not found.read_only
+
+    def nearest(self, bookies: Sequence[Bookie]) -> Bookie:
+        """Return the one of some bookies to read from: the near one, or any, to share load."""
+        if self.near is not None:
+            for bookie in bookies:
+                if bookie.bookie_id == self.near:
+                    return bookie
+        return bookies[int(self._random.random() * len(bookies))]
 
     def rank(self) -> dict[Bookie, int]:
         """Return each bookie's rank for reads, lowest first: the near one, then the others at random to share load."""

@@ -124,8 +124,8 @@ class Writing(Conversation[WriterMachine]):
 
     def report_activity(self) -> None:
         """Report to the driver whether a thread may be waiting for a reply to this writer."""
-        waited = bool(self.forcing) or (not self.ledger.deferred and self.machine.outstanding > 0)
-        self.driver.active(self, waited=waited and not self.completion.done)
+        waited = self.forcing or (not self.ledger.deferred and self.machine.outstanding > 0)
+        self.driver.active(self, waited=bool(waited) and not self.completion.done)
 
     def send_lac(self) -> None:
         """Send the LAC to the bookies if nothing is outstanding that would carry it, or nothing was ever appended."""

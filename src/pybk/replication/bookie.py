@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pybk.errors import StorageError, StorageRefusedError
 from pybk.replication.messages import (
@@ -42,6 +42,9 @@ from pybk.replication.messages import (
 
 Sender = Any
 """The client that sent a request and waits for the reply; the machine only hands it back."""
+
+_OK: Final = Reply(Status.OK)
+_OK_WATCHED: Final = Reply(Status.OK, watched=True)
 
 OpaqueHeader = Any
 """A ledger's immutable metadata, which the machine only hands on."""
@@ -137,8 +140,7 @@ class BookieStorage(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Respond:
+class Respond(NamedTuple):
     """Send a reply; everything that it acknowledges is durable.
 
     Attributes:
@@ -325,7 +327,8 @@ class BookieMachine:
             reply = Reply(_status_of(error))
             return [Respond(sender, reply) for sender, _ in acks]
         self._dirty.clear()
-        return [Respond(sender, Reply(Status.OK, ledger_id in self.polls.by_ledger)) for sender, ledger_id in acks]
+        polled = self.polls.by_ledger
+        return [Respond(sender, _OK_WATCHED if ledger_id in polled else _OK) for sender, ledger_id in acks]
 
     def ledger_looked_up(
         self,
@@ -437,8 +440,7 @@ class BookieMachine:
         """Stage entries, or refuse them (AB1, AB2)."""
         ledger_id = request.ledger_id
         state = self._replicas.state(ledger_id)
-        refused = self._refused(request, state)
-        if refused is not None:
+        if not request.recovery and (refused := self._refused(state)) is not None:
             return [Respond(sender, Reply(refused))]
         if state is None:
             # An add never creates a ledger that was deleted (C11).
@@ -465,10 +467,8 @@ class BookieMachine:
             self._acks.append((sender, ledger_id))
         return effects
 
-    def _refused(self, request: Add, state: ReplicaStatus | None) -> Status | None:
-        """Return the status by which an add is refused, None if it is accepted."""
-        if request.recovery:
-            return None
+    def _refused(self, state: ReplicaStatus | None) -> Status | None:
+        """Return the status by which an add of a writer is refused, None if it is accepted."""
         if state is not None and state.fenced:
             return Status.FENCED
         if state is not None and state.limbo:

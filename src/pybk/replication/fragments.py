@@ -11,7 +11,10 @@ from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 
 def fragment_of(fragments: tuple[Fragment, ...], entry_id: int) -> Fragment:
     """Return the fragment that holds an entry."""
-    return next(each for each in reversed(fragments) if each.first_entry_id <= entry_id)
+    for fragment in reversed(fragments):
+        if fragment.first_entry_id <= entry_id:
+            return fragment
+    raise ValueError(f"entry {entry_id} is before the first fragment, {fragments[0].first_entry_id}")
 
 
 def fragment_end(metadata: LedgerMetadata, index: int) -> int | None:

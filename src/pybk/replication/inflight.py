@@ -30,6 +30,9 @@ from pybk.replication.messages import (
 )
 from pybk.replication.quorum import Quorum, places
 
+_new_tuple = tuple.__new__
+"""Makes the named tuples of each request without a call of Python."""
+
 
 class Batch(NamedTuple):
     """Consecutive entries that are sent and acknowledged together.
@@ -67,6 +70,12 @@ class Pending:
     seen: int = 0
     """Acknowledgements that the force under way covers: those that had come when it was sent."""
     confirmed: bool = False
+
+    def runs_of(self, place: int) -> tuple[EntryRun, ...]:
+        """Return the runs that a place takes, which is one of ``takers``."""
+        if len(self.masks) == 1:
+            return self.runs
+        return tuple(run for run, mask in zip(self.runs, self.masks, strict=True) if mask >> place & 1)
 
 
 class Sent(NamedTuple):
@@ -144,6 +153,7 @@ class Inflight:
         self._lac_sent = lac_sent
         self._straggler_bytes = straggler_bytes
         self._masks = quorum.masks()
+        self._everyone = quorum.everyone
         self.sent: dict[int, Sent] = {}
         """Adds without an answer, by token."""
         self._owed = [0] * quorum.ensemble_size
@@ -160,7 +170,7 @@ class Inflight:
     @property
     def live(self) -> int:
         """Places whose bookies have neither failed nor been given up."""
-        return self.quorum.everyone & ~self.dead & ~self.failed
+        return self._everyone & ~self.dead & ~self.failed
 
     @property
     def lag_bytes(self) -> int:
@@ -175,11 +185,13 @@ class Inflight:
     def submit(self, batch: Batch, *, deferred: bool = False) -> list[Effect]:
         """Send a batch, which follows the last one, to the live places of its write sets (AW2)."""
         count = len(self._masks)
-        masks = tuple(self._masks[run.first % count] for run in batch.runs)
+        masks = []
         takers = 0
-        for mask in masks:
+        for run in batch.runs:
+            mask = self._masks[run.first % count]
+            masks.append(mask)
             takers |= mask
-        pending = Pending(batch.first, batch.last, batch.length, batch.runs, masks, takers)
+        pending = Pending(batch.first, batch.last, batch.length, batch.runs, tuple(masks), takers)
         self.pending.append(pending)
         return self._send(pending, takers & self.live, deferred=deferred)
 
@@ -190,15 +202,13 @@ class Inflight:
         size = 0
         for place in places(to):
             if add is None or len(pending.masks) > 1:
-                runs = pending.runs
-                if len(pending.masks) > 1:
-                    runs = tuple(run for run, mask in zip(runs, pending.masks, strict=True) if mask >> place & 1)
+                runs = pending.runs_of(place)
                 add = Add(self._ledger_id, runs, self.lac_to_send, self._recovery, deferred)
-                size = sum(len(part) for run in runs for part in run.body)
+                size = _bytes_of(runs)
             token = self._next_token()
             bookie = self.ensemble[place]
-            self.sent[token] = Sent(pending, place, bookie, size, deferred, again)
-            effects.append(Send(token, bookie, add))
+            self.sent[token] = _new_tuple(Sent, (pending, place, bookie, size, deferred, again))
+            effects.append(_new_tuple(Send, (token, bookie, add)))
         return effects
 
     def answered(self, token: int, reply: Reply) -> list[Effect] | None:
@@ -277,20 +287,10 @@ class Inflight:
         missing = batch.takers & ~batch.acked & self.live
         if missing:
             for place in places(missing):
-                self._owed[place] += self._bytes_for(batch, place)
+                self._owed[place] += _bytes_of(batch.runs_of(place))
                 if self._owed[place] > self._straggler_bytes:
                     self.fail(place, batch.first, ChangeReason.SLOW)
         batch.runs = ()
-
-    @staticmethod
-    def _bytes_for(batch: Pending, place: int) -> int:
-        """Return the bytes of a batch that a place takes."""
-        return sum(
-            len(part)
-            for run, mask in zip(batch.runs, batch.masks, strict=True)
-            if mask >> place & 1
-            for part in run.body
-        )
 
     def acknowledge(self) -> bool:
         """Move ``acked_last`` over the batches with an ack quorum, durable or not; return whether it moved."""
@@ -396,7 +396,7 @@ class Inflight:
             replacements: Bookies that are to take places, by place.
             why: Why there are not more of them; "" if there are too few bookies.
         """
-        live = self.quorum.everyone & ~self.dead
+        live = self._everyone & ~self.dead
         for place in replacements:
             live |= 1 << place
         if self.quorum.writable(live):
@@ -407,3 +407,12 @@ class Inflight:
             f"in an ensemble of {self.quorum.ensemble_size}; found were {', '.join(found) or 'none'}: "
             f"{why or 'start more bookies'}"
         )
+
+
+def _bytes_of(runs: tuple[EntryRun, ...]) -> int:
+    """Return the encoded bytes of runs."""
+    size = 0
+    for run in runs:
+        for part in run.body:
+            size += len(part)
+    return size

@@ -265,8 +265,7 @@ class ReadReply:
 # ---- events: driver to machine -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """A bookie replied to a request.
 
     Attributes:
@@ -278,8 +277,7 @@ class Answered:
     reply: Reply | LacReply | ReadReply
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(NamedTuple):
     """No reply came in time, or the link broke. The request may have taken effect, or may still do so.
 
     Attributes:
@@ -400,8 +398,7 @@ Event = (
 # ---- effects: machine to driver ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send a request to a bookie; followed by ``Answered`` or ``Unanswered`` with the same token.
 
     Attributes:

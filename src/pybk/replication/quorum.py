@@ -37,8 +37,7 @@ class Quorum(NamedTuple):
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
         """Return the places that take an entry, the first one first."""
-        size = self.ensemble_size
-        return tuple((entry_id + i) % size for i in range(self.write_quorum))
+        return _write_set(self, entry_id % self.ensemble_size)
 
     def mask(self, entry_id: int) -> int:
         """Return the places that take an entry, as bits."""
@@ -64,7 +63,10 @@ class Quorum(NamedTuple):
             masks: The write sets, as bits.
         """
         needed = self.ack_quorum
-        return all((acks & mask).bit_count() >= needed for mask in masks)
+        for mask in masks:  # noqa: SIM110  # no generator, because a writer calls this for each answer
+            if (acks & mask).bit_count() < needed:
+                return False
+        return True
 
     def covered(self, known: int) -> bool:
         """Return whether the responders cover the ensemble: each write set has fewer than Qa non-responders.
@@ -92,13 +94,17 @@ def _masks(quorum: Quorum) -> tuple[int, ...]:
     return tuple(quorum.mask(residue) for residue in range(count))
 
 
-def places(bits: int) -> Iterable[int]:
-    """Yield the places of a set in ascending order.
+@lru_cache(1024)
+def _write_set(quorum: Quorum, residue: int) -> tuple[int, ...]:
+    """Return ``Quorum.write_set`` of the entries of a residue; cached, as ``_masks`` is."""
+    return tuple((residue + i) % quorum.ensemble_size for i in range(quorum.write_quorum))
+
+
+@lru_cache(1024)
+def places(bits: int) -> tuple[int, ...]:
+    """Return the places of a set in ascending order; cached, as ``_masks`` is.
 
     Args:
         bits: The set, as bits.
     """
-    while bits:
-        lowest = bits & -bits
-        yield lowest.bit_length() - 1
-        bits ^= lowest
+    return tuple(place for place in range(bits.bit_length()) if bits >> place & 1)

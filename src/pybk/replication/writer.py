@@ -221,7 +221,8 @@ class WriterMachine:
         """
         if self._phase is _WriterPhase.ENDED:
             return self._late(event)
-        return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)))  # type: ignore[operator]
+        effects = self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
+        return self._with_wake_up(effects) if effects or self._inflight.dead else effects
 
     def close(self, now_ns: int) -> list[Effect]:
         """Close the ledger at the last add confirmed; pending entries do not become part of it (AW7).
@@ -281,7 +282,8 @@ class WriterMachine:
         """Handle an answer that came after the ledger was closed (C13)."""
         if self.metadata.state is LedgerState.CLOSED:
             if isinstance(event, Answered) and isinstance(event.reply, Reply):
-                self._counted(event.token, event.reply)
+                if self._inflight.answered(event.token, event.reply) is None:
+                    self._force_answered(event.token, event.reply)
             elif isinstance(event, Unanswered):
                 self._unanswered(event, 0)
         return self._give_up_failed()
@@ -298,15 +300,15 @@ class WriterMachine:
         if reason is not None and (reason is not Reason.FENCED or self._phase is not _WriterPhase.CLOSING):
             return self._end(reason, f"a bookie answered {reply.status.name}")  # AW4
         self._watched |= reply.watched
-        return self._counted(event.token, reply)
+        effects = self._inflight.answered(event.token, reply)
+        return self._force_answered(event.token, reply) if effects is None else effects
 
-    def _counted(self, token: int, reply: Reply) -> list[Effect]:
-        """Count an answer to an add or a force."""
-        effects = self._inflight.answered(token, reply)
-        if effects is None and token in self._forces:
+    def _force_answered(self, token: int, reply: Reply) -> list[Effect]:
+        """Count an answer to a force; those to ``WriteLac`` say nothing."""
+        if token in self._forces:
             failure = CHANGE_REASONS.get(reply.status, ChangeReason.REFUSED)
             self._forced(token, None if reply.status is Status.OK else failure)
-        return effects or []
+        return []
 
     def _unanswered(self, event: Unanswered, now_ns: int) -> list[Effect]:
         """Count a missing answer to an add or a force as a failure of the bookie."""
@@ -465,7 +467,7 @@ class WriterMachine:
         """Confirm batches, then start what is due; nothing is confirmed while metadata are being written (C3)."""
         inflight = self._inflight
         if self._phase in (_WriterPhase.STEADY, _WriterPhase.CHOOSING):
-            if inflight.confirm():
+            if inflight.pending and inflight.confirm():
                 effects.append(Confirmed(inflight.lac))
             if self._deferred:
                 effects += self._advance_deferred()

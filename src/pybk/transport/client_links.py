@@ -38,7 +38,7 @@ import os
 import secrets
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -71,6 +71,7 @@ from pybk.transport.codec import (
     WireRequest,
     decode_reply,
     encode,
+    plain_reply,
     says_damaged,
 )
 from pybk.transport.frames import (
@@ -113,6 +114,7 @@ NEVER_NS: Final = 1 << 63
 _READABLE: Final = int(zmq.POLLIN)
 _DONT_WAIT: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+_NO_SESSION: Final = int(MessageKind.NO_SESSION)
 _OWN_IDS: Final = 1 << 63
 """Request ids from here up are for the link's own requests: pings, and proofs of rights."""
 
@@ -238,7 +240,11 @@ class Link:
 
         Cost: 8 microseconds for the first bookie; 4 for each further bookie that the same message is sent to next.
         """
-        outgoing = self._links._encode(message)
+        links = self._links
+        known, outgoing = links.encoded
+        if message is not known:  # it may be sent to several bookies in a row
+            outgoing = encode(message)
+            links.encoded = message, outgoing
         size = outgoing.size
         if size > self._message_bytes_max or request_id in self._outstanding:
             raise UsageError(
@@ -247,12 +253,13 @@ class Link:
             )
         if type(message) is Read:
             size += message.bytes_max
-        if self._outstanding and self.outstanding_bytes + size > self._links._outstanding_bytes_max:
+        if self._outstanding and self.outstanding_bytes + size > links._outstanding_bytes_max:
             return False
         now_ns = time.monotonic_ns()
-        self._links._follow_keys()
+        if links._keys is not None and links._keys.current is not links._current:
+            links._follow_keys(links._keys.current)
         if self.socket is None and not self._reopen(now_ns):
-            self._links._outcomes.append((self, request_id, None))
+            links._outcomes.append((self, request_id, None))
             return True
         ledger_id = getattr(message, "ledger_id", -1)
         if self._mac is not None and not self._transmit(request_id, outgoing, ledger_id):
@@ -261,9 +268,14 @@ class Link:
                 return False
             # ZeroMQ's queue is full, and only of requests that have timed out: the connection makes no progress.
             self.lose("the connection broke")
-            self._links._outcomes.append((self, request_id, None))
+            links._outcomes.append((self, request_id, None))
             return True
-        self._note(request_id, now_ns + timeout_ns, size, outgoing, ledger_id)
+        deadline_ns = now_ns + timeout_ns
+        self._outstanding[request_id] = (deadline_ns, size, outgoing, ledger_id)
+        self.outstanding_bytes += size
+        if deadline_ns < self._first_deadline_ns:
+            self._first_deadline_ns = deadline_ns
+            links._look_at(deadline_ns)
         return True
 
     def close(self) -> None:
@@ -271,41 +283,37 @@ class Link:
         self.lose("closed")
         self._links._remove(self)
 
-    def _note(self, request_id: int, deadline_ns: int, size: int, outgoing: Outgoing, ledger_id: int) -> None:
-        """Remember a request until its outcome is known."""
-        self._outstanding[request_id] = (deadline_ns, size, outgoing, ledger_id)
-        self.outstanding_bytes += size
-        if deadline_ns < self._first_deadline_ns:
-            self._first_deadline_ns = deadline_ns
-            self._links._look_at(deadline_ns)
-
-    def _transmit(self, request_id: int, outgoing: Outgoing, ledger_id: int) -> bool:
+    def _transmit(self, request_id: int, outgoing: Outgoing, ledger_id: int = -1) -> bool:
         """Send a request, and before it the proof of the right to its ledger if that was not sent in this session.
+
+        Args:
+            request_id: The id of the request.
+            outgoing: The request.
+            ledger_id: Its ledger; -1 for a request that takes no right.
 
         Returns:
             False if ZeroMQ's queue is full.
         """
-        if ledger_id in self._links._grants and ledger_id not in self._proved:
+        if ledger_id not in self._proved and ledger_id in self._links._grants:
             description, key = self._links._grants[ledger_id]
             proof = key.sign(self._session_id, self._instance, ledger_id)
             right = Authorize if isinstance(key, RightsKey) else AuthorizeMember
-            if not self._put(self._own_id(), encode(right(ledger_id, description, proof))):
+            if not self._transmit(self._own_id(), encode(right(ledger_id, description, proof))):
                 return False
             self._proved.add(ledger_id)
-        return self._put(request_id, outgoing)
-
-    def _put(self, request_id: int, outgoing: Outgoing) -> bool:
-        """Give a message to ZeroMQ; False if its queue is full."""
         assert self.socket is not None
         assert self._mac is not None
         self._links._touched.add(self)
         self._counter += 1
-        bodies = outgoing.frames
         instance = self.bookie.instance
         head = outgoing.head(request_id, self._counter, self._taken_bytes, instance, self._mac, self.version)
         send = self.socket.send
+        bodies = outgoing.frames
         try:
-            send(head, _MORE if bodies else _DONT_WAIT)
+            if not bodies:
+                send(head, _DONT_WAIT)
+                return True
+            send(head, _MORE)
             for number, body in enumerate(bodies, 1):
                 send(body, _MORE if number < len(bodies) else _DONT_WAIT, copy=False)
         except zmq.Again:
@@ -354,14 +362,14 @@ class Link:
         if not local:
             self.monitor = socket.get_monitor_socket(_EVENTS)
             self.monitor.linger = 0
-            links._watch(self.monitor, self.hear)
+            links._watch_monitor(self.monitor, self)
         try:
             socket.connect(self.address)
         except zmq.ZMQError as error:
-            links._watch(socket, self._take)
+            links._watch(socket, self)
             self._disconnect()
             raise UsageError(f"cannot connect to {self.bookie} at {self.address!r}: {error}") from error
-        links._watch(socket, self._take)
+        links._watch(socket, self)
         links._look_at(self._opened_ns + HANDSHAKE_NS)
         if local:
             self._greet()
@@ -386,7 +394,7 @@ class Link:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._greet()
             else:
-                self._take()  # replies that arrived before the connection ended
+                self._links._take([self])  # replies that arrived before the connection ended
                 self.lose(_REASONS[event])
 
     def _move(self) -> None:
@@ -436,7 +444,7 @@ class Link:
 
     def _look_after(self, now_ns: int) -> None:
         """End requests that timed out and a connection that does not answer; ping a bookie that is silent."""
-        self._take()
+        self._links._take([self])
         self.hear()
         if now_ns >= self._first_deadline_ns:
             over = [request_id for request_id, noted in self._outstanding.items() if noted[0] <= now_ns]
@@ -450,7 +458,7 @@ class Link:
                 self._give_up(self.pinged_ns + PING_NS, now_ns, "the bookie is silent")
             elif now_ns - self.heard_ns >= PING_NS // 2:
                 self.pinged_ns = now_ns
-                self._put(self._own_id(), encode(Ping()))
+                self._transmit(self._own_id(), encode(Ping()))
         self._links._look_at(self._first_deadline_ns)
 
     def _give_up(self, end_ns: int, now_ns: int, why: str) -> None:
@@ -462,71 +470,70 @@ class Link:
 
     # ---- receiving ---------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Receive what no signal announces: sending consumes signals, and a new socket has none until it was read."""
-        self._take()
-        if self._mac is None:
-            self.hear()
-
-    def _take(self) -> None:
-        """Receive and handle the messages that have arrived."""
-        socket = self.socket
-        if socket is None:
-            return
+    def take(self, socket: curve.Socket) -> None:
+        """Receive one message, which has arrived at the socket of this link, verify it and act on it."""
         recv = socket.recv
-        option: Callable[[int], Any] = socket.get
-        while self.socket is socket and option(zmq.EVENTS) & _READABLE:
-            head = recv(_DONT_WAIT)
-            bodies: list[memoryview] = []
-            while option(zmq.RCVMORE):
-                body = recv(_DONT_WAIT, copy=False).buffer
-                if len(bodies) <= RUNS_MAX:  # one too many is enough to be refused
-                    bodies.append(body)
-            self._heard(head, bodies)
-            self.heard_ns = time.monotonic_ns()
-            self.pinged_ns = NEVER_NS
-
-    def _heard(self, head: bytes, bodies: Sequence[memoryview]) -> None:
-        """Verify one message and act on it."""
+        frame = recv(_DONT_WAIT, copy=False)
+        head = frame.bytes
+        bodies: list[memoryview] = []
+        more = frame.more
+        while more:
+            body = recv(_DONT_WAIT, copy=False)
+            more = body.more
+            if len(bodies) <= RUNS_MAX:  # one too many is enough to be refused
+                bodies.append(body.buffer)
+        self.heard_ns = time.monotonic_ns()
+        self.pinged_ns = NEVER_NS
         counters = self._links.counters
         try:
             header = decode_head(head)
         except FrameError:
             counters.garbage += 1
             return
-        if header.kind == MessageKind.NO_SESSION:
-            if self._links._is_greeting(header, head):
-                self._without_session(header.request_id)
-            else:
-                counters.forged += 1
-            return
-        if self._mac is None:
-            # Replies of a session that the bookie has forgotten since may still arrive, and are ignored.
-            if header.kind == MessageKind.WELCOME or not self._forgotten:
-                self._begin(header, head)
+        if self._mac is None or header.kind == _NO_SESSION:
+            self._take_greeting(header, head)
             return
         if not is_authentic(header, head, self._mac) or header.instance != self._instance:
             counters.forged += 1
             return
         self._forgotten = 0
-        self._taken_bytes += len(head) + sum(map(len, bodies))
+        self._taken_bytes += len(head) + sum(map(len, bodies)) if bodies else len(head)
         request_id = header.request_id
         if request_id not in self._outstanding:
             counters.late += request_id < _OWN_IDS
             return
+        reply = None if bodies else plain_reply(header)
+        if reply is None:
+            self._take_content(header, head, bodies)
+            return
+        if reply.status is Status.UNAUTHORIZED:
+            self._proved.discard(self._outstanding[request_id][3])
+        self._end(request_id, reply)
+
+    def _take_greeting(self, header: Header, head: bytes) -> None:
+        """Act on a message that begins a session, or that belongs to none."""
+        if header.kind == _NO_SESSION:
+            if self._links._is_greeting(header, head):
+                self._without_session(header.request_id)
+            else:
+                self._links.counters.forged += 1
+        # Replies of a session that the bookie has forgotten since may still arrive, and are ignored.
+        elif header.kind == MessageKind.WELCOME or not self._forgotten:
+            self._begin(header, head)
+
+    def _take_content(self, header: Header, head: bytes, bodies: Sequence[memoryview]) -> None:
+        """Act on an authentic reply with content, after checking that it is whole."""
+        request_id = header.request_id
+        counters = self._links.counters
         if says_damaged(header) or not is_whole(header, head, bodies):
             counters.damaged += 1
             self._resend(request_id)
             return
         try:
-            reply = decode_reply(header, head, bodies)
+            self._end(request_id, decode_reply(header, head, bodies))
         except FrameError:
             counters.garbage += 1
             self._end(request_id, None)
-            return
-        if type(reply) is Reply and reply.status is Status.UNAUTHORIZED:
-            self._proved.discard(self._outstanding[request_id][3])
-        self._end(request_id, reply)
 
     def _without_session(self, request_id: int) -> None:
         """Ask for a new session over the same connection, because the bookie has forgotten this one.
@@ -638,9 +645,15 @@ class Links:
         """When deadlines are looked at next."""
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
-        self._by_descriptor: dict[int, Callable[[], None]] = {}
+        self._by_socket: dict[Any, Link] = {}
+        """The links, by their sockets."""
+        self._by_descriptor: dict[int, Link] = {}
+        """The links, by the descriptors of their sockets."""
+        self._by_monitor: dict[int, Link] = {}
+        """The links, by the descriptors of their monitors."""
         self._touched: set[Link] = set()
-        self._encoded: tuple[WireRequest | None, Outgoing] = (None, encode(Ping()))
+        self.encoded: tuple[WireRequest | None, Outgoing] = (None, encode(Ping()))
+        """The message that was sent last, and its encoding."""
 
     def __enter__(self) -> Self:
         """Return the links."""
@@ -682,11 +695,9 @@ class Links:
         """The key that proves a member's right to recover ledgers; None without a cluster secret."""
         return None if self._keys is None else MemberKey(self._keys)
 
-    def _follow_keys(self) -> None:
-        """Have all connections begin again if the cluster uses another secret now."""
-        if self._keys is None or self._keys.current is self._current:
-            return
-        self._current = self._keys.current
+    def _follow_keys(self, current: ClusterKeys) -> None:
+        """Have all connections begin again, because the cluster uses another secret now."""
+        self._current = current
         for link in self._links:
             if link.socket is not None:
                 link._move()
@@ -732,20 +743,32 @@ class Links:
         Cost: 10 microseconds, and for each reply 7 more and the checksum of its entries.
         """
         now_ns = time.monotonic_ns()
-        self._follow_keys()
+        if self._keys is not None and self._keys.current is not self._current:
+            self._follow_keys(self._keys.current)
         if now_ns >= self.due_ns:
             self._look_after(now_ns)
-        while self._touched:
-            self._touched.pop()._look()
+        # No signal announces what arrived there: sending consumes signals, and a new socket has none until it was read.
+        touched = self._touched
+        if touched:
+            self._touched = set()
+            self._take(touched)
+            for link in touched:
+                if link._mac is None:
+                    link.hear()
         timeout_ms = 0 if self._outcomes else min(timeout_ms, (self.due_ns - now_ns) // 10**6 + 1)
         self.waiting = True
         ready = self._epoll.poll(timeout_ms / 1000)
         self.waiting = False
+        signalled = []
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
-            elif descriptor in self._by_descriptor:  # else its link was lost in this turn
-                self._by_descriptor[descriptor]()
+            elif descriptor in self._by_descriptor:
+                signalled.append(self._by_descriptor[descriptor])
+            elif descriptor in self._by_monitor:  # else its link was lost in this turn
+                self._by_monitor[descriptor].hear()
+        if signalled:
+            self._take(signalled)
         outcomes = self._outcomes
         self._outcomes = []
         return outcomes
@@ -764,23 +787,36 @@ class Links:
         """Have ``_look_after`` called at this time or earlier."""
         self.due_ns = min(self.due_ns, time_ns)
 
-    def _encode(self, message: WireRequest) -> Outgoing:
-        """Encode a message; once if it is sent to several bookies in a row."""
-        known, outgoing = self._encoded
-        if message is not known:
-            outgoing = encode(message)
-            self._encoded = (message, outgoing)
-        return outgoing
+    def _take(self, links: Iterable[Link]) -> None:
+        """Receive and handle all messages that have arrived at some links.
 
-    def _watch(self, socket: curve.Socket, take: Callable[[], None]) -> None:
-        """Have ``poll`` wait for a socket as well, and call ``take`` when something has arrived."""
+        Each round asks ZeroMQ once for all links, because asking for each costs more than receiving a message.
+        """
+        asked: list[tuple[Any, int]] = [(link.socket, _READABLE) for link in links if link.socket is not None]
+        while asked:
+            readable: list[tuple[Any, int]] = zmq.zmq_poll(asked, 0)
+            for socket, _ in readable:
+                if socket in self._by_socket:  # else it was lost in this turn
+                    self._by_socket[socket].take(socket)
+            asked = [each for each in readable if each[0] in self._by_socket]
+
+    def _watch(self, socket: curve.Socket, link: Link) -> None:
+        """Have ``poll`` wait for the socket of a link as well."""
         self._epoll.register(socket.fileno(), select.EPOLLIN)
-        self._by_descriptor[socket.fileno()] = take
+        self._by_descriptor[socket.fileno()] = link
+        self._by_socket[socket] = link
+
+    def _watch_monitor(self, socket: curve.Socket, link: Link) -> None:
+        """Have ``poll`` wait for the monitor of a link as well."""
+        self._epoll.register(socket.fileno(), select.EPOLLIN)
+        self._by_monitor[socket.fileno()] = link
 
     def _watch_no_more(self, socket: curve.Socket) -> None:
         """Remove a socket that is about to be closed from those that ``poll`` waits for."""
         self._epoll.unregister(socket.fileno())
-        del self._by_descriptor[socket.fileno()]
+        self._by_socket.pop(socket, None)
+        self._by_descriptor.pop(socket.fileno(), None)
+        self._by_monitor.pop(socket.fileno(), None)
 
     def close(self) -> None:
         """Close all links, also those that an interrupt left half open; outstanding requests get no outcome."""

@@ -14,6 +14,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final
 
+from xxhash import xxh3_128_digest
+
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger import DESCRIPTION_BYTES_MAX
@@ -60,6 +62,9 @@ class MessageKind(IntEnum):
     MOVE = 26
     LAC_PACKET = 24
     ASK_WRITER = 28
+
+
+_REPLY: Final = int(MessageKind.REPLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,8 @@ def encode(message: WireRequest | WireReply) -> Outgoing:
     Raises:
         UsageError: It is larger than a message can be.
     """
+    if type(message) is Reply:
+        return _REPLIES[message.status, message.watched]
     encoder: Callable[[Any], Outgoing] = ENCODERS[type(message)]
     return encoder(message)
 
@@ -197,10 +204,6 @@ def _encode_ping(_ping: Ping) -> Outgoing:
     return Outgoing(MessageKind.PING)
 
 
-def _encode_reply(reply: Reply) -> Outgoing:
-    return _REPLIES[reply.status, reply.watched]
-
-
 def _encode_answer(answer: Answer) -> Outgoing:
     flags = int(answer.status)
     numbers = (0, 0, 0, 0)
@@ -221,10 +224,9 @@ ENCODERS: Final[dict[type, Callable[[Any], Outgoing]]] = {
     Authorize: _encode_authorize,
     AuthorizeMember: _encode_authorize_member,
     Ping: _encode_ping,
-    Reply: _encode_reply,
     Answer: _encode_answer,
 }
-"""The encoder of each kind of message."""
+"""The encoder of each kind of message but ``Reply``."""
 
 _REPLIES: Final = {
     (status, watched): Outgoing(MessageKind.REPLY, status | _WATCHED * watched)
@@ -232,6 +234,13 @@ _REPLIES: Final = {
     for watched in (False, True)
 }
 """All replies without entries, encoded once."""
+
+_PLAIN_REPLIES: Final = {
+    status | _WATCHED * watched: Reply(status, watched) for status in Status for watched in (False, True)
+}
+"""All replies without entries, decoded once, by their flags."""
+
+_NOTHING_CHECKSUM: Final = xxh3_128_digest(b"")
 
 DAMAGED: Final = Outgoing(MessageKind.REPLY, Status.REFUSED | _DAMAGED)
 """The reply to a request that arrived damaged: it had no effect, and the client sends it again."""
@@ -360,6 +369,13 @@ def decode_reply(header: Header, head: bytes, frames: Sequence[memoryview]) -> W
     if header.flags & _PACKET:
         packet = _PACKET_NUMBERS.pack(header.a, header.b, header.c, header.d)
     return Answer(status, found[0] if found else None, packet)
+
+
+def plain_reply(header: Header) -> Reply | None:
+    """Return the reply that a head without content is; None if it has content, or is another message."""
+    if header.checksum != _NOTHING_CHECKSUM or header.kind != _REPLY or header.runs or header.inline_bytes:
+        return None
+    return _PLAIN_REPLIES.get(header.flags)
 
 
 def says_damaged(header: Header) -> bool:

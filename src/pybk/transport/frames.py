@@ -134,13 +134,13 @@ class Outgoing:
         blob: bytes = b"",
     ) -> None:
         frames: list[zmq.Frame] = []
+        body_bytes = 0
         table = b""
         inline = blob
         checksum = None
         if runs:
-            table, bodies = _pack_runs(runs)
-            inline = b"".join([_pack_sizes(run.sizes) for run in runs])
-            if sum(map(len, bodies)) <= INLINE_BYTES_MAX:
+            table, inline, bodies, body_bytes = _pack_runs(runs)
+            if body_bytes <= INLINE_BYTES_MAX:
                 inline = b"".join((inline, *bodies))
             else:
                 checksum = _checksum(inline, bodies)
@@ -154,7 +154,9 @@ class Outgoing:
         """What all encodings of the message have in common: the head without the request's id and the MAC."""
         self._head_bytes = _PREFIX.size + len(self.shared)
         self.frames = frames
-        self.size = self._head_bytes + MAC_BYTES + len(inline) + sum(map(len, frames))
+        self.size = self._head_bytes + MAC_BYTES + len(inline)
+        if frames:
+            self.size += body_bytes
 
     def head(self, request_id: int, counter: int, taken_bytes: int, instance: bytes, mac: Mac, version: int) -> bytes:
         """Return the first frame of the message for one session; ``Header`` explains the arguments.
@@ -170,25 +172,27 @@ class Outgoing:
         return head + mac(head) + self._inline
 
 
-def _pack_runs(runs: Sequence[EntryRun]) -> tuple[bytes, list[bytes | memoryview]]:
-    """Return the table of runs, and the entries of each."""
+def _pack_runs(runs: Sequence[EntryRun]) -> tuple[bytes, bytes, list[bytes | memoryview], int]:
+    """Return the table of runs, the sizes of their entries, the entries of each run, and the bytes of all entries."""
     if len(runs) > RUNS_MAX:
         raise UsageError(f"a message of {len(runs)} runs; it takes at most {RUNS_MAX}: send several")
     table = []
+    sizes = []
     bodies: list[bytes | memoryview] = []
-    for first, stride, sizes, parts in runs:
+    total = 0
+    for first, stride, entry_sizes, parts in runs:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         size = body.nbytes if isinstance(body, memoryview) else len(body)
         if size > _SIZE_MAX:
             raise UsageError(f"a run of {size} bytes; it takes at most {_SIZE_MAX}: send smaller batches")
-        table.append(_pack_run(first, stride, len(sizes), size))
+        table.append(_pack_run(first, stride, len(entry_sizes), size))
+        sizes.append(_pack_size(entry_sizes[0]) if len(entry_sizes) == 1 else _pack_sizes(entry_sizes))
         bodies.append(body)
-    return b"".join(table), bodies
+        total += size
+    return b"".join(table), b"".join(sizes), bodies, total
 
 
 def _pack_sizes(sizes: array[int]) -> bytes:
-    if len(sizes) == 1:
-        return _pack_size(sizes[0])
     return np.frombuffer(sizes, np.int64).astype("<u4").tobytes()
 
 
@@ -214,21 +218,35 @@ def decode_head(head: bytes) -> Header:
     size = len(head)
     if size < _HEADER.size + MAC_BYTES:
         raise FrameError(f"{size} bytes are not a message: the head alone has {_HEADER.size + MAC_BYTES}")
-    header = _new_tuple(Header, _unpack_header(head))
+    fields = _unpack_header(head)
+    header = _new_tuple(Header, fields)
+    magic, version, _, _, head_bytes, _, _, _, _, _, _, _, _, _, runs, frames, inline_bytes, _ = fields
+    if (
+        magic == MAGIC
+        and VERSION_MIN <= version <= VERSION
+        # A newer pybk adds fields after the runs: the MAC covers them, and they are skipped here.
+        and head_bytes >= _HEADER.size + runs * _RUN.size
+        and runs <= RUNS_MAX
+        and head_bytes + MAC_BYTES + inline_bytes == size
+        and (not frames or frames == runs)
+    ):
+        return header
+    raise _not_a_head(header, size)
+
+
+def _not_a_head(header: Header, size: int) -> FrameError:
+    """Return the error for a frame of ``size`` bytes that does not begin with the head of a message."""
     if header.magic != MAGIC:
-        raise FrameError(f"a message begins with {MAGIC!r}, not {header.magic!r}")
+        return FrameError(f"a message begins with {MAGIC!r}, not {header.magic!r}")
     if not VERSION_MIN <= header.version <= VERSION:
-        raise FrameError(
+        return FrameError(
             f"a message of version {header.version}; this pybk reads {VERSION_MIN} to {VERSION}: upgrade the older end"
         )
-    # A newer pybk adds fields after the runs: the MAC covers them, and they are skipped here.
     if header.head_bytes < _HEADER.size + header.runs * _RUN.size or header.runs > RUNS_MAX:
-        raise FrameError(f"{header.runs} runs in a head of {header.head_bytes} bytes")
+        return FrameError(f"{header.runs} runs in a head of {header.head_bytes} bytes")
     if header.head_bytes + MAC_BYTES + header.inline_bytes != size:
-        raise FrameError(f"{size} bytes instead of {header.head_bytes} + {MAC_BYTES} + {header.inline_bytes}")
-    if header.frames and header.frames != header.runs:
-        raise FrameError(f"{header.frames} frames for {header.runs} runs")
-    return header
+        return FrameError(f"{size} bytes instead of {header.head_bytes} + {MAC_BYTES} + {header.inline_bytes}")
+    return FrameError(f"{header.frames} frames for {header.runs} runs")
 
 
 def is_authentic(header: Header, head: bytes, mac: Mac) -> bool:
@@ -276,7 +294,9 @@ def runs(header: Header, head: bytes, frames: Sequence[memoryview]) -> tuple[Ent
     table = list(_RUN.iter_unpack(memoryview(head)[_HEADER.size : _HEADER.size + header.runs * _RUN.size]))
     view = memoryview(head)
     at = header.head_bytes + MAC_BYTES
-    body_at = at + 4 * sum([count for _, _, count, _ in table])
+    body_at = at
+    for _, _, count, _ in table:
+        body_at += 4 * count
     if body_at > len(head):
         raise FrameError(f"sizes up to byte {body_at} in a frame of {len(head)}")
     found = []

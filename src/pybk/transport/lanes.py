@@ -8,7 +8,7 @@ that were sent and not written.
 
 Receiving. The server puts each message that it receives into the lane of its connection (``Lanes.put``). A lane that
 would exceed ``LANE_BYTES_MAX`` loses all its messages, and the server then ends the session; when all lanes together
-exceed ``WAITING_BYTES_MAX`` (``full``), the server receives nothing until a turn has served some. A *turn*
+exceed ``WAITING_BYTES_MAX``, the server receives nothing until a turn has served some. A *turn*
 (``Lanes.turn``) visits the busy lanes in order. While several are busy, it serves at most ``SHARE_MESSAGES`` messages
 or ``SHARE_BYTES`` bytes of each, so that a connection that floods the bookie delays the others by no more than that. A
 lane that it served and that still has messages moves to the end, so a turn that ran out of bytes is continued by the
@@ -84,9 +84,10 @@ class Lane:
         waiting: Messages to be served, in the order of their arrival.
         waiting_bytes: Bytes of the waiting messages, with ``MESSAGE_COST`` for each.
         unwritten: Bytes sent, up to the last mark, that are not known to be written.
+        unmarked: Bytes sent since the last mark, which is due at ``MARK_BYTES``.
     """
 
-    __slots__ = ("_marks", "_unmarked", "routing_id", "unwritten", "waiting", "waiting_bytes")
+    __slots__ = ("_marks", "routing_id", "unmarked", "unwritten", "waiting", "waiting_bytes")
 
     def __init__(self, routing_id: bytes) -> None:
         self.routing_id = routing_id
@@ -94,7 +95,7 @@ class Lane:
         self.waiting_bytes = 0
         self.unwritten = 0
         self._marks: deque[tuple[WriteTracker, int]] = deque()
-        self._unmarked = 0
+        self.unmarked = 0
 
     @property
     def idle(self) -> bool:
@@ -118,16 +119,6 @@ class Lanes:
         self.busy_lanes: dict[bytes, Lane] = {}
         """The lanes that hold messages, by routing id, in the order of service."""
         self._company_ns = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether any message waits."""
-        return bool(self.busy_lanes)
-
-    @property
-    def full(self) -> bool:
-        """Whether as many bytes wait as may, so that no more messages must be received."""
-        return self.waiting_bytes >= WAITING_BYTES_MAX
 
     def of(self, routing_id: bytes) -> Lane:
         """Return the lane of a connection, and make it if there is none."""
@@ -192,19 +183,13 @@ class Lanes:
 
     # ---- sending -------------------------------------------------------------------------------------------------
 
-    def wants_mark(self, lane: Lane, size: int) -> bool:
-        """Return whether the last frame of a message of ``size`` bytes must be marked when it is sent now."""
-        return lane._unmarked + size >= MARK_BYTES
-
-    def sent(self, lane: Lane, size: int, mark: WriteTracker | None) -> None:
-        """Count a message that was given to ZeroMQ; ``mark`` tracks its last frame, None if that was not marked."""
-        lane._unmarked += size
-        if mark is not None:
-            lane.unwritten += lane._unmarked
-            self.unwritten += lane._unmarked
-            lane._marks.append((mark, lane._unmarked))
-            lane._unmarked = 0
-            self.lanes[lane.routing_id] = lane
+    def marked(self, lane: Lane, mark: WriteTracker) -> None:
+        """Count a mark: ``mark`` tracks the last of the unmarked bytes that were given to ZeroMQ."""
+        lane.unwritten += lane.unmarked
+        self.unwritten += lane.unmarked
+        lane._marks.append((mark, lane.unmarked))
+        lane.unmarked = 0
+        self.lanes[lane.routing_id] = lane
 
     def check_written(self, lane: Lane) -> None:
         """Subtract the bytes of a lane that were written since the last check."""

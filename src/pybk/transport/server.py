@@ -72,7 +72,7 @@ from pybk.transport.frames import (
     is_authentic,
     is_whole,
 )
-from pybk.transport.lanes import Lanes, Waiting
+from pybk.transport.lanes import MARK_BYTES, WAITING_BYTES_MAX, Lanes, Waiting
 from pybk.transport.logging_limit import LogLimit
 
 logger = logging.getLogger(__name__)
@@ -192,6 +192,11 @@ class Peer:
         rights[ledger_id] = right
         while len(rights) > RIGHTS_MAX or self._rights_bytes > RIGHTS_BYTES_MAX:
             self.revoke(next(iter(rights)))
+
+    def may_write(self, ledger_id: int) -> bool:
+        """Return whether it proved a ledger's password, so that it may do anything with the ledger."""
+        right = self.rights.get(ledger_id)
+        return right is not None and right.whole
 
     def revoke(self, ledger_id: int) -> None:
         """Forget a right, if there is one."""
@@ -379,13 +384,13 @@ class Server:
         if connections is not None and connections.greeting:
             connections.check_greeting(self.addresses)
             timeout_ms = min(timeout_ms, GREETING_LOOK_MS)
-        ready = self._epoll.poll(0 if more or lanes.busy else timeout_ms / 1000)
+        ready = self._epoll.poll(0 if more or lanes.busy_lanes else timeout_ms / 1000)
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor in self.watched:
                 self.watched[descriptor]()
-        if ready and not lanes.busy:
+        if ready and not lanes.busy_lanes:
             self.drain()
         arrived: list[tuple[Peer, int, WireRequest]] = []
         now_ns = time.monotonic_ns()
@@ -439,17 +444,22 @@ class Server:
         for _ in range(RECEIVED_MAX):
             if not option(zmq.EVENTS) & _READABLE:
                 return False
-            if drained >= _RECEIVED_BYTES_MAX or self.lanes.full:
+            if drained >= _RECEIVED_BYTES_MAX or self.lanes.waiting_bytes >= WAITING_BYTES_MAX:
                 return True
             routing_id = recv(_DONT_WAIT)
-            head = recv(_DONT_WAIT) if routing_id in peers else self._first_head()
+            frame = recv(_DONT_WAIT, copy=False)
+            if routing_id not in peers and self.connections is not None:
+                self.connections.heard(frame, self.addresses)  # it may be the first message of its connection
+            head = frame.bytes
             bodies: list[memoryview] = []
             size = kept = len(head)
-            while option(zmq.RCVMORE):
-                body = recv(_DONT_WAIT, copy=False).buffer
-                size += len(body)
+            more = frame.more
+            while more:
+                frame = recv(_DONT_WAIT, copy=False)
+                more = frame.more
+                size += len(frame)
                 if len(bodies) <= RUNS_MAX and size <= self.message_bytes_max:  # else the message counts as damaged
-                    bodies.append(body)
+                    bodies.append(frame.buffer)
                     kept = size
             drained += size
             if not self.lanes.put(routing_id, Waiting(head, bodies, kept)):
@@ -457,13 +467,6 @@ class Server:
                 if routing_id in self.peers:
                     self._drop(self.peers[routing_id])
         return True
-
-    def _first_head(self) -> bytes:
-        """Receive the head of a message without a session, which may be the first message of its connection."""
-        frame = self.socket.recv(_DONT_WAIT, copy=False)
-        if self.connections is not None:
-            self.connections.heard(frame, self.addresses)
-        return frame.bytes
 
     def _admit(
         self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int
@@ -633,7 +636,7 @@ class Server:
         head: bytes | zmq.Frame = answer.head(request_id, 0, 0, self.instance, mac, version)
         lane = self.lanes.of(routing_id)
         mark: zmq.MessageTracker | None = None
-        if self.lanes.wants_mark(lane, answer.size):
+        if lane.unmarked + answer.size >= MARK_BYTES:
             last = zmq.Frame(bodies[-1].buffer if bodies else head, track=True, copy=False)
             mark = last.tracker
             if bodies:
@@ -649,7 +652,9 @@ class Server:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
             return False
-        self.lanes.sent(lane, answer.size, mark)
+        lane.unmarked += answer.size
+        if mark is not None:
+            self.lanes.marked(lane, mark)
         return True
 
     def _drop(self, peer: Peer) -> None:
