@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 import threading
 
+import numpy as np
 import pytest
 
 from pybk.errors import UsageError
@@ -64,6 +65,21 @@ def test_counts_weigh() -> None:
     assert (histogram.count, histogram.sum) == (100, 5990)
     assert histogram.quantile(0.99) == 10
     assert histogram.quantile(0.995) == 5000
+
+
+def test_recording_many_is_recording_each() -> None:
+    chance = random.Random(3)
+    edges = [number + step for number in (0, 16, 1 << 31, 1 << 53, 1 << 62) for step in (-2, -1, 0, 1)]
+    values = [*edges, (1 << 63) - 1, *(int(chance.lognormvariate(10, 5)) for _ in range(1000))]
+    counts = [chance.randrange(1, 600) for _ in values]
+    each, each_once, many, many_once = Histogram(), Histogram(), Histogram(), Histogram()
+    for value, count in zip(values, counts, strict=True):
+        each.record(value, count)
+        each_once.record(value)
+    many.record_many(np.array(values), np.array(counts))
+    many_once.record_many(np.array(values))
+    assert many.snapshot() == each.snapshot()
+    assert many_once.snapshot() == each_once.snapshot()
 
 
 def test_empty_negative_and_impossible() -> None:

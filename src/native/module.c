@@ -1,7 +1,8 @@
-/* The module pybk._native: the digests of batches, entries as objects, and their places in records, for pybk/digest.py,
-   pybk/entry.py and pybk/storage/batches.py, which do the same without it.
+/* The module pybk._native: the digests of batches, entries as objects, their places in records, and the commit of one
+   entry, for pybk/digest.py, pybk/entry.py, pybk/storage/batches.py and pybk/storage/format/log_file.py, which do the
+   same without it.
 
-   Functions let the interpreter lock go while they compute over RELEASE_BYTES or more. What they use then cannot go
+   Functions let the interpreter lock go while they compute digests over RELEASE_BYTES or more. What they use then cannot go
    away: buffers are held, payloads are referred to, and results are seen by nobody else yet. */
 
 #define PY_SSIZE_T_CLEAN
@@ -10,12 +11,14 @@
 #include <string.h>
 
 #include "digests.h"
+#include "framing.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "headers and digests are written for little-endian processors; on others pybk computes in Python"
 #endif
 
 #define RELEASE_BYTES (256 * 1024)
+#define RELEASE_ENTRY_BYTES (8 * 1024) /* for an entry alone: a thread that appends has others beside it */
 
 static uint64_t big_endian(uint64_t value) { return __builtin_bswap64(value); }
 
@@ -431,6 +434,94 @@ static PyObject *decode(PyObject *module, PyObject *const *given, Py_ssize_t cou
     return made;
 }
 
+/* ---- prefix -------------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(prefix_doc,
+             "prefix(type, key, ledger_id, entry_id, lac, length, payload)\n--\n\n"
+             "Return header and digest of one entry.\n\n"
+             "Args:\n"
+             "    type: A digest type in TYPES.\n"
+             "    key: 32 bytes for HMAC_SHA256; ignored by others.\n"
+             "    ledger_id: The ledger.\n"
+             "    entry_id: The entry.\n"
+             "    lac: The last add confirmed.\n"
+             "    length: Payload bytes of the ledger up to and including this entry.\n"
+             "    payload: Bytes of any kind.\n");
+
+static PyObject *made_for(int type, const Py_buffer *key, const uint64_t header[4], const Py_buffer *payload)
+{
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(HEADER_BYTES + digest_bytes(type)));
+    if (made == NULL)
+        return NULL;
+    uint8_t *bytes = (uint8_t *)PyBytes_AsString(made);
+    memcpy(bytes, header, HEADER_BYTES);
+    const entry of = {bytes, payload->buf, (size_t)payload->len, bytes + HEADER_BYTES};
+    PyThreadState *lock = payload->len >= RELEASE_ENTRY_BYTES ? PyEval_SaveThread() : NULL;
+    make_digests(type, key->buf, &of, 1);
+    if (lock != NULL)
+        PyEval_RestoreThread(lock);
+    return made;
+}
+
+static PyObject *prefix(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    int type;
+    Py_buffer key, payload;
+    long long ledger_id, entry_id, lac, length;
+    if (!PyArg_ParseTuple(arguments, "iy*LLLLy*:prefix", &type, &key, &ledger_id, &entry_id, &lac, &length, &payload))
+        return NULL;
+    const uint64_t header[4] = {big_endian(ledger_id), big_endian(entry_id), big_endian(lac), big_endian(length)};
+    PyObject *made = is_known(type, &key) ? made_for(type, &key, header, &payload) : NULL;
+    PyBuffer_Release(&key);
+    PyBuffer_Release(&payload);
+    return made;
+}
+
+/* ---- entry_commit -------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(entry_commit_doc,
+             "entry_commit(ledger_id, entry_id, lsn, file_id, prefix, payload)\n--\n\n"
+             "Return the bytes of a commit that has one entry and nothing else, with its padding.\n\n"
+             "Args:\n"
+             "    ledger_id: The ledger.\n"
+             "    entry_id: The entry.\n"
+             "    lsn: LSN of the commit.\n"
+             "    file_id: The log file that it is written to.\n"
+             "    prefix: The first bytes of the entry.\n"
+             "    payload: The others.\n");
+
+static PyObject *framed(const place *at, const Py_buffer *prefix, const Py_buffer *payload)
+{
+    const size_t size = (size_t)prefix->len + (size_t)payload->len;
+    if (size > COMMIT_ENTRY_BYTES_MAX) {
+        PyErr_Format(PyExc_ValueError, "an entry of %zu bytes does not fit a record", size);
+        return NULL;
+    }
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)entry_commit_bytes(size));
+    if (made == NULL)
+        return NULL;
+    uint8_t *bytes = (uint8_t *)PyBytes_AsString(made);
+    memcpy(bytes + COMMIT_ENTRY_AT, prefix->buf, (size_t)prefix->len);
+    memcpy(bytes + COMMIT_ENTRY_AT + prefix->len, payload->buf, (size_t)payload->len);
+    frame_entry(bytes, size, at);
+    return made;
+}
+
+static PyObject *entry_commit(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    long long ledger_id, entry_id, lsn, file_id;
+    Py_buffer prefix, payload;
+    if (!PyArg_ParseTuple(arguments, "LLLLy*y*:entry_commit", &ledger_id, &entry_id, &lsn, &file_id, &prefix, &payload))
+        return NULL;
+    const place at = {ledger_id, entry_id, lsn, file_id};
+    PyObject *made = framed(&at, &prefix, &payload);
+    PyBuffer_Release(&prefix);
+    PyBuffer_Release(&payload);
+    return made;
+}
+
 /* ---- the module ---------------------------------------------------------------------------------------------------- */
 
 static int set_up(PyObject *module)
@@ -454,8 +545,10 @@ static int set_up(PyObject *module)
 
 static PyMethodDef METHODS[] = {
     {"decode", (PyCFunction)(void (*)(void))decode, METH_FASTCALL, decode_doc},
+    {"entry_commit", entry_commit, METH_VARARGS, entry_commit_doc},
     {"matches", matches, METH_VARARGS, matches_doc},
     {"open", (PyCFunction)(void (*)(void))open_entry, METH_FASTCALL, open_doc},
+    {"prefix", prefix, METH_VARARGS, prefix_doc},
     {"prefixes", prefixes, METH_VARARGS, prefixes_doc},
     {"span", (PyCFunction)(void (*)(void))span, METH_FASTCALL, span_doc},
     {NULL, NULL, 0, NULL},
@@ -475,7 +568,8 @@ static PyModuleDef_Slot SLOTS[] = {
 static PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
     .m_name = "pybk._native",
-    .m_doc = "The digests of many entries at once; TYPES are the digest types that this processor computes here.",
+    .m_doc = "The digests of entries; TYPES are the digest types that this processor computes here. "
+             "And the commit of one entry.",
     .m_size = 0,
     .m_methods = METHODS,
     .m_slots = SLOTS,

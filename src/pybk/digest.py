@@ -8,7 +8,7 @@ every tier. The reader verifies the digest, so no component in between has to be
 To add a digest, add a line to ``DigestType`` and a subclass of ``EntryDigest`` that names that line; the subclass
 registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_keyed`` only.
 
-Batches are computed, and single entries opened, by the native core, if there is one and it has the digest
+Digests are computed, and single entries opened, by the native core, if there is one and it has the digest
 (``pybk.native``). Otherwise batches of 32 entries or more go through numpy, and others one by one. All ways give the
 same bytes and the same errors.
 """
@@ -72,7 +72,7 @@ class EntryDigest(ABC):
         size: Bytes of a digest.
         keyed: Whether the digest needs the ledger's entry key.
         ledger_id: The ledger whose id the entries carry.
-        core: The native core, which computes batches and opens entries; None if Python does.
+        core: The native core, which computes digests and opens entries; None if Python does.
 
     Threads: any; nothing changes after construction.
     """
@@ -109,6 +109,8 @@ class EntryDigest(ABC):
         Returns:
             Header and digest, ``ENTRY_HEADER_BYTES + size`` bytes.
         """
+        if self.core is not None:
+            return self.core.prefix(self.digest_type, self._key, self.ledger_id, entry_id, lac, length, payload)
         header = _pack_header(self.ledger_id, entry_id, lac, length)
         return header + self._digest(header, payload)
 
@@ -368,6 +370,8 @@ class _HmacDigest(EntryDigest):
 
     def prefix(self, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
         """See ``EntryDigest.prefix``; written out, because every append waits for it."""
+        if self.core is not None:
+            return self.core.prefix(self.digest_type, self._key, self.ledger_id, entry_id, lac, length, payload)
         header = _pack_header(self.ledger_id, entry_id, lac, length)
         inner = self._inner.copy()
         inner.update(header)

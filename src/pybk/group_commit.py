@@ -185,7 +185,13 @@ class GroupCommit:
         token = threading.Lock()
         try:
             try:
-                self._enter(token, completion)
+                with self.mutex:
+                    completion.wanted = True
+                    leads = self.leader is None and not completion.done
+                    if leads:
+                        self.leader = token
+                if not leads:
+                    self._enter(token, completion)
                 while not completion.done:
                     self.work.step()
             finally:

@@ -1,4 +1,4 @@
-"""Whether digests are computed, and entries decoded, by the native core: chosen once, when this is imported.
+"""Whether digests are computed, entries decoded, and commits of one entry framed by the native core: chosen at import.
 
 The core, ``pybk._native``, is an extension module in C. It is there if a C compiler was when pybk was installed, or if
 a wheel brought it. Its results are those of pure Python, byte by byte; ``PYBK_PURE=1`` in the environment leaves it
@@ -65,6 +65,19 @@ class NativeCore(Protocol):
     ) -> EntryTuple | None:
         """Return a copy of an encoded entry as a named tuple, verified; None if it is not what its writer made."""
 
+    def prefix(
+        self,
+        digest_type: int,
+        key: bytes,
+        ledger_id: int,
+        entry_id: int,
+        lac: int,
+        length: int,
+        payload: bytes | memoryview,
+        /,
+    ) -> bytes:
+        """Return header and digest of one entry."""
+
     def prefixes(
         self,
         digest_type: int,
@@ -82,6 +95,18 @@ class NativeCore(Protocol):
         self, file: memoryview, table: bytes | None, words: tuple[int, int, int, int], entry_id: int, /
     ) -> tuple[int, int]:
         """Return where an entry of a run starts and ends in its file; raise ValueError if it is not there."""
+
+    def entry_commit(
+        self,
+        ledger_id: int,
+        entry_id: int,
+        lsn: int,
+        file_id: int,
+        prefix: bytes | memoryview,
+        payload: bytes | memoryview,
+        /,
+    ) -> bytes:
+        """Return the bytes of a commit that has one entry and nothing else."""
 
 
 def _chosen() -> NativeCore | None:

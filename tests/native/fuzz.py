@@ -1,4 +1,4 @@
-"""Compare the native core with pure Python on random batches: ``python -m tests.native.fuzz SECONDS [SEED]``.
+"""Compare the native core with pure Python on random entries: ``python -m tests.native.fuzz SECONDS [SEED]``.
 
 Batches are sound, damaged, or described by wrong places and ids. Each buffer is an object of its own that ends where
 its last byte is, so that AddressSanitizer sees what is read beyond it.
@@ -19,6 +19,8 @@ from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
 from pybk.errors import DigestMismatchError
 from pybk.keys import KEY_BYTES
 from pybk.native import CORE, NativeCore
+from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, padding
+from pybk.storage.format.record import encode_entries
 
 SIZES = (
     0,
@@ -82,6 +84,7 @@ def compare(core: NativeCore, source: random.Random) -> int:
     prefixes = pure.digest.prefixes(*place[1:], payloads)
     made = core.prefixes(kind, key, *place, payloads)
     assert made == prefixes, (kind, key, place, [len(each) for each in payloads])
+    compare_first(core, source, kind, key, place, payloads[0], prefixes[0])
     encoded = [prefix + payload for prefix, payload in zip(prefixes, payloads, strict=True)]
     sizes = np.array([len(each) for each in encoded], np.int64)
     batch = (b"".join(encoded), np.cumsum(sizes) - sizes, sizes, np.arange(len(encoded)) + first)
@@ -111,6 +114,28 @@ def _opened(core: NativeCore, pure: Pure, key: bytes, buffer: memoryview, start:
     assert found == wanted, place
     assert core.decode(Entry, buffer, ENTRY_HEADER_BYTES + digest.size, start, end) == wanted, place
     return True
+
+
+def compare_first(
+    core: NativeCore,
+    source: random.Random,
+    kind: DigestType,
+    key: bytes,
+    place: tuple[int, int, int, int],
+    payload: bytes,
+    prefix: bytes,
+) -> None:
+    """Make the prefix of an entry alone, and the commit of it alone, and check both."""
+    ledger_id, entry_id, lac, length = place
+    made = core.prefix(kind, key, ledger_id, entry_id, lac, length + len(payload), payload)
+    assert made == prefix, (kind, key, place, len(payload))
+    lsn, file_id = 1 + source.choice(IDS), source.choice(IDS)
+    header, body = encode_entries(ledger_id, entry_id, [len(prefix + payload)], [prefix, payload], lsn=lsn)
+    bare = encode_commit_header(lsn, lsn - 1, file_id, 1, len(header) + len(body)) + header + body
+    commit = core.entry_commit(ledger_id, entry_id, lsn, file_id, memoryview(prefix), payload)
+    assert commit == bare + bytes(padding(len(bare))), (place, lsn, file_id, len(payload))
+    edge = source.randbytes(BLOCK_BYTES - 2 * COMMIT_HEADER_BYTES - source.randrange(2))
+    assert len(core.entry_commit(ledger_id, entry_id, lsn, file_id, edge, b"")) == BLOCK_BYTES
 
 
 def _damaged(

@@ -49,7 +49,7 @@ def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) ->
     kinds = sorted(core.TYPES) * 8
 
     def make(kind: int) -> list[bytes]:
-        return core.prefixes(kind, KEY, 7, 0, -1, 0, payloads)
+        return [*core.prefixes(kind, KEY, 7, 0, -1, 0, payloads), core.prefix(kind, KEY, 7, 0, -1, 1, payloads[0])]
 
     wanted = {kind: make(kind) for kind in core.TYPES}
     with ThreadPoolExecutor(4) as pool:
@@ -94,6 +94,12 @@ def test_wrong_arguments_are_refused(core: NativeCore) -> None:
         core.decode(Entry, "text", 32, 0, 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         core.prefixes(DigestType.NONE, KEY, 7, 0, -1, 0, [b"", "text"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="digest type 5 is not computed here"):
+        core.prefix(5, KEY, 7, 0, -1, 0, b"")
+    with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
+        core.prefix(DigestType.HMAC_SHA256, KEY[1:], 7, 0, -1, 0, b"")
+    with pytest.raises(TypeError):
+        core.entry_commit(7, 0, 1, 1, b"", "text")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="contiguous"):
         core.matches(DigestType.NONE, KEY, 7, b"", np.zeros(4, np.int64)[::2], PLACES, PLACES)
 

@@ -31,8 +31,7 @@ class AppendLatency:
             took_ns: How long it worked on them, until the replies were sent.
         """
         if adds:
-            latency_ns = took_ns + (self._before_ns if waited_ns < _QUEUED_NS else 0)
-            self._histogram.record_all(((latency_ns, adds),))
+            self._histogram.record(took_ns + (self._before_ns if waited_ns < _QUEUED_NS else 0), adds)
         self._before_ns = took_ns
 
     def take(self) -> HistogramSnapshot:

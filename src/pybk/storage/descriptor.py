@@ -233,10 +233,12 @@ class LedgerDescriptor:
         with self.location_lock:
             firsts = self.tail_firsts
             if first > self.last_durable and (not firsts or firsts[-1] < first):
-                del self.tail[len(firsts) * LOCATION_WORDS :]  # left by an interrupted call
+                if len(self.tail) != len(firsts) * LOCATION_WORDS:  # left by an interrupted call
+                    del self.tail[len(firsts) * LOCATION_WORDS :]
                 self.tail.extend(words)
                 firsts.append(first)
-            self.last_durable = max(self.last_durable, first + count - 1)
+            if first + count - 1 > self.last_durable:
+                self.last_durable = first + count - 1
             self.length_durable = length
         if not self.deferred:
             self.confirm(self.last_durable)
@@ -367,7 +369,7 @@ class StagedEntries:
         overhead: Bytes of each entry that are not payload.
         sizes: Encoded bytes of each entry, ``array("q")``.
         parts: The encoded bytes, two parts for each entry of ``sizes``; after an entry in one part comes an empty one.
-        encoded_bytes: Sum of ``sizes``; set by ``freeze``.
+        encoded_bytes: Sum of ``sizes``; set when they are frozen.
         length_at_end: Payload bytes of the ledger up to and including them; set when they are written or sent.
         staged_ns: When the first of them was staged, on the monotonic clock.
 
@@ -387,6 +389,8 @@ class StagedEntries:
         "staged_ns",
     )
 
+    encoded_bytes: int
+    length_at_end: int
     takes_more: ClassVar[bool] = True
     """Whether entries that are staged later may join them."""
 
@@ -405,8 +409,6 @@ class StagedEntries:
         self.base_length = base_length
         self.overhead = overhead
         self.sizes = array("q")
-        self.encoded_bytes = 0
-        self.length_at_end = 0
         self.parts: list[bytes | memoryview] = []
         self.staged_ns = staged_ns
 

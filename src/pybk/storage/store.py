@@ -81,7 +81,7 @@ from pybk.errors import (
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.metrics import APPEND_ERRORS, LOG_COMMIT_BYTES, LOG_SYNC, Metrics, code_of
+from pybk.metrics import APPEND_ERRORS, Metrics, code_of
 from pybk.seal import names
 from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Unmoved, UnmovedError
 from pybk.storage.compaction.scheduler import Scheduler
@@ -817,8 +817,7 @@ class Store(StoreReader):
 
     def committed(self, commit: Commit, now_ns: int, took_ns: int) -> None:
         """Count a durable commit; called by the log's leader."""
-        self._meter.collect(LOG_SYNC, took_ns)
-        self._meter.collect(LOG_COMMIT_BYTES, commit.size)
+        self._meter.wrote(took_ns, commit.size)
         for run, _, _ in commit.written:
             descriptor = run.descriptor
             meter = descriptor.meter
@@ -827,7 +826,7 @@ class Store(StoreReader):
                 meter = descriptor.meter = self.metrics.scope(metadata.ledger_type, metadata.tier)
             meter.appended(len(run.sizes), run.encoded_bytes, now_ns - run.staged_ns)
         self._tail_added += commit.size
-        if self.tail_bytes * 2 >= self.config.unchecked_tail_bytes:
+        if (self._tail_added - self._tail_checked) * 2 >= self.config.unchecked_tail_bytes:
             with self.lock:
                 self._hold_or_release()
             self.scheduler.wake()

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.native import CORE
+from pybk.storage.format import log_file
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
@@ -17,10 +19,12 @@ from pybk.storage.format.log_file import (
     decode_commit_header,
     decode_file_header,
     encode_commit_header,
+    encode_entry_commit,
     encode_file_header,
     file_header_is_whole,
     padding,
 )
+from pybk.storage.format.record import check_body, decode_header
 from tests.paths import GOLDEN
 
 STORE = b"0123456789abcdef"
@@ -50,6 +54,23 @@ def test_commit_header_comes_back(lsn: int, durable: int, file_id: int, count: i
     assert len(header) == COMMIT_HEADER_BYTES
     found = decode_commit_header(memoryview(bytes(shift) + header), shift, file_id)
     assert found == CommitHeader(lsn, durable, file_id, count, size)
+
+
+@pytest.mark.parametrize("core", [None, CORE])
+@pytest.mark.parametrize("payload_bytes", [0, 1, 3936, 3937, 10_000])
+def test_a_commit_of_one_entry_is_read_as_any_other(
+    core: object, payload_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "CORE", core)
+    prefix, payload = bytes(range(32)), bytes(payload_bytes)
+    commit = memoryview(b"".join(encode_entry_commit(5, 9, 7, 3, prefix, payload)))
+    assert len(commit) == BLOCK_BYTES * (1 + (payload_bytes > 3936) + (payload_bytes > 8032))
+    body_bytes = 32 + payload_bytes
+    assert decode_commit_header(commit, 0, 3) == CommitHeader(7, 6, 3, 1, 64 + body_bytes)
+    header = decode_header(commit, 64, where="here")
+    assert header[:9] == (1, 0, 5, 9, 7, 1, 1, body_bytes, body_bytes)
+    check_body(header, commit[128 : 128 + body_bytes], where="here")
+    assert commit[128:] == prefix + payload + bytes(len(commit) - 128 - body_bytes)
 
 
 @given(garbage=st.binary(max_size=200), offset=st.integers(0, 300))

@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.native import CORE
+from pybk.storage.format.record import encode_entries
 
 BLOCK_BYTES: Final = 4096
 """Commits begin at multiples of this; the first one follows the file header, which is one block."""
@@ -151,6 +153,27 @@ def encode_commit_header(lsn: int, durable_lsn: int, file_id: int, record_count:
     """
     head = _COMMIT_HEADER.pack(COMMIT_MAGIC, LOG_FORMAT, lsn, durable_lsn, file_id, record_count, body_bytes)
     return head + _CHECKSUM.pack(xxh3_64_intdigest(head))
+
+
+def encode_entry_commit(
+    ledger_id: int, entry_id: int, lsn: int, file_id: int, prefix: bytes | memoryview, payload: bytes | memoryview
+) -> list[bytes | memoryview]:
+    """Return the pieces of a commit that has one entry and nothing else, with its padding.
+
+    Args:
+        ledger_id: The entry's ledger.
+        entry_id: Its id.
+        lsn: LSN of the commit; the one before it is durable.
+        file_id: The file that it is written to.
+        prefix: The first bytes of the encoded entry.
+        payload: The others.
+    """
+    if CORE is not None:
+        return [CORE.entry_commit(ledger_id, entry_id, lsn, file_id, prefix, payload)]
+    header, body = encode_entries(ledger_id, entry_id, (len(prefix) + len(payload),), (prefix, payload), lsn=lsn)
+    size = len(header) + len(body)
+    commit_header = encode_commit_header(lsn, lsn - 1, file_id, 1, size)
+    return [commit_header, header, body, _ZEROS[: padding(COMMIT_HEADER_BYTES + size)]]
 
 
 def decode_commit_header(buffer: memoryview, offset: int, file_id: int) -> CommitHeader | None:

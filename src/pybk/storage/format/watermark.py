@@ -99,7 +99,11 @@ class Watermark:
         Raises:
             CorruptError, StorageError: The file was truncated, or its page cannot be read; nothing was stored.
         """
-        words = self._reachable()
+        words = self._words
+        try:
+            self._populate(0, WATERMARK_BYTES)
+        except OSError as error:
+            self._unless_passing(error)
         words[_LSN] = lsn
         words[_COMPLEMENT] = ~lsn
 
@@ -128,12 +132,18 @@ class Watermark:
         try:
             self._populate(0, WATERMARK_BYTES)
         except OSError as error:
-            if is_passing(error):
-                return self._words  # a page fault waits for memory; a durable commit must not be refused
+            self._unless_passing(error)
+        return self._words
+
+    def _unless_passing(self, error: OSError) -> None:
+        """Raise an error of populating, unless memory is short: a page fault waits for that.
+
+        A durable commit must not be refused.
+        """
+        if not is_passing(error):
             raise CorruptError(
                 f"{self._path} cannot be read or was cut while it was open: {error}; {_REMEDY}", path=self._path
             ) from error
-        return self._words
 
     def stored_lsn(self) -> int:
         """Return the LSN that was stored last; if the file is damaged, compare the LSN with the log.

@@ -348,28 +348,26 @@ class OsFile:
 
     def write_durable(self, buffers: Buffers, offset: int) -> None:
         """See :meth:`File.write_durable`."""
+        if len(buffers) > _IOV_MAX:
+            buffers = (b"".join(buffers),)
+        size = sum(map(len, buffers))
         try:
-            self._write_durable((b"".join(buffers),) if len(buffers) > _IOV_MAX else buffers, offset)
+            try:
+                written = os.pwritev(self._fd, buffers, offset, self._durable_flag)
+            except OSError as error:
+                # The flag is refused before a byte is written, so this is not a second try at a write that failed.
+                if not self._durable_flag or error.errno != errno.EOPNOTSUPP:
+                    raise
+                self._durable_flag = 0
+                written = os.pwritev(self._fd, buffers, offset, 0)
+            if written != size:
+                self._write_rest(b"".join(buffers), offset, written)
+                raise self._short(written, size, offset)
+            if not self._durable_flag:
+                os.fdatasync(self._fd)
         except OSError as error:
             error.filename = self._path
             raise
-
-    def _write_durable(self, buffers: Buffers, offset: int) -> None:
-        size = sum(map(len, buffers))
-        flag = self._durable_flag
-        try:
-            written = os.pwritev(self._fd, buffers, offset, flag)
-        except OSError as error:
-            # The flag is refused before a byte is written, so this is not a second try at a write that failed.
-            if not flag or error.errno != errno.EOPNOTSUPP:
-                raise
-            self._durable_flag = flag = 0
-            written = os.pwritev(self._fd, buffers, offset, flag)
-        if written != size:
-            self._write_rest(b"".join(buffers), offset, written)
-            raise self._short(written, size, offset)
-        if not flag:
-            os.fdatasync(self._fd)
         if offset + size > self.size:
             self.size = offset + size
 

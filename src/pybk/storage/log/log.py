@@ -250,7 +250,13 @@ class Log:
         if descriptor.error is not None:
             raise descriptor.error.with_traceback(None)
         commit = self.forming
-        if self._paused or self._is_full(descriptor.ticket, nbytes):
+        ticket, admission = descriptor.ticket, self.admission
+        alone = self.inflight is None and self.kept is None
+        outstanding = commit.payload_bytes if alone else self.outstanding_bytes
+        if self._paused or (
+            (ticket is not None or outstanding + nbytes > admission.space)
+            and admission.is_full(ticket, outstanding, nbytes)
+        ):
             return None
         entries = descriptor.staging
         if entries is None or entries.completion is not commit or not entries.takes_more:
@@ -270,14 +276,6 @@ class Log:
                 self.clock_runs = True
                 self.group.kick_background()
         return entries
-
-    def _is_full(self, ticket: object | None, nbytes: int) -> bool:
-        """Return whether entries of this size have to wait for space; the caller holds the mutex."""
-        inflight, kept = self.inflight, self.kept
-        outstanding = self.forming.payload_bytes + (inflight.payload_bytes if inflight is not None else 0)
-        if kept is not None and kept is not inflight:
-            outstanding += kept.payload_bytes
-        return self.admission.is_full(ticket, outstanding, nbytes)
 
     def stage_group(
         self,
@@ -309,7 +307,7 @@ class Log:
             for error in (self._error, *(part.descriptor.error for part in parts)):
                 if error is not None:
                     raise error.with_traceback(None)
-            if parts and (self._paused or self._is_full(ticket, nbytes)):
+            if parts and (self._paused or self.admission.is_full(ticket, self.outstanding_bytes, nbytes)):
                 return None
             commit = self.forming
             low = len(commit.staged)
@@ -472,7 +470,7 @@ class Log:
                 self.forming = Commit()
         if not commit.done:
             try:
-                if commit.is_empty():
+                if not commit.staged and commit.is_empty():
                     commit.done = True
                 elif (error := commit.error or self._error) is not None:
                     self.fail_commit(commit, error)
@@ -538,9 +536,11 @@ class Log:
     def _finish(self, commit: Commit) -> None:
         """Complete a done commit, and the one that failed with it; may be repeated."""
         with self.mutex:
-            for done in (commit,) if commit.failed_with is None else (commit, commit.failed_with):
-                done.release_buffers()
-                self.group.complete(done)
+            commit.release_buffers()
+            self.group.complete(commit)
+            if commit.failed_with is not None:
+                commit.failed_with.release_buffers()
+                self.group.complete(commit.failed_with)
             if self.kept is commit:
                 self.kept = None
                 self._refused = {each for each in self._refused if not self._takes_again(each, commit)}
