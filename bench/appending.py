@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from bench.contest import THREADS, Contest, Contestant, Rates, Run, Scale, Target, at_least, in_threads, rate
+from bench.floors import BareGroupCommit, BareHash, BareWrite
 from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
-from bench.peers import PEERS, READABLE_PEERS, Lmdb, Raw, Rocks, Sqlite
+from bench.peers import PEERS, READABLE_PEERS, Peer, Raw, Sqlite
 from pybk import DigestType, LedgerManager, LedgerWriter
 
 PRODUCERS: Final = 64
@@ -20,6 +21,15 @@ WINDOW: Final = 1024
 DIGESTS: Final = (DigestType.HMAC_SHA256, DigestType.CRC32C, DigestType.XXH3)
 
 Enter = Callable[[Path, Scale], AbstractContextManager[Run]]
+
+
+class PeerKind(Protocol):
+    """The class of a peer or a floor."""
+
+    name: str
+
+    def __call__(self, directory: Path, /) -> Peer:
+        """Make it in an empty directory."""
 
 
 def best(names: Sequence[str], rates: Rates) -> float:
@@ -122,8 +132,8 @@ def by_threads(writer: LedgerWriter, seconds: float) -> float:
     return in_threads(lambda: writer.append(PAYLOAD), THREADS, seconds)
 
 
-def peer(kind: type[Raw | Sqlite | Lmdb | Rocks], payloads: Sequence[bytes], threads: int = 1) -> Contestant:
-    """Return a peer as a contestant."""
+def peer(kind: PeerKind, payloads: Sequence[bytes], threads: int = 1) -> Contestant:
+    """Return a peer or a floor as a contestant."""
 
     @contextmanager
     def enter(directory: Path, _: Scale) -> Iterator[Run]:
@@ -155,7 +165,16 @@ CONTESTS: Final = (
         "append",
         "append, one thread",
         "/s",
-        [pybk(singly, [times_best(0.9, [Raw.name], "raw")]), *(peer(kind, [PAYLOAD]) for kind in PEERS)],
+        [
+            pybk(
+                singly,
+                [
+                    times_best(1.1, [Sqlite.name], Sqlite.name),
+                    *(times_best(0.8, [kind.name], kind.name) for kind in (Raw, BareWrite)),
+                ],
+            ),
+            *(peer(kind, [PAYLOAD]) for kind in (*PEERS, BareWrite, BareHash)),
+        ],
     ),
     Contest(
         "threads",
@@ -165,12 +184,13 @@ CONTESTS: Final = (
             pybk(
                 by_threads,
                 [
-                    times_best(4, DATABASE_NAMES, DATABASES),
+                    times_best(3.5, DATABASE_NAMES, DATABASES),
+                    times_best(0.8, [BareGroupCommit.name], BareGroupCommit.name),
                     Target(">= 3 x its one thread or 25,000", lambda rates: min(3 * rates[ONE_THREAD], 25_000.0)),
                 ],
             ),
             pybk(singly, name=ONE_THREAD),
-            *(peer(kind, [PAYLOAD], THREADS) for kind in PEERS),
+            *(peer(kind, [PAYLOAD], THREADS) for kind in (*PEERS, BareGroupCommit)),
         ],
     ),
     Contest("pipelined", "append_async from one thread", "/s", [pybk(pipelined, [at_least(150_000)])]),

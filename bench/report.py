@@ -17,6 +17,7 @@ from typing import Final
 from tabulate import tabulate
 
 from bench.contest import Contest, Figure, Scale, hold
+from pybk.native import CORE
 
 HEADERS: Final = ["work", "by", "median", "lowest", "highest", "unit", "target", "reached"]
 
@@ -77,7 +78,8 @@ def run(chosen: Sequence[Contest], scale: Scale, parsed: argparse.Namespace, siz
     print(tabulate(table, headers=HEADERS, disable_numparse=True, colalign=align))
     print(
         f"\nEntries of 1 KiB; {scale.rounds} rounds in turn, medians; reached: 1 and more is the target or better.\n"
-        f"{sizes}Python {made_on['python']}, {made_on['cores']} cores, load {made_on['load']:.1f}, "
+        f"{sizes}Python {made_on['python']} of {made_on['prefix']}, {made_on['digests']} digests, "
+        f"{made_on['cores']} cores, load {made_on['load']:.1f}, "
         f"{time.perf_counter() - begin:.0f} s."
     )
 
@@ -104,6 +106,8 @@ def machine() -> dict[str, object]:
     """Return what the figures depend on."""
     return {
         "python": platform.python_version(),
+        "prefix": sys.base_prefix,  # names the build: that of a distribution is optimised, others need not be
+        "digests": "pure" if CORE is None else "native",
         "system": platform.platform(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
