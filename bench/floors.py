@@ -67,7 +67,7 @@ class BareWrite(Peer):
         self._blocks = _Blocks(directory)
 
     def append(self, payloads: Sequence[bytes]) -> None:
-        """Write entries with room for their headers and digests."""
+        """Write entries with zeros for their headers and digests."""
         self._blocks.write([_HEADERS, *(part for payload in payloads for part in (_ZEROS[:PREFIX_BYTES], payload))])
 
     def close(self) -> None:
