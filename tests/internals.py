@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from pybk.backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
 from pybk.digest import EntryDigest
 from pybk.flags import LedgerType
+from pybk.healing.repairing import Candidate
 from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
@@ -84,3 +87,23 @@ def waiting_followers(reader: LedgerReader) -> int:
 def inflight_of(machine: WriterMachine) -> Inflight:
     """Return the batches of a writer that are not confirmed at all places."""
     return machine._inflight
+
+
+def repairer_of(
+    list_marks: Callable[[], dict[int, list[Any]]],
+    candidates: Callable[[Any], list[Candidate]],
+    repair: Callable[[list[Candidate], Any], bool],
+    *,
+    news: bool,
+) -> Any:
+    """Return what ``Repairer.look`` uses of its object: marks, the ledgers to repair, and how a batch is repaired."""
+    return SimpleNamespace(
+        **dict.fromkeys(("_sample", "_is_paused"), lambda: None),
+        _stopping=SimpleNamespace(is_set=lambda: False),
+        _news=SimpleNamespace(is_set=lambda: news, clear=lambda: None),
+        failures={},
+        _membership=SimpleNamespace(refresh=lambda: None),
+        _queued_marks=list_marks,
+        _candidates=lambda ready, marks: candidates(ready),
+        _repair_batch=repair,
+    )

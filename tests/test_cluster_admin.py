@@ -242,13 +242,13 @@ def test_a_proof_holds_when_the_drain_ends_and_no_longer_than_the_drain(
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
     admin.drain("bookie-0")
     wait_until(lambda: admin.bookies()[0].read_only, "the bookie is read-only")
-    look = cluster_admin_module._marks
+    look = cluster_admin_module.all_marks
 
     def ended_meanwhile(store: ClusterMetadata) -> object:
         metadata.change_cookie("bookie-0", lambda found: replace(found, state=BookieState.DRAINED))
         return look(store)
 
-    monkeypatch.setattr(cluster_admin_module, "_marks", ended_meanwhile)
+    monkeypatch.setattr(cluster_admin_module, "all_marks", ended_meanwhile)
     proof = admin.ok_to_remove("bookie-0")
     assert states(admin)["bookie-0"] is BookieState.DRAINED
     assert (proof.state, proof.state_since_ns) == (BookieState.DRAINING, admin.bookies()[0].since_ns)

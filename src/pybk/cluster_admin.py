@@ -132,7 +132,7 @@ class ClusterAdmin:
         report = _report_of(metadata)
         if report is not None:
             return status_with_report(report, bookies, settings, time.time_ns())
-        marks = _marks(metadata)
+        marks = all_marks(metadata)
         copies = _copies_of(metadata, bookies, marks)
         return status_without_report(copies, marks, bookies, settings, time.time_ns())
 
@@ -366,7 +366,7 @@ class ClusterAdmin:
 
     def _progress(self, found: tuple[ClusterMap, list[int]], cookie: BookieCookie) -> DrainProgress:
         cluster, unreadable = found
-        marks = [mark for mark in _marks(self._metadata) if mark.bookie == cookie.bookie]
+        marks = [mark for mark in all_marks(self._metadata) if mark.bookie == cookie.bookie]
         waits = []
         if cookie.state in _EMPTYING:
             waits = self._passing(cookie, time.time_ns())
@@ -457,7 +457,7 @@ class ClusterAdmin:
         metadata = self._metadata
         placement = metadata.read_settings().placement
         return stop_check(
-            *(_scan(metadata)[0], self.bookies(), stopped, _marks(metadata), self._has_writer),
+            *(_scan(metadata)[0], self.bookies(), stopped, all_marks(metadata), self._has_writer),
             policy=PlacementPolicy(placement.min_zones, placement.strict),
             in_limbo={each.bookie: each.in_limbo for each in metadata.list_bookies() if each.in_limbo},
         )
@@ -543,7 +543,7 @@ class ClusterAdmin:
         metadata = self._metadata
         cluster, unreadable = _scan(metadata)
         naming = sorted(ledgers_on(cluster, bookie) - accepted)
-        marked = sorted({mark.ledger_id for mark in _marks(metadata) if mark.bookie == bookie} - accepted)
+        marked = sorted({mark.ledger_id for mark in all_marks(metadata) if mark.bookie == bookie} - accepted)
         unknown = sorted(set(unreadable) - accepted)
         failures = []
         for ids, one, more in (
@@ -640,7 +640,7 @@ class ClusterAdmin:
         Cost: Reads all marks, and the metadata of their ledgers, 500 at a time.
         """
         metadata = self._metadata
-        marks = _marks(metadata)
+        marks = all_marks(metadata)
         return tuple(by_urgency(marks, _copies_of(metadata, self.bookies(), marks)))
 
     async def repairs_async(self) -> tuple[UnderReplicatedLedger, ...]:
@@ -816,7 +816,7 @@ class ClusterAdmin:
         Cost: Reads the metadata of all ledgers, as ``drain_progress``.
         """
         metadata = self._metadata
-        settings, report, marks = metadata.read_settings(), _report_of(metadata), _marks(metadata)
+        settings, report, marks = metadata.read_settings(), _report_of(metadata), all_marks(metadata)
         cluster, _ = _scan(metadata)
         return plan_rebalance(
             placed_fragments(cluster),
@@ -849,7 +849,7 @@ class ClusterAdmin:
         Cost: Reads the metadata of the plan's ledgers, and writes two values for each move.
         """
         metadata = self._metadata
-        settings, report, marks = metadata.read_settings(), _report_of(metadata), _marks(metadata)
+        settings, report, marks = metadata.read_settings(), _report_of(metadata), all_marks(metadata)
         failures = list(plan.refused) or rebalance_failures(report, marks, settings, time.time_ns())
         if waiting := sorted(waiting_for_repair(marks)):
             failures.append(f"ledgers wait for repairs: {listed(waiting)}")
@@ -880,7 +880,7 @@ class ClusterAdmin:
 
         Cost: Reads all marks.
         """
-        return rebalance_progress(_marks(self._metadata), self.bookies())
+        return rebalance_progress(all_marks(self._metadata), self.bookies())
 
     async def rebalance_progress_async(self) -> RebalanceProgress:
         """Look as ``rebalance_progress`` does, in a thread, so that the event loop keeps running."""
@@ -895,7 +895,7 @@ class ClusterAdmin:
         Cost: Reads all marks, and changes those of the moves.
         """
         metadata = self._metadata
-        marks = [mark for mark in _marks(metadata) if RepairReason.REBALANCE in mark.causes_by_reason()]
+        marks = [mark for mark in all_marks(metadata) if RepairReason.REBALANCE in mark.causes_by_reason()]
         for mark in marks:
             metadata.withdraw_mark(mark.ledger_id, mark.bookie, {RepairReason.REBALANCE})
         return len(marks)
@@ -915,7 +915,7 @@ class ClusterAdmin:
         Cost: Reads the metadata of all ledgers and all marks, as ``drain_progress``.
         """
         metadata = self._metadata
-        marks, cluster, long_open = _marks(metadata), ClusterMap(), list[int]()
+        marks, cluster, long_open = all_marks(metadata), ClusterMap(), list[int]()
         before_ns, after = time.time_ns() - LONG_OPEN_NS, -1
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
             for stored in metadata.read_sound_ledgers(ids):
@@ -1075,7 +1075,8 @@ def _read_into(cluster: ClusterMap, metadata: ClusterMetadata, ids: list[int]) -
     return unreadable
 
 
-def _marks(metadata: ClusterMetadata) -> list[UnderReplicatedLedger]:
+def all_marks(metadata: ClusterMetadata) -> list[UnderReplicatedLedger]:
+    """Return all marks of ledgers with too few copies, read in pages."""
     found: list[UnderReplicatedLedger] = []
     after = -1
     while page := metadata.list_under_replicated(after=after, count=_PAGE):

@@ -300,7 +300,7 @@ def test_bookies_are_told_of_the_end_of_a_writer_only_if_it_did_not_end(
 ) -> None:
     """One that has ended was reported, or is closed; a request for each closed ledger would be for nothing."""
     told: list[int] = []
-    monkeypatch.setattr(writer_module, "_leave_soon", lambda driver, ledger, bookies: told.append(ledger.ledger_id))
+    monkeypatch.setattr(writer_module, "leave_soon", lambda driver, ledger, bookies: told.append(ledger.ledger_id))
     nobody: Any = None
     group = GroupCommit(nobody, "test-group")
     driver: Any = SimpleNamespace(group=group, **dict.fromkeys(("formed", "attach", "ended"), lambda *_: None))

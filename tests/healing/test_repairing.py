@@ -32,7 +32,7 @@ from pybk.metrics import REPAIR_COPIED_BYTES, MetricKey
 from pybk.replication.messages import Event, WriteMetadata
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of
+from tests.internals import cluster_backend_of, repairer_of
 from tests.test_spans import Recorder
 from tests.waiting import wait_until
 
@@ -411,16 +411,8 @@ def test_a_pass_lasts_as_long_as_its_listing_makes_worth_while(
         took(3.0)
         return True
 
-    worker: Any = SimpleNamespace(
-        **dict.fromkeys(("_sample", "_is_paused"), lambda: None),
-        _stopping=SimpleNamespace(is_set=lambda: False),
-        _news=SimpleNamespace(is_set=lambda: news, clear=lambda: None),
-        failures={},
-        _membership=SimpleNamespace(refresh=lambda: None),
-        _queued_marks=list_marks,
-        _candidates=lambda ready, marks: [Candidate(2, 0, 0, each) for each in ready],
-        _repair_batch=repair,
-    )
+    candidates = [Candidate(2, 0, 0, each) for each in range(40)]
+    worker = repairer_of(list_marks, lambda ready: [candidates[each] for each in ready], repair, news=news)
     monkeypatch.setattr(repairing, "time", SimpleNamespace(monotonic=lambda: now[0]))
     assert Repairer.look(worker)
     assert round((now[0] - listing_s) / 3.0) == repaired

@@ -107,7 +107,7 @@ class Writing(Conversation[WriterMachine]):
         """Calls of ``force`` that wait, in order: the entry to be confirmed, and what is finished then."""
         self._bookies = list(self.ensemble)
         """Those of ``ensemble``, for the time after this object."""
-        self._unless_ended = finalize(self, _leave_soon, driver, ledger, self._bookies)
+        self._unless_ended = finalize(self, leave_soon, driver, ledger, self._bookies)
         self._unless_ended.atexit = False
         driver.attach(self)
 
@@ -247,7 +247,7 @@ class Writing(Conversation[WriterMachine]):
         self.driver.perform(self, self.machine.force(time.monotonic_ns()))
 
 
-def _leave_soon(driver: Driver, ledger: RemoteLedger, bookies: list[Bookie]) -> None:
+def leave_soon(driver: Driver, ledger: RemoteLedger, bookies: list[Bookie]) -> None:
     """Have the leader notify bookies that a writer was dropped. A finaliser, so it takes no lock."""
     driver.posted.append(partial(leave, driver, ledger, tuple(bookies)))
     driver.group.kick_background()

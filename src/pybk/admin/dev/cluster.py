@@ -152,13 +152,13 @@ class DevCluster:
             cluster.members[f"b{number}"] = Member(name=f"b{number}", zone=zone)
         cluster.members[CONSOLE] = Member(name=CONSOLE)
         try:
-            cluster._make_files()
+            cluster.make_files()
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)  # or the next try would find a cluster without a secret
             raise
         return cluster
 
-    def _make_files(self) -> None:
+    def make_files(self) -> None:
         """Make the files of a new cluster, and last the one that says that it is one."""
         for name in ("data", "devices", "logs", "faults"):
             os.mkdir(self.path(name))
