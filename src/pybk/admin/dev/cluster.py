@@ -273,23 +273,24 @@ class DevCluster:
         wanted = [self.member(name) for name in names] or list(self.members.values())
         resting = [each for each in wanted if not each.alive]
         lost = [each.name for each in resting if self._is_lost(each) and "--replace" not in options]
-        chosen = [each for each in resting if each.name not in lost]
-        for each in chosen:
+        for each in resting:
             self._check_ports(each)
         environment = environment_of_members()
         begun = []
-        for each in chosen:
+        for each in resting:
             started = Started(each, self._arguments(each, options), self.path("logs"), environment)
             self.members[each.name] = started.member
             begun.append(started)
         self.save()
-        problems = [f"{name} has lost its directory: `pybk dev start {name} --replace` begins anew" for name in lost]
+        problems = []
         until = time.monotonic() + START_SECONDS
         for started in begun:
             try:
                 said = started.wait(until)
             except PybkError as error:
-                problems.append(str(error))
+                name = started.member.name  # a bookie without a directory is refused unless it was removed
+                remedy = f"{name} has lost its directory: `pybk dev start {name} --replace` begins anew: "
+                problems.append(f"{remedy if name in lost else ''}{error}")
                 continue
             address = said["addresses"][0] if "addresses" in said else ""
             member = replace(started.member, address=address, http=said["http"])
@@ -299,7 +300,7 @@ class DevCluster:
             raise PybkError("; ".join(problems))
 
     def _is_lost(self, member: Member) -> bool:
-        """Return whether a bookie has served, and has no directory any more, so that its name is refused."""
+        """Return whether a bookie has served, and has no directory any more."""
         return member.name != CONSOLE and bool(member.address) and not os.path.isdir(self._data(member))
 
     def _check_ports(self, member: Member) -> None:
