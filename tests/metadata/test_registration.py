@@ -219,10 +219,8 @@ def test_registering_again_is_retried_until_the_store_can_be_reached() -> None:
     assert other.list_bookies()[0].load == 9.0
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "host:3181", "a/b", "..", ".", "%2E", "zwölf", "a b", "\x00", "zookeeper", "x" * 128]
-)
-def test_any_name_will_do_for_a_bookie(world: World, name: str) -> None:
+@pytest.mark.parametrize("name", ["a", "host:3181", "a/b", "..", ".", "%2E", "zwölf", "a b", "zookeeper", "x" * 128])
+def test_any_name_that_can_be_printed_will_do_for_a_bookie(world: World, name: str) -> None:
     cluster = cluster_on(world.open())
     who = Bookie(name, b"i" * 16)
     cluster.claim_cookie(who)
