@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -226,7 +227,7 @@ def test_metrics_can_be_read_after_closing(tmp_path: Path) -> None:
 def test_the_command_names_its_version(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={"PYTHONPATH": str(ROOT / "src")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=True,
