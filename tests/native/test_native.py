@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +134,14 @@ def test_the_environment_leaves_the_core_out(core: NativeCore, value: str, *, pu
     environment = {**os.environ, "PYBK_PURE": value, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{pure}\n"
+
+
+def test_the_core_is_there_where_it_can_be_built() -> None:
+    """Or every other test of it would be left out, and nobody would notice."""
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if os.environ.get("PYBK_PURE", "0") not in ("", "0") or shutil.which("cc") is None or not header.exists():
+        pytest.skip("it is not wanted, or cannot be built here")
+    assert CORE is not None, "building it failed: pip install --verbose --editable . says why"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
