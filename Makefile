@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native test-http wheel man sbom check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native test-http wheel man sbom docs docs-serve check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,6 +31,8 @@ help:
 	@echo "make test-http           run Schemathesis over the administration interface of a local cluster; ARGS=\"--seed 2\""
 	@echo "make man                 write the manual pages of the command pybk to build/man/man1"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
+	@echo "make docs                build the documentation into build/docs, without a network; warnings are errors"
+	@echo "make docs-serve          the same, and show it on http://127.0.0.1:8000"
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
 	@echo "make bench [ARGS=...]    figures beside raw writes, sqlite3, lmdb and rocksdb"
 	@echo "make bench-cluster       figures of a cluster beside a bare ZeroMQ loop; ARGS=... as for bench"
@@ -91,6 +93,13 @@ sbom: $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom
 	mkdir -p build
 	$(BIN)/python -m cyclonedx_py environment --output-file build/sbom.json $(VENV)/sbom/bin/python
+
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8000
 
 check: $(VENV)/.check
 	$(BIN)/ruff check .
@@ -157,6 +166,10 @@ $(VENV)/.http: $(BIN)/python
 
 $(VENV)/.check: $(BIN)/python $(PROJECT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench,spark-test,dev]"
+	@touch $@
+
+$(VENV)/.docs: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs,test,metrics,zstd]"
 	@touch $@
 
 $(VENV)/.bench: $(BIN)/python $(PROJECT)

@@ -120,7 +120,7 @@ def test_each_hold_and_status_has_its_code() -> None:
 
 
 def test_the_document_lists_all_codes() -> None:
-    text = (ROOT / "docs/metrics.md").read_text()
+    text = (ROOT / "docs/reference/metrics.md").read_text()
     for state in HEALTH_STATES:
         listed = ", ".join(f"`{code}`" for code, of in REASON_STATES.items() if of == state)
         assert f"| `{state}` | {listed} |" in text

@@ -34,7 +34,7 @@ def test_each_test_has_a_cluster_of_its_own(pybk_cluster, tmp_path):
 
 
 def test_pytest_runs_the_tests_in_the_document(tmp_path: Path) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), re.DOTALL)
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "howto" / "testing.md").read_text(), re.DOTALL)
     (tmp_path / "test_program.py").write_text(example + MORE)
     installed = any(each.value == "pybk.pytest_plugin" for each in entry_points(group="pytest11"))
     plugin = [] if installed else ["-p", "pybk.pytest_plugin"]

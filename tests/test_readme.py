@@ -94,7 +94,7 @@ def test_the_write_ahead_log_of_the_readme_is_there_again(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("document", ["blobs.md", "streams.md"])
 def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "concepts" / document).read_text(encoding="utf-8")
     programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert programs
     for program in programs * 2:
@@ -102,7 +102,7 @@ def test_the_programs_of_a_document_run_as_pasted(document: str, tmp_path: Path)
 
 
 def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "eventsourcing.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "howto" / "eventsourcing.md").read_text(encoding="utf-8")
     [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     for events in (3, 6):
         assert output_of(program, tmp_path) == f"events so far: {events}\n"

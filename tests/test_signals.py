@@ -226,7 +226,7 @@ def test_an_error_that_a_handler_raises_does_not_fail_the_log(kind: int) -> None
 
 
 def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "concepts" / "lifecycle.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     process = python(program, tmp_path)
     wait_until(
@@ -243,7 +243,7 @@ def test_the_documented_recipe_loses_no_entry(tmp_path: Path) -> None:
 
 
 def test_the_documented_recipe_takes_a_signal_that_comes_while_the_program_starts(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "lifecycle.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "concepts" / "lifecycle.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     process = python(_SIGNAL_AT_IMPORT + program, tmp_path)
     output, _ = process.communicate(timeout=PROCESS_S)

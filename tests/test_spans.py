@@ -102,7 +102,7 @@ def manager(tmp_path: Path, hook: Recorder) -> Iterator[LedgerManager]:
 
 
 def test_the_documents_have_all_spans_and_the_code_no_others() -> None:
-    text = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "howto" / "tracing.md").read_text(encoding="utf-8")
     assert dict(re.findall(r"^\| `(pybk\.[a-z_.]+)` \| (.+?) \|$", text, re.MULTILINE)) == SPANS
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "pybk").rglob("*.py"))
     reported = set(re.findall(r'\b(?:operation|part|report)\(\s*[\w.]*,?\s*"(pybk\.[a-z_.]+)"', code))

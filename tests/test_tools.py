@@ -94,9 +94,9 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "tools").mkdir()
     for name in ("references", "prose", "commits"):
         shutil.copy(ROOT / "tools" / name, tmp_path / "tools")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "replication.md").write_text("| C1 | A rule |\n")
-    (tmp_path / "docs" / "ledger_lists.md").write_text("| T1 | Another rule |\n")
+    (tmp_path / "docs" / "design").mkdir(parents=True)
+    (tmp_path / "docs" / "design" / "replication.md").write_text("| C1 | A rule |\n")
+    (tmp_path / "docs" / "design" / "ledger_lists.md").write_text("| T1 | Another rule |\n")
     git(tmp_path, "init", "--quiet")
     return tmp_path
 
@@ -118,7 +118,7 @@ def run_check(project: Path, name: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("source", "missing"),
     [
-        ("# See C1, T1 and docs/replication.md.\n", []),
+        ("# See C1, T1 and docs/design/replication.md.\n", []),
         ("# See C2.\n", ["C2"]),
         ('"""See ``storage/lost.py`` and :class:`Lost`."""\n', ["storage/lost.py", "Lost"]),
         ('value = "C2 in storage/lost.py is a value"\n', []),

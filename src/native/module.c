@@ -326,7 +326,7 @@ static PyObject *open_entry(PyObject *module, PyObject *const *given, Py_ssize_t
 
 #define RECORD_HEADER_BYTES 64
 
-/* The words of a run, as docs/format.md has them in the index. */
+/* The words of a run, as docs/reference/format.md has them in the index. */
 static int words_of(PyObject *given, uint64_t words[4])
 {
     for (Py_ssize_t i = 0; i < 4; i++) {

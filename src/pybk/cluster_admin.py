@@ -175,7 +175,7 @@ class ClusterAdmin:
     # ---- the cluster's secret ----------------------------------------------------------------------------------
 
     def secret_status(self) -> SecretStatus:
-        """Return how far the replacement of the cluster's secret is; ``docs/metadata.md`` has the steps.
+        """Return how far the replacement of the cluster's secret is; ``docs/reference/metadata.md`` has the steps.
 
         Cost: Reads every value of the metadata.
         """

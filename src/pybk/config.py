@@ -100,7 +100,7 @@ class StoreConfig:
 
     Tracing:
         on_span: A hook that is called at the start and at the end of operations, such as
-            ``pybk.adapters.opentelemetry.on_span``; None for none. See ``docs/tracing.md``.
+            ``pybk.adapters.opentelemetry.on_span``; None for none. See ``docs/howto/tracing.md``.
     """
 
     max_entry_bytes: int = 5 * MIB

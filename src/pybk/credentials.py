@@ -236,7 +236,7 @@ class Passwords:
 
     @classmethod
     def read(cls, path: str, default: bytes | None = None) -> Self:
-        """Read passwords from a TOML file; see ``docs/seals.md``.
+        """Read passwords from a TOML file; see ``docs/concepts/seals.md``.
 
         Args:
             path: The file.

@@ -7,7 +7,8 @@ A password becomes a ledger's keys in two steps:
 
 The scope is the ledger's id, its key epoch and the id of its store or cluster, so that one password means other keys
 for each ledger. With key format 1 it also holds the digest type and the write flags (the *binding*): if somebody
-changes those in the metadata, the keys differ and the password fails. See ``docs/format.md``, "Ledger metadata".
+changes those in the metadata, the keys differ and the password fails. See ``docs/reference/format.md``, "Ledger
+metadata".
 
 A ledger's metadata stores the verifier alone. The verifier and the other keys are derived side by side from the root,
 so that none can be computed from another.

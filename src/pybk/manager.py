@@ -208,7 +208,7 @@ class LedgerManager:
 
         Handles of this manager raise ClosedError afterwards, and waiting followers at once. A repeated close does
         nothing, and neither does a close in a forked child. A KeyboardInterrupt ends the wait, but not the close: call
-        it again to wait for the end of the close. See docs/lifecycle.md for signals and for managers without a close.
+        it again to wait for the end of the close. docs/concepts/lifecycle.md has signals, and managers without a close.
 
         Raises:
             IllegalOperationError: Called by a signal handler or a finaliser that interrupted a call of pybk; nothing

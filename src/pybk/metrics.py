@@ -1,7 +1,7 @@
 """Counters, histograms and gauges of a manager, by ledger type and tier, or by other labels.
 
-A metric's name ends with its unit: ``_ns`` (nanoseconds, exported as seconds) or ``_bytes``. ``docs/metrics.md`` lists
-all, and a test compares the list with what a cluster exports.
+A metric's name ends with its unit: ``_ns`` (nanoseconds, exported as seconds) or ``_bytes``.
+``docs/reference/metrics.md`` lists all, and a test compares the list with what a cluster exports.
 
 The values of labels come from small sets, such as codes and reasons, and never are ids or names of ledgers or bookies:
 each value is a series that is kept for ever. Ledger types are bounded by ``SCOPES_MAX``.

@@ -2,7 +2,7 @@
 
 A seal is a MAC over a ledger's immutable metadata, last entry id, length and last digest, under a key that is derived
 from the ledger's password. The writer makes it when it closes the ledger, or recovery does. It is deterministic: two
-recoveries that find the same end make the same seal. See ``docs/seals.md`` and ``docs/format.md``.
+recoveries that find the same end make the same seal. See ``docs/concepts/seals.md`` and ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

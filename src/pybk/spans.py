@@ -104,7 +104,7 @@ class OnSpan(Protocol):
         """Return the span of an operation that starts; None for one that is not of interest.
 
         Args:
-            name: The operation; ``docs/tracing.md`` has all names.
+            name: The operation; ``docs/howto/tracing.md`` has all names.
             start_ns: When it started, in nanoseconds since 1970.
             attributes: What is known of it, a few short values; never payloads, passwords or keys.
         """

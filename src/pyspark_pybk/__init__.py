@@ -17,7 +17,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """Ledgers as a data source of Spark; ``docs/spark.md`` has its options and columns."""
+    """Ledgers as a data source of Spark; ``docs/howto/spark.md`` has its options and columns."""
 
     @classmethod
     def name(cls) -> str:

@@ -151,7 +151,7 @@ def test_lines_of_the_log_have_the_ids_of_the_span(exporter: InMemorySpanExporte
 
 
 def test_the_programs_of_the_document_run(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "howto" / "tracing.md").read_text(encoding="utf-8")
     traced, lines, of_bookies = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     [shown] = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 

@@ -72,9 +72,9 @@ def private_file(path: Path, content: bytes = SECRET) -> Path:
 
 
 def test_the_documents_have_the_table_of_all_options() -> None:
-    document = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "admin" / "production.md").read_text(encoding="utf-8")
     table = markdown_table(OPTIONS)
-    assert table in document, f"put this into docs/production.md:\n{table}"
+    assert table in document, f"put this into docs/admin/production.md:\n{table}"
 
 
 def test_each_setting_of_a_store_is_an_option_or_left_out_with_a_reason() -> None:

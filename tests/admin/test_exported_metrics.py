@@ -1,4 +1,4 @@
-"""The list of metrics in docs/metrics.md, held against what a cluster and a store export."""
+"""The list of metrics in docs/reference/metrics.md, held against what a cluster and a store export."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RARE = {
 
 def listed() -> dict[str, tuple[str, tuple[str, ...], str]]:
     """Return the kind, labels and meaning of each metric in the document."""
-    rows = _ROW.findall((ROOT / "docs/metrics.md").read_text())
+    rows = _ROW.findall((ROOT / "docs/reference/metrics.md").read_text())
     return {name: (kind, tuple(re.findall(r"\w+", labels)), text) for name, kind, labels, text in rows}
 
 

@@ -78,7 +78,7 @@ def test_a_bookie_that_hangs_is_not_live(cluster: Inside, monkeypatch: pytest.Mo
         monkeypatch.setattr(type(bookie), "turned_ns", property(lambda _: 1, lambda *_: None))
         status, text = client.ask("GET", "/livez")
         assert (status, b"has not turned for" in text) == (503, True)
-        assert TURN_SECONDS == 30, "as docs/http.md says"
+        assert TURN_SECONDS == 30, "as docs/reference/http.md says"
 
 
 def test_a_bookie_that_is_to_end_is_not_ready(cluster: Inside) -> None:

@@ -91,6 +91,6 @@ def test_events_are_those_of_the_code_and_of_the_documents() -> None:
     for path in sorted((ROOT / "src").rglob("*.py")):
         used |= set(re.findall(r'log_event\(\s*"([^"]+)"', path.read_text(encoding="utf-8")))
     assert used == EVENTS.keys()
-    document = Path(ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    document = Path(ROOT / "docs" / "admin" / "production.md").read_text(encoding="utf-8")
     table = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in EVENTS.items())
-    assert table in document, f"put this into docs/production.md:\n{table}"
+    assert table in document, f"put this into docs/admin/production.md:\n{table}"

@@ -1,4 +1,4 @@
-"""The bytes of packs and manifests, as ``docs/format.md`` says."""
+"""The bytes of packs and manifests, as ``docs/reference/format.md`` says."""
 
 from __future__ import annotations
 

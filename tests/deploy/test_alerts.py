@@ -100,13 +100,13 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     assert alert["labels"]["severity"] in ("page", "warn")
     assert set(alert["annotations"]) == {"summary", "description", "runbook"}
     assert "$labels." in alert["annotations"]["summary"]
-    assert alert["annotations"]["runbook"] == f"docs/runbooks.md#{name.lower()}"
+    assert alert["annotations"]["runbook"] == f"docs/admin/runbooks.md#{name.lower()}"
 
 
 def test_the_document_explains_each_alert() -> None:
     rows = re.findall(
         r"^\| <a id=\"(\w+)\"></a>`(\w+)` \| (page|warn) \| (.+?) \| (.+?) \| (.+?) \| (.+) \|$",
-        (ROOT / "docs" / "alerts.md").read_text(),
+        (ROOT / "docs" / "admin" / "alerts.md").read_text(),
         re.M,
     )
     assert [(anchor, name, severity) for anchor, name, severity, *_ in rows] == [

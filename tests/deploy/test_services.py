@@ -85,7 +85,7 @@ def test_the_unit_starts_a_bookie_with_options_that_exist(show: Show) -> None:
 
 
 def test_the_document_installs_files_that_exist() -> None:
-    commands = (ROOT / "docs" / "production.md").read_text().partition("## With systemd")[2].split("```")[1]
+    commands = (ROOT / "docs" / "admin" / "production.md").read_text().partition("## With systemd")[2].split("```")[1]
     installed = re.findall(r"install -m \d+ (\S+)", commands)
     assert {ROOT / each for each in installed} == {UNIT, OF_UNIT}
 

@@ -1,6 +1,6 @@
 """The invariants of the protocol, each checked as soon as something happens that could break it.
 
-The ids are those of ``docs/replication.md``.
+The ids are those of ``docs/design/replication.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Broken rules of the writer and of recovery; ids are those of ``docs/replication.md``."""
+"""Broken rules of the writer and of recovery; ids are those of ``docs/design/replication.md``."""
 
 from __future__ import annotations
 

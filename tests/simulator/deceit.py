@@ -1,7 +1,8 @@
 """Bookies that deceive those who cannot check digests: disks whose bytes changed, and one bookie that lies.
 
 A client with the ledger's password sees through both: its driver verifies digests and the proofs of LACs. A member's
-recovery cannot (``docs/replication.md``, AM1 to AM6), nor can re-replication, which has bookies check their records.
+recovery cannot (``docs/design/replication.md``, AM1 to AM6), nor can re-replication, which has bookies check their
+records.
 """
 
 from __future__ import annotations

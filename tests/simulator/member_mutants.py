@@ -1,4 +1,4 @@
-"""Broken rules of a member's recovery, which has no password; ids are those of ``docs/replication.md``."""
+"""Broken rules of a member's recovery, which has no password; ids are those of ``docs/design/replication.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An older part that is restored next to newer ones loses nothing silently: `docs/restoring.md` says what happens.
+"""An older part that is restored next to newer ones loses nothing silently: see `docs/admin/restoring.md`.
 
 A store is written in steps and copied whole after each of them. A test puts one part of an earlier copy into a later
 copy, or the other way round, and opens the result.
@@ -20,7 +20,7 @@ from tests.paths import ROOT
 from tests.storage.real_store import QUICK
 
 CONFIG = StoreConfig(**{**QUICK, "background": False})
-TABLES = ROOT / "docs" / "restoring.md"
+TABLES = ROOT / "docs" / "admin" / "restoring.md"
 
 Entries = dict[int, list[bytes]]
 

@@ -61,7 +61,7 @@ GOLDEN = {
         "01000100" + b"k".hex() + "010001000000" + b"hv".hex() + b"data".hex() + "ffff0000",
     ),
 }
-"""Entries, and their bytes as ``docs/ledger_lists.md`` lists them: a change of any is a change of the format."""
+"""Entries, and their bytes as ``docs/design/ledger_lists.md`` lists them: a change of any is a change of the format."""
 
 
 def batch_of(payloads: Sequence[bytes]) -> EntryBatch:

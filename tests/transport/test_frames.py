@@ -361,7 +361,7 @@ def test_versions_one_apart_are_read_and_others_refused(monkeypatch: pytest.Monk
 
 
 def test_bytes_stay_what_they_are() -> None:
-    """The layout of docs/wire.md; another one is another version."""
+    """The layout of docs/reference/wire.md; another one is another version."""
     head, bodies = sent(encode(Add(7, (EntryRun(3, 2, array("q", [33, 32]), (b"a" * 33, b"b" * 32)),), 2, True, False)))
     assert not bodies
     expected = (

@@ -1,4 +1,4 @@
-"""The options of a bookie as a service, and what they amount to; ``docs/production.md`` has their table."""
+"""The options of a bookie as a service, and what they amount to; ``docs/admin/production.md`` has their table."""
 
 from __future__ import annotations
 

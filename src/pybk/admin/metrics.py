@@ -45,7 +45,7 @@ class ManagerCollector(Collector):
     """Shows a manager's metrics to Prometheus whenever it asks.
 
     Counters are ``pybk_<name>_total``, latencies ``pybk_<name>_seconds``, sizes ``pybk_<name>_bytes``; the list is in
-    ``docs/metrics.md``. There are also gauges of the manager's health.
+    ``docs/reference/metrics.md``. There are also gauges of the manager's health.
 
     Args:
         manager: Whose metrics.

@@ -1,7 +1,7 @@
 """Backups of embedded stores, of bookies' directories and of a cluster's ledgers: made, verified, pruned and restored.
 
-``docs/backup.md`` says what is in a backup and what is not; ``docs/format.md`` has its bytes. ``backing_up`` and
-``restoring`` have the theory of operation.
+``docs/admin/backup.md`` says what is in a backup and what is not; ``docs/reference/format.md`` has its bytes.
+``backing_up`` and ``restoring`` have the theory of operation.
 """
 
 from __future__ import annotations

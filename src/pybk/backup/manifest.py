@@ -4,7 +4,7 @@ A backup is a chain: a base, and the runs after it. The manifest of a run names 
 before, with where their entries lie, the ledgers that are gone, the named records that changed, and the packs that the
 run has written. It ends with a SHA-256 of itself and begins with that of the manifest before it, so a manifest of
 another backup, a missing one and a cut one are noticed. The base of a new backup is number 0 and empty; when old runs
-are removed, a base with the whole state of the oldest that is kept takes its place. See ``docs/format.md``.
+are removed, a base with the whole state of the oldest that is kept takes its place. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pack is a header, records as in a store's files, and a trailer with a SHA-256 of all bytes before it. The records of
 each ledger begin with a ledger record, which holds its metadata as of the copy, so that a pack that no manifest names
-yet says whose entries it holds: an interrupted backup is continued with it. See ``docs/format.md``.
+yet says whose entries it holds: an interrupted backup is continued with it. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A start refuses a store that was put back to an older state (``check_age``), and records that in the store, so that all
 others that connect refuse it, too. While the bookie runs, ``AgeWatch`` raises the epoch's ticks and looks at it. What
-is recognised, and what is not, is in ``docs/metadata.md``.
+is recognised, and what is not, is in ``docs/reference/metadata.md``.
 
 A higher epoch number says that the metadata were restored or rebuilt by somebody's choice (``adopt_epoch``). Writers of
 before may still be alive, and the ensembles in the metadata may not be theirs. So each ledger that is not closed is

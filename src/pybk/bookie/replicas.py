@@ -379,7 +379,7 @@ class Replicas:
         Args:
             ledger_id: The ledger.
             closed: It is closed. The loss may include its fence, so a closed ledger with a gap is fenced again (see
-                ``docs/replication.md``).
+                ``docs/design/replication.md``).
 
         Durability: The end of a gap is durable on return. A crash later puts a ledger with deferred entries in limbo
             again.

@@ -834,7 +834,7 @@ class BookieServer:
         return LedgerHeader.of(self._metadata.check_description(encoded, where="a ledger's description"), encoded)
 
     def _authorize(self, session_id: bytes, proof: Authorize | AuthorizeMember) -> bool:
-        """Return whether a client has proved that it knows a ledger's password, or is a member (``docs/wire.md``)."""
+        """Return whether a client has proved a ledger's password, or is a member (``docs/reference/wire.md``)."""
         try:
             described = self._metadata.check_description(proof.description, where=f"ledger {proof.ledger_id}")
             _check_type(described.ledger_id, described.ledger_type)

@@ -16,7 +16,7 @@ any request:
 5. ``BookieServer`` listens, checks that its address is reachable, and registers.
 
 A stop at any point is harmless: until the limbo marks are durable, the next start finds the same loss and comes here
-again (``docs/replication.md``, Starts).
+again (``docs/design/replication.md``, Starts).
 """
 
 from __future__ import annotations

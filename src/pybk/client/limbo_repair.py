@@ -5,8 +5,8 @@ Theory of operation
 
 *Limbo* is BookKeeper's word (``limbo`` in its bookie) for a ledger of a bookie that ended by accident: it may lack
 entries or a fence that it acknowledged, and it does not know which. Until the limbo ends the bookie refuses writers,
-and answers reads of entries that it lacks with *unknown* (D6 in ``docs/replication.md``). ``LimboRepair`` runs in the
-process of the bookie and ends limbo, ledger by ledger:
+and answers reads of entries that it lacks with *unknown* (D6 in ``docs/design/replication.md``). ``LimboRepair`` runs
+in the process of the bookie and ends limbo, ledger by ledger:
 
 | metadata of the ledger | action |
 |---|---|

@@ -16,8 +16,8 @@ anything of, and reads their metadata at once. So a *pass* over all of them cost
 | deleted | none: the bookie drops the ledger by its tombstone |
 | no key | an *orphan*: listed, and never deleted, because a missing key proves nothing |
 
-Notes are in memory alone: a restart only makes each copy stay longer. ``docs/replication.md`` (*Surplus copies*) has
-the rules and why they suffice.
+Notes are in memory alone: a restart only makes each copy stay longer. ``docs/design/replication.md`` (*Surplus copies*)
+has the rules and why they suffice.
 """
 
 from __future__ import annotations

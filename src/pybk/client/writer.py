@@ -28,7 +28,7 @@ A writer without a handle ends as well: it is collected, and the bookies are not
 count it as alive as long as this client has sessions with them (H12).
 
 After ``Done`` the machine still takes late replies, because a bookie that does not answer must be recorded as
-under-replicated (C13 in ``docs/replication.md``).
+under-replicated (C13 in ``docs/design/replication.md``).
 
 Locks: none here. The append queue has its own; all other methods are called by the leader.
 """

@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class ValueKind(IntEnum):
-    """The kind of a value, as written; ``docs/metadata.md`` lists the payloads."""
+    """The kind of a value, as written; ``docs/reference/metadata.md`` lists the payloads."""
 
     CLUSTER = 1
     IDS = 2

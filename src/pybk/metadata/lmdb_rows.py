@@ -1,7 +1,7 @@
 """The rows of an LMDB metadata store: values, leases, sessions, and the number of the last change.
 
 LMDB's pages have no checksums, so a row's data is ``CRC32C u32 | body``. The CRC covers the row's name and the body.
-``docs/metadata.md`` lists the rows; ``lmdb_changes`` has those of the recent changes.
+``docs/reference/metadata.md`` lists the rows; ``lmdb_changes`` has those of the recent changes.
 """
 
 from __future__ import annotations

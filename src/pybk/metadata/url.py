@@ -53,7 +53,7 @@ def open_metadata(
         url: ``lmdb:///absolute/path``, a directory that is created if it is missing; or
             ``zk://host:port,host:port/path``. ``lmdb:///absolute/path?group=NAME`` creates the directory for the
             members of a group. Without it a new directory is for its owner alone, and an existing one keeps its modes.
-            For TLS and access control lists of ZooKeeper see ``docs/metadata.md``.
+            For TLS and access control lists of ZooKeeper see ``docs/reference/metadata.md``.
         timeout_s: Deadline of each call, seconds.
         lease_time_s: Seconds of silence after which a process loses its leases; None for the store's default. See
             ``pybk.metadata.lease_time``.

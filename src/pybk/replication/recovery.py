@@ -15,11 +15,11 @@ Theory of operation. The client's driver calls ``start`` once and then ``step`` 
 
 Two recoveries may run at once: both find every acknowledged entry, and one compare-and-set wins (I1).
 
-A *member's* recovery has no password: it can verify neither digests nor LACs. ``docs/replication.md`` has its rules. In
-short: bookies check their records for it (AM1); it takes no LAC, and reads the last fragment from its first entry on
-(AM2); it takes an entry of which Qa bookies returned equal copies, or one copy if all bookies of the write set were
-heard and fewer than QC deny it (AM4). Whatever contradicts what it found ends it, and leaves the ledger to its owner
-(AM3, AM4, AM5). It closes without a seal (AM6).
+A *member's* recovery has no password: it can verify neither digests nor LACs. ``docs/design/replication.md`` has its
+rules. In short: bookies check their records for it (AM1); it takes no LAC, and reads the last fragment from its first
+entry on (AM2); it takes an entry of which Qa bookies returned equal copies, or one copy if all bookies of the write set
+were heard and fewer than QC deny it (AM4). Whatever contradicts what it found ends it, and leaves the ledger to its
+owner (AM3, AM4, AM5). It closes without a seal (AM6).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Theory of operation. Re-replication replaces bookies; one that is not named any more may come back with its entries.
 ``client/surplus_drop.py`` finds such copies, and drives one machine for each that it has seen twice (SD1). The danger
 is a copy that is under way to this very bookie: its adds were acknowledged, and the compare-and-set that names the
-bookie may come at any later time. So the machine goes in this order (``docs/replication.md``, *Surplus copies*):
+bookie may come at any later time. So the machine goes in this order (``docs/design/replication.md``, *Surplus copies*):
 
 1. It reads some entries from each bookie that the fragments name, and asks each for an entry that cannot exist, which
    only a bookie outside limbo denies (SD2).

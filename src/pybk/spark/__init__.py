@@ -1,4 +1,4 @@
-"""Ledgers in Apache Spark: needs ``pip install "pybk[spark]"`` and Java 17 or newer. See ``docs/spark.md``."""
+"""Ledgers in Apache Spark: needs ``pip install "pybk[spark]"`` and Java 17 or newer. See ``docs/howto/spark.md``."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Page(NamedTuple):
 
     Attributes:
         firsts: Id of the first entry of each location, ascending.
-        words: ``LOCATION_WORDS`` numbers for each location, as ``docs/format.md`` defines them.
+        words: ``LOCATION_WORDS`` numbers for each location, as ``docs/reference/format.md`` defines them.
         last_entry_id: Id of the last entry.
     """
 

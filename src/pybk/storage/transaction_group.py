@@ -2,8 +2,8 @@
 
 A group lies in one commit of the log, and so in one log file and under one sync. A commit that was torn is invisible,
 so a torn group is, too. In the commit a record of kind GROUP stands before the records of the group and binds them
-(``docs/format.md``): they stay one wherever a log is read record by record, as when a damaged store is salvaged.
-The records are ordinary ones, so reads, checkpoints, moves and checks treat grouped entries as any others.
+(``docs/reference/format.md``): they stay one wherever a log is read record by record, as when a damaged store is
+salvaged. The records are ordinary ones, so reads, checkpoints, moves and checks treat grouped entries as any others.
 
 How a group is staged:
 

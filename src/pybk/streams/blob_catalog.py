@@ -1,7 +1,7 @@
 """The names of a blob store in its manager's named records: published, held, dropped, and their ledgers deleted.
 
 ``pybk.streams.blob_record`` says what a record may become. Here are the order of the steps, and the rules that make it
-safe to stop after any of them; ``docs/blobs.md`` lists the rules:
+safe to stop after any of them; ``docs/concepts/blobs.md`` lists the rules:
 
 - **B1** An upload is named in its record before anything is written to its ledger, and published only from there.
 - **B2** A name changes from one blob to the next by one compare-and-set, after the ledger of the new one is sealed.

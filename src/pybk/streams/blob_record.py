@@ -1,7 +1,7 @@
 """The record of a blob's name: which ledgers it stands for, as one value that is changed by compare-and-set.
 
 This module decides and checks, without input or output; ``pybk.streams.blob_catalog`` reads and writes the records, and
-deletes ledgers. ``docs/blobs.md`` has the rules and the format of the bytes.
+deletes ledgers. ``docs/concepts/blobs.md`` has the rules and the format of the bytes.
 
 Each blob is one ledger. The record of the name under which a ledger was uploaded is the ledger's *home*: it alone
 decides whether the ledger lives. Another name that refers to the ledger, after a copy or a rename, has a *hold* in the

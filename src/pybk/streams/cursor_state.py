@@ -8,7 +8,7 @@ The state is ``first_unacked``, the ranges of acknowledged records above it, and
 
 Ranges never touch each other or ``first_unacked``, so their number is at most that of the holes between them, and a
 range is never dropped. The state is kept as records of a ledger list (``pybk.streams.cursor``): a whole state in one or
-more parts, then changes of it. ``docs/ledger_lists.md`` lists every byte.
+more parts, then changes of it. ``docs/design/ledger_lists.md`` lists every byte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The entries of a segment's ledger: a header, then records. ``docs/ledger_lists.md`` lists every byte.
+"""The entries of a segment's ledger: a header, then records. ``docs/design/ledger_lists.md`` lists every byte.
 
 Each entry begins with 16 bytes: format, kind, flags, the number of its records, and the sequence number of the first.
 So every entry says where in the log it belongs, and a reader notices a gap without any index.

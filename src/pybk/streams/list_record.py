@@ -2,7 +2,7 @@
 
 This module decides and checks, without input or output: each change of a list is a method of ``ListRecord`` that
 returns the next record. ``pybk.streams.ledger_list`` says in which order changes are written and ledgers are created,
-fenced, closed and deleted. ``docs/ledger_lists.md`` has the format of the bytes.
+fenced, closed and deleted. ``docs/design/ledger_lists.md`` has the format of the bytes.
 
 The records of a log have dense sequence numbers. The list divides them into segments, each of them one ledger:
 

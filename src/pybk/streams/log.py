@@ -167,7 +167,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         Args:
             where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
                 users share, of a store or a cluster.
-            name: The log's name; see ``docs/streams.md`` for the rules of names.
+            name: The log's name; see ``docs/concepts/streams.md`` for the rules of names.
             mode: ``"w"`` to read and change it; it erases nothing. ``"r"`` to read it in a directory that another
                 process writes to.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment

@@ -147,7 +147,7 @@ class Namespace(Handle):
         counts, and others get UnauthorizedError from then on.
 
         Args:
-            name: Its name; see ``docs/streams.md`` for the rules of names.
+            name: Its name; see ``docs/concepts/streams.md`` for the rules of names.
 
         Raises:
             LogExistsError: There is a log of that name.

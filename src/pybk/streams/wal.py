@@ -187,7 +187,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         Args:
             where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
                 users share, of a store or a cluster.
-            name: The log's name; see ``docs/streams.md`` for the rules of names.
+            name: The log's name; see ``docs/concepts/streams.md`` for the rules of names.
             mode: ``"w"`` to read and append. ``"r"`` to read only, also while a writer appends: nothing is fenced.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
                 variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.

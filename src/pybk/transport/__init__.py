@@ -1,1 +1,1 @@
-"""Bookies and clients on ZeroMQ: bounded frames, sessions that are authenticated, CURVE. See ``docs/wire.md``."""
+"""Bookies and clients on ZeroMQ: bounded frames, authenticated sessions, CURVE. See ``docs/reference/wire.md``."""

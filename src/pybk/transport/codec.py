@@ -2,8 +2,8 @@
 
 A new message is added in three places: its dataclass in ``pybk.replication.messages``, or here if only the transport
 uses it; its number in ``MessageKind`` (even for requests, odd for replies) with one encoder in ``ENCODERS`` and, for
-a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/wire.md``. Encoders and decoders are pure
-functions. A decoder must raise FrameError, and nothing else, for numbers that no such message may have.
+a request, one decoder in ``_REQUESTS``; and one row of the table in ``docs/reference/wire.md``. Encoders and decoders
+are pure functions. A decoder must raise FrameError, and nothing else, for numbers that no such message may have.
 """
 
 from __future__ import annotations

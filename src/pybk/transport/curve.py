@@ -18,7 +18,7 @@ the context) for each handshake, and admits *every* client if there is no handle
 
 libzmq asks the handler from its I/O thread and waits for the answer without blocking others; the server's thread
 answers in its loop (``ZapAuthenticator.serve``). So a handshake takes effect only while that loop runs. See
-``docs/wire.md``.
+``docs/reference/wire.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bytes of a message: a head with its MAC, small contents in the same frame, large runs of entries in frames.
 
-``docs/wire.md`` has the layout. Decoding checks every length against the received bytes before it uses it, and raises
-``FrameError``, and nothing else, for bytes that are not a message.
+``docs/reference/wire.md`` has the layout. Decoding checks every length against the received bytes before it uses it,
+and raises ``FrameError``, and nothing else, for bytes that are not a message.
 """
 
 from __future__ import annotations

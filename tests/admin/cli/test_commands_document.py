@@ -16,7 +16,7 @@ from pybk.admin.http import AdminServer
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from tests.paths import ROOT
 
-TEXT = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 SHELL, PATHS, ALL = "BookKeeper's shell", "BookKeeper's HTTP paths", "All commands"
 COMMANDS = {" ".join(words): parser for words, parser in whole_parser().commands()}
@@ -79,7 +79,7 @@ def test_each_command_stands_in_the_list() -> None:
     lines = [f"| `pybk {command}` | {parser.description} |" for command, parser in COMMANDS.items()]
     table = SECTIONS[ALL].splitlines()
     missing = [line for line in lines if line not in table]
-    assert not missing, "put this into docs/commands.md:\n" + "\n".join(missing)
+    assert not missing, "put this into docs/reference/commands.md:\n" + "\n".join(missing)
     assert len([line for line in table if line.startswith("| `")]) == len(lines), "a command of the list is gone"
 
 

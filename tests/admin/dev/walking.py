@@ -26,7 +26,7 @@ from tests.admin.dev.local import Local, local_cluster
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
-TEXT = (ROOT / "docs" / "runbooks.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "admin" / "runbooks.md").read_text(encoding="utf-8")
 RUNBOOKS = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL))
 PASSWORD = b"the password of the ledgers"
 PAYLOAD = b"entry" * 100

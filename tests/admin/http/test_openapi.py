@@ -121,7 +121,7 @@ def test_types_have_schemas_or_are_refused() -> None:
 
 
 def test_the_document_for_people_lists_each_route() -> None:
-    text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
     found = set(re.findall(r"^\| `(\w+ \S+)`( \*)? \| (\w+) \|", text, re.MULTILINE))
     wanted = set()
     for each in (*ROUTES, *OWN_ROUTES):

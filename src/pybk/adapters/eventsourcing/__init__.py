@@ -1,7 +1,7 @@
 """Event-sourced applications on write-ahead logs: needs ``pip install "pybk[eventsourcing]"``.
 
 Set ``PERSISTENCE_MODULE=pybk.adapters.eventsourcing`` in the environment of an application of the library
-``eventsourcing``. See ``docs/eventsourcing.md``.
+``eventsourcing``. See ``docs/howto/eventsourcing.md``.
 """
 
 from __future__ import annotations

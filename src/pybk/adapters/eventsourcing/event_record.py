@@ -1,4 +1,4 @@
-"""The bytes of a stored event in its log. See ``docs/eventsourcing.md``."""
+"""The bytes of a stored event in its log. See ``docs/howto/eventsourcing.md``."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ _stores_lock: Final = threading.Lock()
 class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
     """Makes recorders that keep an application's events in logs of pybk; ``PERSISTENCE_MODULE`` selects it.
 
-    See ``docs/eventsourcing.md`` for the settings in the environment.
+    See ``docs/howto/eventsourcing.md`` for the settings in the environment.
 
     Raises:
         UsageError: A setting is missing or invalid.

@@ -1,4 +1,4 @@
-"""The commands ``pybk spark …``: jobs over ledgers on the executors of Apache Spark; see ``docs/spark.md``.
+"""The commands ``pybk spark …``: jobs over ledgers on the executors of Apache Spark; see ``docs/howto/spark.md``.
 
 Spark is imported when a job runs, so that all other commands work without it.
 """

@@ -1,4 +1,4 @@
-"""The commands ``pybk wal …``: write-ahead logs of a store or a cluster; see ``docs/streams.md``."""
+"""The commands ``pybk wal …``: write-ahead logs of a store or a cluster; see ``docs/concepts/streams.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of the interface, ``/api/v1``; docs/http.md lists them.
+"""The routes of the interface, ``/api/v1``; docs/reference/http.md lists them.
 
 Reads of what is asked often come from ``View.seen``; the others read the metadata store, a page at a time. Nothing here
 runs in a bookie's thread.

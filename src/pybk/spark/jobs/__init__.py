@@ -1,1 +1,1 @@
-"""Jobs over ledgers, each spread over the executors of a Spark session. See ``docs/spark.md``."""
+"""Jobs over ledgers, each spread over the executors of a Spark session. See ``docs/howto/spark.md``."""

@@ -29,7 +29,7 @@ Chain = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """The value that the metadata store keeps for a sink; ``docs/spark.md`` has its format.
+    """The value that the metadata store keeps for a sink; ``docs/howto/spark.md`` has its format.
 
     Attributes:
         chain: The sink's manifests. A ledger of the sink is committed if one of them names it.

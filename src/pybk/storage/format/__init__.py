@@ -1,1 +1,1 @@
-"""The bytes of every file, in the order of ``docs/format.md``."""
+"""The bytes of every file, in the order of ``docs/reference/format.md``."""

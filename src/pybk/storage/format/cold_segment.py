@@ -1,7 +1,7 @@
 """Cold segments: immutable files of records sorted by ledger and entry, with a footer that says where each lies.
 
 A segment is complete and synced before the index names it, so a damaged or truncated one is corruption and never an
-unfinished write. See ``docs/format.md``.
+unfinished write. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cookie of a directory: the store that it belongs to, and its tier and number there.
 
 The word is BookKeeper's. An open reads the cookies first, because a tier directory may be another store's, not mounted,
-swapped with another, or a leftover of a copy. See ``docs/format.md``.
+swapped with another, or a leftover of a copy. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

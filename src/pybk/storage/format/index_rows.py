@@ -1,7 +1,7 @@
 """Rows of the index: the bytes of its keys and values.
 
 This file defines layouts and does not use LMDB; ``index/index.py`` reads them and ``index/update.py`` changes them. See
-``docs/format.md``.
+``docs/reference/format.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Log files: the bytes of a file header and of a commit header.
 
 This file defines layouts; ``replay.py`` reads the commits of a log from its files. See
-``docs/format.md``.
+``docs/reference/format.md``.
 """
 
 from __future__ import annotations

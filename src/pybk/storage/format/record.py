@@ -1,6 +1,6 @@
 """Records, which frame entries in every tier, and run locations, which say where a record lies.
 
-This file defines layouts and does not read or write files. See ``docs/format.md``.
+This file defines layouts and does not read or write files. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The durable watermark: the LSN up to which the log is durable, in a small mapped file that other processes read.
 
-See ``docs/format.md``. A writer stores the LSN first and then its complement. So the complement is always that of a
-durable LSN, even if the writer was killed between the two stores.
+See ``docs/reference/format.md``. A writer stores the LSN first and then its complement. So the complement is always
+that of a durable LSN, even if the writer was killed between the two stores.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The index: the ledgers, the locations of their entries, and the contents of each file.
 
 It is derived from the catalog and the files, and checked on each use: every value has a checksum that includes its key,
-and a missing key counts as absent only if other keys prove its absence. See ``docs/format.md``.
+and a missing key counts as absent only if other keys prove its absence. See ``docs/reference/format.md``.
 """
 
 from __future__ import annotations

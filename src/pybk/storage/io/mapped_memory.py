@@ -3,7 +3,7 @@
 Touching a mapped page that the kernel cannot read ends the process with SIGBUS. So every reader of a map asks for its
 range here before it looks at it, once for the range of a whole batch. What remains is a page that was populated,
 dropped from memory and cannot be read again, and a file that is cut between the call and the touch;
-``docs/faults.md`` says so.
+``docs/concepts/faults.md`` says so.
 """
 
 from __future__ import annotations

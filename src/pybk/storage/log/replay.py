@@ -1,4 +1,4 @@
-"""Replay: read the commits of a log after a stop, and find where the log ends (``docs/format.md``).
+"""Replay: read the commits of a log after a stop, and find where the log ends (``docs/reference/format.md``).
 
 Theory of operation. Two facts decide everything:
 

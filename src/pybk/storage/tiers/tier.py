@@ -11,7 +11,7 @@ A further tier is one module, and one line in ``registry.TIERS``. The module pro
 - ``writer``: a ``TierWriter``. It takes a row for each file from ``TierVolumes.new_file``, makes the file durable in
   ``finish``, and makes its row known by ``TierVolumes.add``.
 - ``load``, ``plain_record`` and ``stored_record``: reading. ``FileTier`` provides them for records, in the format of
-  ``docs/format.md``, that lie at ``RunLocation.offset`` in a file that can be mapped.
+  ``docs/reference/format.md``, that lie at ``RunLocation.offset`` in a file that can be mapped.
 - ``rows``: all records of a file, from the file alone, because ``rebuild-index`` has no index.
 - ``check``: the damage of a file that reading its entries does not find, for ``verify``.
 - ``dump``: what ``pybk dump`` prints of a file. The default prints the headers of the records that ``rows`` returns.

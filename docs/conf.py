@@ -1,0 +1,45 @@
+"""The site: Sphinx reads Markdown through MyST, and public names from their docstrings; `make docs` builds it offline."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
+from pybk.version import __version__
+
+project = "pybk"
+author = "pybk contributors"
+project_copyright = "pybk contributors, Apache-2.0"
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "drawing",
+]
+exclude_patterns = ["_build"]
+nitpicky = True
+
+myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+copybutton_exclude = ".linenos, .gp, .go"
+
+html_theme = "furo"
+html_title = "pybk"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
