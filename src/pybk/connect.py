@@ -197,7 +197,9 @@ def join(
             )
             undo.callback(bookie.close)
             membership = Membership(metadata, bookie.bookie.bookie_id, metrics)
-            backend = ClusterBackend(url, membership, lambda: Links(keys), config, bookie)
+            backend = ClusterBackend(
+                url, membership, lambda: Links(keys, own=(bookie.bookie, bookie.server)), config, bookie
+            )
             undo.pop_all()
             undo.callback(backend.close)
             if autorecovery:

@@ -1,4 +1,4 @@
-"""What the embedded store promises holds for a cluster, too: the same tests, with another manager."""
+"""What the embedded store promises holds for a cluster, too: the same tests, with a bookie as the manager."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Final
 import pytest
 
 from pybk.manager import LedgerManager
+from pybk.transport.client_links import Link
+from pybk.transport.in_process import InProcessLink
 from tests import test_advanced, test_manager, test_reader, test_standard_futures, test_writer
 from tests.cluster.inside import inside
+from tests.internals import cluster_backend_of
 from tests.storage.log import test_admission
 
 PROMISES: Final = [
@@ -78,8 +81,21 @@ globals().update({promise.__name__: promise for promise in PROMISES})
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[LedgerManager]:
     with inside(tmp_path / "cluster") as cluster:
-        yield cluster.connect(max_entry_bytes=5000, max_outstanding_bytes=64 << 10)
+        yield cluster.open_bookie(3, max_entry_bytes=5000, max_outstanding_bytes=64 << 10)
 
 
 def test_all_promises_are_kept_here() -> None:
     assert len({promise.__name__ for promise in PROMISES}) == len(PROMISES), "one would hide another of its name"
+
+
+def test_the_bookie_of_the_process_is_written_by_call(manager: LedgerManager) -> None:
+    backend = cluster_backend_of(manager)
+    own = next(each.bookie for each in manager.bookies() if each.bookie.bookie_id == "bookie-3")
+    with manager.create_ledger(insecure=True, ensemble_size=3, write_quorum=3, ack_quorum=3) as writer:
+        assert writer.append_many([b"one", b"two"]) == range(2)
+        assert own in manager.ledger_metadata(writer.ledger_id).fragments[0].ensemble, "the local bookie is preferred"
+    with manager.open_ledger(writer.ledger_id) as reader:
+        assert [entry.payload for entry in reader] == [b"one", b"two"]
+    links = {bookie: type(link) for bookie, (link, _) in backend.wire.by_bookie.items()}
+    assert links.pop(own) is InProcessLink
+    assert set(links.values()) == {Link}

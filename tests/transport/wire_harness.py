@@ -114,7 +114,7 @@ def world(
     *,
     authorize: Callable[[bytes, Authorize | AuthorizeMember], bool] | None = None,
     context: Any = None,
-    **settings: int,
+    **settings: Any,
 ) -> Iterator[World]:
     with (
         Server([address], INSTANCE, keys, authorize=authorize, context=context) as server,

@@ -53,6 +53,7 @@ from pybk.replication.messages import (
 from pybk.transport.client_links import TIMEOUT_NS, Link, Links
 from pybk.transport.cluster_keys import RightsKey, prove_lac, proven_lac
 from pybk.transport.codec import Answer, LacPacket, WireReply, WireRequest
+from pybk.transport.in_process import InProcessLink
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
@@ -74,6 +75,7 @@ _named_lac: Final = Struct(">8xq").unpack_from
 Address = tuple[str, bytes | None]
 """A bookie's address, and its CURVE key if the cluster has a secret."""
 
+AnyLink = Link | InProcessLink
 CheckedReply = Reply | LacReply | ReadReply
 
 
@@ -100,7 +102,7 @@ class BookieWire:
         self._changing = threading.Lock()
         """Held to replace, close or wake the links."""
         self._addresses = addresses
-        self.by_bookie: dict[Bookie, tuple[Link, Address]] = {}
+        self.by_bookie: dict[Bookie, tuple[AnyLink, Address]] = {}
         """The link to each bookie, and the address that it was made for."""
         self._granted: dict[int, bool] = {}
         """Ledgers whose rights the links have, the oldest first: whether by their passwords, or only as a member."""
@@ -189,7 +191,7 @@ class BookieWire:
                 del self.queued[bookie]
         return lost
 
-    def _link_to(self, bookie: Bookie) -> Link | None:
+    def _link_to(self, bookie: Bookie) -> AnyLink | None:
         """Return the link to a bookie's registered address, made if there is none; None if it cannot be reached."""
         address = self._addresses.find(bookie)
         found = self.by_bookie.get(bookie)
@@ -197,7 +199,7 @@ class BookieWire:
             return found[0]
         return self._connect(bookie, address)
 
-    def _connect(self, bookie: Bookie, address: Address | None) -> Link | None:
+    def _connect(self, bookie: Bookie, address: Address | None) -> AnyLink | None:
         """Make a link to a bookie; a link to its former address is closed, which ends its requests."""
         former = self.by_bookie.pop(bookie, None)
         if former is not None:
@@ -205,7 +207,7 @@ class BookieWire:
         if address is None:
             return None
         try:
-            link = self._links.connect(bookie, *address)
+            link = self._links.own_link(bookie) or self._links.connect(bookie, *address)
         except PybkError as error:
             logger.warning("no link to %s: %s", bookie, error)
             return None

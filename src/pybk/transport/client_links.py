@@ -27,6 +27,9 @@ sockets to the epoll set (``_watch``) and appends its outcomes. A ZeroMQ descrip
 and sending or receiving may consume that signal; so a link that has sent something, or has a new socket, is in
 ``_touched``, and the next ``poll`` reads it without a signal.
 
+The bookie of the client's own process has an ``InProcessLink`` instead, which has no socket: ``poll`` flushes what was
+handed over to it, and takes its replies.
+
 Everything runs in the thread that calls ``send`` and ``poll``, one at a time; there are no locks. Only ``Links.wake``
 may be called by any thread.
 """
@@ -85,6 +88,7 @@ from pybk.transport.frames import (
     is_authentic,
     is_whole,
 )
+from pybk.transport.in_process import Called, InProcessLink
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +138,7 @@ _REASONS: Final = {
     int(zmq.EVENT_CLOSED): "no process listens at the address",
 }
 
-Outcome = tuple["Link", int, WireReply | None]
+Outcome = tuple["Link | InProcessLink", int, WireReply | None]
 """Link, request id, and reply; None instead of a reply if there was none, so that the request's effect is unknown."""
 
 _contexts: Final[set[curve.Context]] = set()
@@ -604,6 +608,7 @@ class Links:
     Args:
         keys: The cluster's keys, which may change: the links then begin sessions with the new ones. None without a
             secret.
+        own: The bookie of this process, and its server, to which requests are passed by call; None if there is none.
         context: The ZeroMQ context, needed for ``inproc``; None to make one.
         outstanding_bytes_max: Bound on the outstanding bytes of each link, see ``Link.outstanding_bytes``.
         message_bytes_max: Bound on each frame received; a larger one ends the connection unread.
@@ -619,6 +624,7 @@ class Links:
         self,
         keys: ClusterKeys | HeldKeys | None = None,
         *,
+        own: tuple[Bookie, Called] | None = None,
         context: curve.Context | None = None,
         outstanding_bytes_max: int = OUTSTANDING_BYTES_MAX,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
@@ -638,6 +644,9 @@ class Links:
         self._message_bytes_max = message_bytes_max
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._links: list[Link] = []
+        self._own = own
+        self._in_process: InProcessLink | None = None
+        """The link to the bookie of this process, once it was asked for."""
         self._grants: dict[int, tuple[bytes, RightsKey | MemberKey]] = {}
         self._outcomes: list[Outcome] = []
         self.waiting = False
@@ -690,6 +699,22 @@ class Links:
         self._links.append(link)
         return link
 
+    def own_link(self, bookie: Bookie) -> InProcessLink | None:
+        """Return the link to a bookie, made if there is none, if it is that of this process; otherwise None."""
+        if self._own is None or bookie != self._own[0]:
+            return None
+        if self._in_process is None or self._in_process.closed:
+            link = self._in_process = InProcessLink(
+                *self._own,
+                grants=self._grants,
+                on_outcome=lambda request_id, reply: self._outcomes.append((link, request_id, reply)),
+                look_at=self._look_at,
+                wake=self.wake,
+                outstanding_bytes_max=self._outstanding_bytes_max,
+                message_bytes_max=self._message_bytes_max,
+            )
+        return self._in_process
+
     @property
     def member_key(self) -> MemberKey | None:
         """The key that proves a member's right to recover ledgers; None without a cluster secret."""
@@ -716,14 +741,19 @@ class Links:
             key: The key that makes the proofs: the ledger's, or the member's, whose right is to recover it only.
         """
         self._grants[ledger_id] = (description, key)
+        self._forget_right(ledger_id)
+
+    def _forget_right(self, ledger_id: int) -> None:
+        """Have each link prove the right to a ledger again, if there still is one."""
         for link in self._links:
             link._proved.discard(ledger_id)
+        if self._in_process is not None:
+            self._in_process.forget_right(ledger_id)
 
     def revoke(self, ledger_id: int) -> None:
         """Stop proving the right to a ledger; bookies forget it when the session ends."""
         self._grants.pop(ledger_id, None)
-        for link in self._links:
-            link._proved.discard(ledger_id)
+        self._forget_right(ledger_id)
 
     def wake(self) -> None:
         """Make the current or the next ``poll`` return at once; does nothing after ``close``. Threads: any."""
@@ -755,6 +785,10 @@ class Links:
             for link in touched:
                 if link._mac is None:
                     link.hear()
+        own = self._in_process
+        if own is not None:
+            own.flush()
+            own.take()
         timeout_ms = 0 if self._outcomes else min(timeout_ms, (self.due_ns - now_ns) // 10**6 + 1)
         self.waiting = True
         ready = self._epoll.poll(timeout_ms / 1000)
@@ -769,6 +803,8 @@ class Links:
                 self._by_monitor[descriptor].hear()
         if signalled:
             self._take(signalled)
+        if own is not None:
+            own.take()
         outcomes = self._outcomes
         self._outcomes = []
         return outcomes
@@ -778,6 +814,8 @@ class Links:
         self.due_ns = now_ns + PING_NS
         for link in self._links:
             link._look_after(now_ns)
+        if self._in_process is not None:
+            self._in_process.look_after(now_ns)
 
     def _remove(self, link: Link) -> None:
         """Forget a link that is closed."""
@@ -821,6 +859,8 @@ class Links:
     def close(self) -> None:
         """Close all links, also those that an interrupt left half open; outstanding requests get no outcome."""
         try:
+            if self._in_process is not None:
+                self._in_process.close()
             for link in self._links:
                 link._disconnect()
             self._links.clear()

@@ -1,4 +1,4 @@
-"""Keys derived from a cluster's secret, proofs of rights to a ledger, and LAC packets. See ``docs/reference/wire.md``."""
+"""Keys derived from a cluster's secret, proofs of rights to ledgers, LAC packets. See ``docs/reference/wire.md``."""
 
 from __future__ import annotations
 

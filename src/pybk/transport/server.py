@@ -14,8 +14,11 @@ is idle and another client needs a session. ``take_ended`` returns the ended ses
 answered NO_SESSION, and the client greets again.
 
 ``receive`` waits for the socket and for three more descriptors: ``wake``, the authentication handler (``curve``), and
-the monitor that bounds the connections (``connection_limit``). One thread uses a server at a time; only ``wake`` may
-be called by any thread.
+the monitor that bounds the connections (``connection_limit``). One thread uses a server at a time; ``wake``, ``call``
+and ``wake_called`` may be called by any thread.
+
+A client in the bookie's own process hands its requests over by ``call`` (``in_process``). They need no check of their
+form, and are returned by ``receive`` with those of the socket, before them.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ import logging
 import os
 import secrets
 import select
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
@@ -210,6 +215,22 @@ class Peer:
         return f"<Peer {self.session_id[:4].hex()}, rights to {len(self.rights)} ledgers>"
 
 
+class Caller(Peer):
+    """The session of a client in the bookie's own process; see ``in_process``.
+
+    Args:
+        deliver: Takes the request id and the reply of each request.
+        end: Called once the server is closed.
+    """
+
+    __slots__ = ("deliver", "end")
+
+    def __init__(self, deliver: Callable[[int, WireReply], None], end: Callable[[], None]) -> None:
+        super().__init__(b"", secrets.token_bytes(SESSION_BYTES), greeting_mac(None), frames.VERSION)
+        self.deliver: Final = deliver
+        self.end: Final = end
+
+
 @dataclass(slots=True)
 class ServerCounters:
     """Counts of what a server received, since it was opened.
@@ -300,6 +321,12 @@ class Server:
         self.lanes = Lanes()
         """Messages that arrived, in a lane for each client."""
         self._ended: list[Peer] = []
+        self._called: deque[tuple[Caller, int, WireRequest | None]] = deque()
+        """Requests of this process; None ends the session. Any thread appends, the serving one takes."""
+        self._callers: set[Caller] = set()
+        self._waking = threading.Lock()
+        """Guards ``_closed``, so that no call and no wake-up is lost or made after the end."""
+        self._closed = False
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -363,6 +390,44 @@ class Server:
         """Make the current or the next ``receive`` return at once. Threads: any."""
         os.eventfd_write(self._wake, 1)
 
+    def call(self, caller: Caller, request_id: int, message: WireRequest | None) -> bool:
+        """Hand over a request of this process, to be taken in the order of calls after ``wake_called``.
+
+        Args:
+            caller: The session; it begins with its first request.
+            request_id: Its reply is delivered with this id.
+            message: The request; None ends the session.
+
+        Returns:
+            False if the server is closed: nothing was handed over.
+
+        Threads: any.
+        """
+        with self._waking:
+            if not self._closed:
+                self._called.append((caller, request_id, message))
+            return not self._closed
+
+    def wake_called(self) -> None:
+        """Have the serving thread take what was handed over by ``call``. Threads: any, also after ``close``."""
+        with self._waking:
+            if not self._closed:
+                self.wake()
+
+    def _take_called(self) -> Iterator[tuple[Peer, int, WireRequest]]:
+        """Yield the requests of this process that the bookie has to answer."""
+        for _ in range(min(len(self._called), RECEIVED_MAX)):
+            caller, request_id, message = self._called.popleft()
+            if message is None:
+                self._callers.discard(caller)
+                self._ended.append(caller)
+                continue
+            self._callers.add(caller)
+            if isinstance(message, Ping | Authorize | AuthorizeMember):
+                self.reply(caller, request_id, self._decide(caller, message))
+            else:
+                yield caller, request_id, message
+
     def receive(self, timeout_ms: int) -> list[tuple[Peer, int, WireRequest]]:
         """Wait for requests, and return those of one turn.
 
@@ -384,7 +449,7 @@ class Server:
         if connections is not None and connections.greeting:
             connections.check_greeting(self.addresses)
             timeout_ms = min(timeout_ms, GREETING_LOOK_MS)
-        ready = self._epoll.poll(0 if more or lanes.busy_lanes else timeout_ms / 1000)
+        ready = self._epoll.poll(0 if more or lanes.busy_lanes or self._called else timeout_ms / 1000)
         for descriptor, _ in ready:
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
@@ -392,7 +457,7 @@ class Server:
                 self.watched[descriptor]()
         if ready and not lanes.busy_lanes:
             self.drain()
-        arrived: list[tuple[Peer, int, WireRequest]] = []
+        arrived = list(self._take_called()) if self._called else []
         now_ns = time.monotonic_ns()
         for routing_id, message in lanes.turn(now_ns):
             request = self._admit(routing_id, message.head, message.bodies, now_ns)
@@ -427,6 +492,8 @@ class Server:
 
         Threads: that which calls ``receive``.
         """
+        if any(ledger_id in caller.writes for caller in self._callers):
+            return True
         writers = [peer for peer in self.peers.values() if ledger_id in peer.writes]
         return any(self._answer(peer, PROBE_ID, encode(_OK)) for peer in writers)
 
@@ -505,19 +572,28 @@ class Server:
             return None
         try:
             message = decode_request(header, head, bodies)
-            if not isinstance(message, Ping | Authorize | AuthorizeMember):
-                return peer, header.request_id, message
-            allowed = isinstance(message, Ping) or self._grant(peer, message)
-            answer = _OK if allowed else _UNAUTHORIZED
         except FrameError:
             self.counters.refused += 1
-            answer = _REFUSED
+            self.reply(peer, header.request_id, _REFUSED)
+            return None
         except Exception:  # a barrier: the content of an authentic message must not end the bookie
             self.counters.faults += 1
-            logger.exception("a request was refused that could not be decoded or authorized; this is a defect")
-            answer = _REFUSED
-        self.reply(peer, header.request_id, answer)
+            logger.exception("a request was refused that could not be decoded; this is a defect")
+            self.reply(peer, header.request_id, _REFUSED)
+            return None
+        if not isinstance(message, Ping | Authorize | AuthorizeMember):
+            return peer, header.request_id, message
+        self.reply(peer, header.request_id, self._decide(peer, message))
         return None
+
+    def _decide(self, peer: Peer, message: Ping | Authorize | AuthorizeMember) -> Reply:
+        """Return the reply to a ping or to a proof of a right, whose right it adds to the session if it is valid."""
+        try:
+            return _OK if isinstance(message, Ping) or self._grant(peer, message) else _UNAUTHORIZED
+        except Exception:  # a barrier, as in ``_admit``
+            self.counters.faults += 1
+            logger.exception("a proof was refused that could not be checked; this is a defect")
+            return _REFUSED
 
     def _grant(self, peer: Peer, proof: Authorize | AuthorizeMember) -> bool:
         """Verify a proof of a right, and add the right to the session; False if the proof is not valid."""
@@ -599,6 +675,9 @@ class Server:
 
         Cost: 4 microseconds.
         """
+        if isinstance(peer, Caller):
+            peer.deliver(request_id, message)
+            return True
         return self._answer(peer, request_id, encode(message))
 
     def _answer(self, peer: Peer, request_id: int, answer: Outgoing) -> bool:
@@ -669,6 +748,12 @@ class Server:
 
     def close(self) -> None:
         """Stop listening and end all connections; replies that were not sent yet are dropped."""
+        with self._waking:
+            self._closed = True
+        for caller in self._callers | {called[0] for called in self._called}:
+            caller.end()
+        self._callers.clear()
+        self._called.clear()
         self.peers.clear()
         self._epoll.close()
         if self.connections is not None:

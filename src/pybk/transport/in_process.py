@@ -1,0 +1,221 @@
+"""The link of a client to the bookie of its own process: requests and replies are passed by call.
+
+Theory of operation. A process that is a bookie and a client wrote to its own replica by a socket, which took two MACs,
+encryption both ways and four passages through ZeroMQ's thread. Here the client's leader appends its requests to
+``Server.called``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits in the ``poll`` of
+its links. The serving thread takes them in its turn, as if they had arrived at its socket, and passes each reply to
+``InProcessLink.deliver``, which wakes the leader. So a request runs in the same thread, in the same order and with the
+same sync as any other one, and every rule of the protocol is where it was.
+
+The session of the client is a ``Caller``. Its rights are proved as over the wire, although both ends could trust each
+other: the proof binds the request to the ledger's password, and the check is made once for each ledger.
+
+An end (``Server.close``, or an error of the serving thread) is delivered like a reply: all requests that are
+outstanding have no outcome, and those that are sent later have none at once.
+
+Locks: ``_closing`` keeps the leader's wake-up from being called after its links were closed. All else is used by one
+thread: ``deliver`` and ``end`` by the serving thread, the other methods by the leader. The queues between them are
+deques, whose single operations are atomic.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from pybk.errors import UsageError
+from pybk.ledger import Bookie
+from pybk.replication.messages import Add, Read, Reply, Status
+from pybk.transport.cluster_keys import MemberKey, RightsKey
+from pybk.transport.codec import Authorize, AuthorizeMember, WireReply, WireRequest
+from pybk.transport.server import Caller
+
+_HEAD_BYTES: Final = 256
+"""What a request is counted with, beside its entries."""
+
+_OWN_IDS: Final = 1 << 63
+"""The request id of proofs of rights; nobody waits for their replies."""
+
+_NEVER_NS: Final = 1 << 63
+
+
+class Called(Protocol):
+    """The part of a ``Server`` that a link in its process uses."""
+
+    instance: bytes
+
+    def call(self, caller: Caller, request_id: int, message: WireRequest | None) -> bool:
+        """Hand a request to the serving thread, or None to end the session; False once the server is closed."""
+
+    def wake_called(self) -> None:
+        """Wake the serving thread, unless the server is closed. Threads: any."""
+
+
+class InProcessLink:
+    """The connection of a client to the bookie of its process; as ``Link``, but without a socket.
+
+    Args:
+        bookie: The bookie.
+        server: Its server.
+        grants: The rights of the client, by ledger: the encoded description, and the key that makes proofs.
+        on_outcome: Called with the request id and the reply of each request, or None for one without a reply.
+        look_at: Asks for a call of ``look_after`` at a time or earlier.
+        wake: Makes ``Links.poll`` return.
+        outstanding_bytes_max: As of ``Links``.
+        message_bytes_max: As of ``Links``.
+    """
+
+    def __init__(
+        self,
+        bookie: Bookie,
+        server: Called,
+        *,
+        grants: Mapping[int, tuple[bytes, RightsKey | MemberKey]],
+        on_outcome: Callable[[int, WireReply | None], None],
+        look_at: Callable[[int], None],
+        wake: Callable[[], None],
+        outstanding_bytes_max: int,
+        message_bytes_max: int,
+    ) -> None:
+        self.bookie: Final = bookie
+        self.outstanding_bytes = 0
+        self._server = server
+        self._grants = grants
+        self._on_outcome = on_outcome
+        self._look_at = look_at
+        self._wake = wake
+        self._outstanding_bytes_max = outstanding_bytes_max
+        self._message_bytes_max = message_bytes_max
+        self._caller = Caller(self.deliver, self.end)
+        self._proved: set[int] = set()
+        self._outstanding: dict[int, tuple[int, int, int]] = {}
+        """Deadline, size and ledger of each request without a reply, by request id."""
+        self._first_deadline_ns = _NEVER_NS
+        self._unflushed = False
+        self.arrived: deque[tuple[int, WireReply | None]] = deque()
+        """Replies that ``take`` has not reported yet; the serving thread appends."""
+        self._ended = False
+        """The server is closed. Set by the leader."""
+        self._closing = threading.Lock()
+        self.closed = False
+        """``close`` was called."""
+
+    def __repr__(self) -> str:
+        """Return the bookie."""
+        return f"<InProcessLink to {self.bookie}>"
+
+    # ---- the leader --------------------------------------------------------------------------------------------------
+
+    def send(self, request_id: int, message: WireRequest, timeout_ns: int) -> bool:
+        """Hand over a request; its outcome is reported by ``take`` or ``look_after``, exactly once.
+
+        Args:
+            request_id: Not that of an outstanding request.
+            message: The request; its entries must not change until the outcome is known.
+            timeout_ns: Nanoseconds after which it counts as unanswered.
+
+        Returns:
+            False if too much is outstanding: nothing was handed over.
+
+        Raises:
+            UsageError: The message is larger than the bookie accepts, or the request id is outstanding.
+        """
+        size = _HEAD_BYTES
+        if type(message) is Add:
+            for run in message.runs:
+                size += sum(run.sizes)
+        if size > self._message_bytes_max or request_id in self._outstanding:
+            raise UsageError(
+                f"request {request_id} of {size} bytes to {self.bookie}: the limit is "
+                f"{self._message_bytes_max}, and each id is sent once: send smaller batches"
+            )
+        if type(message) is Read:
+            size += message.bytes_max
+        if self._outstanding and self.outstanding_bytes + size > self._outstanding_bytes_max:
+            return False
+        ledger_id = getattr(message, "ledger_id", -1)
+        if ledger_id not in self._proved and ledger_id in self._grants:
+            self._prove(ledger_id)
+        if self._ended or not self._server.call(self._caller, request_id, message):
+            self._on_outcome(request_id, None)
+            return True
+        self._unflushed = True
+        deadline_ns = time.monotonic_ns() + timeout_ns
+        self._outstanding[request_id] = deadline_ns, size, ledger_id
+        self.outstanding_bytes += size
+        if deadline_ns < self._first_deadline_ns:
+            self._first_deadline_ns = deadline_ns
+            self._look_at(deadline_ns)
+        return True
+
+    def _prove(self, ledger_id: int) -> None:
+        """Prove the right to a ledger."""
+        description, key = self._grants[ledger_id]
+        proof = key.sign(self._caller.session_id, self._server.instance, ledger_id)
+        right = Authorize if isinstance(key, RightsKey) else AuthorizeMember
+        self._server.call(self._caller, _OWN_IDS, right(ledger_id, description, proof))
+        self._proved.add(ledger_id)
+
+    def forget_right(self, ledger_id: int) -> None:
+        """Have the right to a ledger proved again before the next request for it."""
+        self._proved.discard(ledger_id)
+
+    def flush(self) -> None:
+        """Wake the serving thread if anything was handed over since the last call."""
+        if self._unflushed:
+            self._unflushed = False
+            self._server.wake_called()
+
+    def take(self) -> None:
+        """Report the replies that have arrived."""
+        arrived = self.arrived
+        while arrived:
+            request_id, reply = arrived.popleft()
+            if request_id == _OWN_IDS and reply is None:
+                self._ended = True
+                for each in list(self._outstanding):
+                    self._end(each, None)
+            elif request_id in self._outstanding:
+                if type(reply) is Reply and reply.status is Status.UNAUTHORIZED:
+                    self._proved.discard(self._outstanding[request_id][2])
+                self._end(request_id, reply)
+
+    def look_after(self, now_ns: int) -> None:
+        """End requests that have timed out."""
+        if now_ns >= self._first_deadline_ns:
+            for request_id in [each for each, noted in self._outstanding.items() if noted[0] <= now_ns]:
+                self._end(request_id, None)
+            self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
+        self._look_at(self._first_deadline_ns)
+
+    def _end(self, request_id: int, reply: WireReply | None) -> None:
+        self.outstanding_bytes -= self._outstanding.pop(request_id)[1]
+        self._on_outcome(request_id, reply)
+
+    def close(self) -> None:
+        """End the session; outstanding requests get no reply. The links may be closed afterwards."""
+        with self._closing:
+            self.closed = True
+        if self._server.call(self._caller, _OWN_IDS, None):
+            self._server.wake_called()
+        for request_id in list(self._outstanding):
+            self._end(request_id, None)
+        self._ended = True
+
+    # ---- the serving thread ------------------------------------------------------------------------------------------
+
+    def deliver(self, request_id: int, reply: WireReply | None) -> None:
+        """Pass a reply to the leader."""
+        first = not self.arrived
+        self.arrived.append((request_id, reply))
+        if first:
+            with self._closing:
+                if not self.closed:
+                    self._wake()
+
+    def end(self) -> None:
+        """Say that the server is closed."""
+        self.deliver(_OWN_IDS, None)

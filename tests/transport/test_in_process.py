@@ -1,0 +1,223 @@
+"""The client of a bookie's own process passes its requests by call, with the outcomes that a socket would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pybk.errors import UsageError
+from pybk.replication.messages import Add, Force, Read, Reply, Status
+from pybk.transport.client_links import Links
+from pybk.transport.cluster_keys import MemberKey, RightsKey, held_keys, proves_right
+from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket
+from pybk.transport.in_process import InProcessLink
+from pybk.transport.server import Caller, Server
+from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, World, add, entries
+from tests.waiting import wait_until
+
+RIGHT = RightsKey(bytes(32))
+
+
+def anyone(_session_id: bytes, _proof: Authorize | AuthorizeMember) -> bool:
+    return True
+
+
+@contextmanager
+def own_world(
+    authorize: Callable[[bytes, Authorize | AuthorizeMember], bool] = anyone, **settings: Any
+) -> Iterator[tuple[World, InProcessLink]]:
+    with (
+        Server([TCP], INSTANCE, KEYS, authorize=authorize) as server,
+        Links(KEYS, own=(BOOKIE, server), **settings) as links,
+    ):
+        link = links.own_link(BOOKIE)
+        assert link is not None
+        yield World(server, links), link
+
+
+def ask(here: World, link: InProcessLink, message: Any, number: int = 1) -> Any:
+    here.outcomes.clear()
+    assert link.send(number, message, 60 * 10**9)
+    here.until(lambda: here.outcomes)
+    ((found, request_id, reply),) = here.outcomes
+    assert (found, request_id) == (link, number)
+    return reply
+
+
+def test_a_request_arrives_as_it_is_and_its_reply_comes_back() -> None:
+    with own_world() as (here, link):
+        message = add()
+        assert ask(here, link, message) is OK
+        ((peer, number, request),) = here.arrived
+        assert (number, request) == (1, message)
+        assert isinstance(request, Add)
+        assert request.runs[0].body[0] is message.runs[0].body[0], "no copy was made"
+        answer = Answer(Status.OK, entries())
+        here.answer = lambda *_: answer
+        assert ask(here, link, Read(7, 0, 0, 1, 1 << 20), 2) is answer
+        assert isinstance(peer, Caller)
+        assert link.outstanding_bytes == 0
+        assert here.links.own_link(BOOKIE) is link
+        assert here.server.peers == {}
+
+
+def test_another_bookie_is_not_of_this_process() -> None:
+    with own_world() as (here, _):
+        assert here.links.own_link(BOOKIE._replace(instance=b"another-16-bytes")) is None
+    with Links(KEYS) as links:
+        assert links.own_link(BOOKIE) is None
+
+
+def test_requests_are_taken_in_order_and_the_bookie_is_woken_once_for_all() -> None:
+    with own_world() as (here, link):
+        for number in range(5):
+            assert link.send(number, add(number), 60 * 10**9)
+        assert here.server.receive(0) != [], "what was handed over is taken whether or not there was a wake-up"
+        here.turn()
+        for number in range(5, 10):
+            assert link.send(number, add(number), 60 * 10**9)
+        here.links.poll(0)  # flushes
+        taken = [request for _, _, request in here.server.receive(60_000)]
+        assert taken == [add(number) for number in range(5, 10)]
+
+
+def test_a_right_is_proved_once_and_again_when_the_bookie_denies_it() -> None:
+    proofs: list[tuple[bytes, Any]] = []
+
+    def note(session_id: bytes, proof: Authorize | AuthorizeMember) -> bool:
+        proofs.append((session_id, proof))
+        return True
+
+    with own_world(note) as (here, link):
+        here.links.grant(7, b"described", RIGHT)
+        assert [ask(here, link, add(), number) for number in range(3)] == [OK] * 3
+        ((session_id, proof),) = proofs
+        assert proof.description == b"described"
+        assert proves_right(RIGHT.public, proof.signature, session_id, INSTANCE, 7)
+        (peer,) = {each[0] for each in here.arrived}
+        assert peer.may_write(7)
+        here.answer = lambda *_: Reply(Status.UNAUTHORIZED)
+        assert ask(here, link, Force(7), 4).status is Status.UNAUTHORIZED
+        peer.revoke(7)
+        here.answer = lambda *_: OK
+        assert ask(here, link, Force(7), 5) is OK
+        assert len(proofs) == 2
+        here.links.grant(7, b"described anew", RIGHT)
+        assert ask(here, link, Force(7), 6) is OK
+        assert proofs[-1][1].description == b"described anew"
+
+
+def test_a_proof_that_is_refused_gives_no_right_and_a_member_gets_less_than_all() -> None:
+    with own_world(lambda *_: False) as (here, link):
+        here.links.grant(7, b"described", RIGHT)
+        assert ask(here, link, add()) is OK
+        assert here.arrived[0][0].rights == {}
+    held = held_keys(KEYS)
+    assert held is not None
+    with own_world() as (here, link):
+        here.links.grant(7, b"described", MemberKey(held))
+        assert ask(here, link, add()) is OK
+        assert not here.arrived[0][0].may_write(7)
+        assert list(here.arrived[0][0].rights) == [7]
+
+
+def test_a_proof_at_which_the_check_fails_is_refused_and_counted() -> None:
+    def broken(_session_id: bytes, _proof: Authorize | AuthorizeMember) -> bool:
+        raise RuntimeError("broken")
+
+    with own_world(broken) as (here, link):
+        here.links.grant(7, b"described", RIGHT)
+        assert ask(here, link, add()) is OK
+        assert here.server.counters.faults == 1
+
+
+def test_too_much_outstanding_is_refused_until_replies_come() -> None:
+    with own_world(outstanding_bytes_max=1000) as (here, link):
+        big = add(7, entries(0, (700,)))
+        assert link.send(1, big, 60 * 10**9)
+        assert not link.send(2, big, 60 * 10**9)
+        here.until(lambda: here.outcomes)
+        assert link.send(2, big, 60 * 10**9)
+
+
+def test_what_is_too_large_or_sent_twice_is_an_error() -> None:
+    with own_world(message_bytes_max=1000) as (_, link):
+        with pytest.raises(UsageError, match="the limit is 1000"):
+            link.send(1, add(7, entries(0, (800,))), 60 * 10**9)
+        assert link.send(1, add(), 60 * 10**9)
+        with pytest.raises(UsageError, match="each id is sent once"):
+            link.send(1, add(), 60 * 10**9)
+
+
+def test_a_request_that_is_not_answered_ends_at_its_time_and_a_late_reply_is_ignored() -> None:
+    with own_world() as (here, link):
+        here.answer = lambda *_: None
+        assert link.send(1, add(), 10**6)
+        here.until(lambda: here.outcomes)
+        assert here.outcomes == [(link, 1, None)]
+        here.server.reply(here.arrived[0][0], 1, OK)
+        here.turn()
+        assert len(here.outcomes) == 1
+        here.answer = lambda *_: OK
+        assert ask(here, link, add(), 2) is OK
+
+
+def test_a_closed_server_leaves_no_request_without_an_outcome() -> None:
+    with Links(KEYS, own=(BOOKIE, server := Server([TCP], INSTANCE, KEYS, authorize=anyone))) as links:
+        link = links.own_link(BOOKIE)
+        assert link is not None
+        for number in range(2):
+            assert link.send(number, add(), 60 * 10**9)
+        assert len(server.receive(0)) == 2
+        assert link.send(2, add(), 60 * 10**9)
+        server.close()
+        found: list[Any] = []
+
+        def all_ended() -> bool:
+            found.extend(links.poll(100))
+            return len(found) == 3
+
+        wait_until(all_ended, "three outcomes")
+        assert found == [(link, number, None) for number in range(3)]
+        for number in (3, 4):
+            assert link.send(number, add(), 60 * 10**9)
+            assert links.poll(0) == [(link, number, None)]
+        assert link.outstanding_bytes == 0
+
+
+def test_a_session_ends_with_its_links_and_the_bookie_drops_what_it_wrote() -> None:
+    with Server([TCP], INSTANCE, KEYS, authorize=anyone) as server:
+        links = Links(KEYS, own=(BOOKIE, server))
+        link = links.own_link(BOOKIE)
+        assert link is not None
+        assert link.send(1, add(), 60 * 10**9)
+        ((peer, number, _),) = server.receive(0)
+        peer.writes.add(7)
+        assert server.has_writer(7)
+        links.close()
+        assert server.receive(60_000) == []
+        assert server.take_ended() == [peer]
+        assert not server.has_writer(7)
+        server.reply(peer, number, OK)  # wakes nothing: the descriptor may be another file by now
+
+
+def test_a_link_that_was_closed_is_made_again() -> None:
+    with own_world() as (here, link):
+        assert link.send(1, add(), 60 * 10**9)
+        link.close()
+        assert here.links.poll(0) == [(link, 1, None)]
+        again = here.links.own_link(BOOKIE)
+        assert again is not None
+        assert again is not link
+        assert ask(here, again, LacPacket(7, b"x"), 2) is OK
+        assert len(here.server.take_ended()) == 1
+
+
+def test_its_name_has_no_secret() -> None:
+    with own_world() as (here, link):
+        here.links.grant(7, b"described", RIGHT)
+        assert ask(here, link, add()) is OK
+        assert repr(link) == f"<InProcessLink to {BOOKIE}>"
