@@ -12,7 +12,8 @@ CORE = Extension(
     "pybk._native",
     sources=sorted(glob("src/native/*.c")),
     depends=sorted(glob("src/native/*.h")),
-    extra_compile_args=["-std=c11", "-O3"],
+    extra_compile_args=["-std=c11", "-O3", "-pthread"],
+    extra_link_args=["-pthread"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE else [],
     py_limited_api=STABLE,
     optional=True,  # without a compiler pybk is installed all the same, and computes in Python

@@ -2,7 +2,8 @@
    entry, for pybk/digest.py, pybk/entry.py, pybk/storage/batches.py and pybk/storage/format/log_file.py, which do the
    same without it.
 
-   Functions let the interpreter lock go while they compute digests over RELEASE_BYTES or more. What they use then cannot go
+   Functions let the interpreter lock go while they compute digests over RELEASE_BYTES or more, and large batches are
+   checked by several threads then. What they use then cannot go
    away: buffers are held, payloads are referred to, and results are seen by nobody else yet. */
 
 #define PY_SSIZE_T_CLEAN
@@ -12,6 +13,7 @@
 
 #include "digests.h"
 #include "framing.h"
+#include "spread.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "headers and digests are written for little-endian processors; on others pybk computes in Python"
@@ -84,7 +86,8 @@ static PyObject *compare(int type, const checked *of, int64_t ledger_id)
         for (size_t i = 0; i < count; i++)
             nbytes += entries[i].payload_bytes;
         PyThreadState *lock = nbytes >= RELEASE_BYTES ? PyEval_SaveThread() : NULL;
-        match = digests_match(type, of->key.buf, entries, count);
+        match = lock == NULL ? digests_match(type, of->key.buf, entries, count)
+                             : digests_match_spread(type, of->key.buf, entries, count, nbytes);
         if (lock != NULL)
             PyEval_RestoreThread(lock);
     }

@@ -57,6 +57,24 @@ def test_batches_of_many_threads_are_right_without_the_lock(core: NativeCore) ->
         assert list(pool.map(make, kinds)) == [wanted[kind] for kind in kinds]
 
 
+@pytest.mark.parametrize("sizes", [[3000] * 2000, [5 << 20, 0, 1], [0, 0, 5 << 20], [700_000] * 9], ids=len)
+def test_a_large_batch_is_checked_whole_by_its_threads(core: NativeCore, sizes: list[int]) -> None:
+    source = random.Random(5)
+    payloads = [source.randbytes(size) for size in sizes]
+    for kind in sorted(core.TYPES):
+        prefixes = core.prefixes(kind, KEY, 7, 0, -1, 0, payloads)
+        changing = bytearray().join(part for both in zip(prefixes, payloads, strict=True) for part in both)
+        buffer = memoryview(changing)
+        whole = np.array([len(prefixes[0]) + size for size in sizes], np.int64)
+        offsets, ids = np.cumsum(whole) - whole, np.arange(len(sizes))
+        assert core.matches(kind, KEY, 7, buffer, offsets, whole, ids)
+        for number in {0, len(sizes) - 1, *(source.randrange(len(sizes)) for _ in range(20))}:
+            last = int(offsets[number] + whole[number]) - 1
+            changing[last] ^= 1
+            assert core.matches(kind, KEY, 7, buffer, offsets, whole, ids) is (kind == DigestType.NONE), number
+            changing[last] ^= 1
+
+
 def test_no_entries_match_and_have_no_prefixes(core: NativeCore) -> None:
     for kind in core.TYPES:
         assert core.matches(kind, KEY, 7, b"", PLACES[:0], PLACES[:0], PLACES[:0]) is True
@@ -81,12 +99,8 @@ def test_a_small_batch_does_not_ask_what_the_processor_has(core: NativeCore) -> 
 def test_wrong_arguments_are_refused(core: NativeCore) -> None:
     with pytest.raises(ValueError, match="digest type 5 is not computed here"):
         core.prefixes(5, KEY, 7, 0, -1, 0, [b""])
-    with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
-        core.matches(DigestType.HMAC_SHA256, KEY[1:], 7, b"", PLACES, PLACES, PLACES)
     with pytest.raises(ValueError, match="equally long"):
         core.matches(DigestType.NONE, KEY, 7, b"", PLACES, PLACES, PLACES[:0])
-    with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
-        core.open(Entry, KEY[1:], b"", DigestType.HMAC_SHA256, 7, 0, 0, 0)
     with pytest.raises(TypeError, match="not a type of named tuples"):
         core.open(list, KEY, b"", DigestType.NONE, 7, 0, 0, 0)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="takes 8 arguments, not 7"):
@@ -97,12 +111,22 @@ def test_wrong_arguments_are_refused(core: NativeCore) -> None:
         core.prefixes(DigestType.NONE, KEY, 7, 0, -1, 0, [b"", "text"])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="digest type 5 is not computed here"):
         core.prefix(5, KEY, 7, 0, -1, 0, b"")
-    with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
-        core.prefix(DigestType.HMAC_SHA256, KEY[1:], 7, 0, -1, 0, b"")
     with pytest.raises(TypeError):
         core.entry_commit(7, 0, 1, 1, b"", "text")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="contiguous"):
         core.matches(DigestType.NONE, KEY, 7, b"", np.zeros(4, np.int64)[::2], PLACES, PLACES)
+
+
+def test_a_key_of_the_wrong_size_is_refused(core: NativeCore) -> None:
+    if DigestType.HMAC_SHA256 not in core.TYPES:
+        pytest.skip("this processor has no instructions for SHA-256")
+    for call in (
+        lambda: core.matches(DigestType.HMAC_SHA256, KEY[1:], 7, b"", PLACES, PLACES, PLACES),
+        lambda: core.open(Entry, KEY[1:], b"", DigestType.HMAC_SHA256, 7, 0, 0, 0),
+        lambda: core.prefix(DigestType.HMAC_SHA256, KEY[1:], 7, 0, -1, 0, b""),
+    ):
+        with pytest.raises(ValueError, match="the key has 31 bytes; it takes 32"):
+            call()
 
 
 @pytest.mark.parametrize(
