@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from bench.contest import THREADS, Contest, Contestant, Rates, Run, Scale, Target, at_least, in_threads, rate
+from bench.contest import THREADS, Contest, Contestant, Rates, Run, Scale, Target, at_least, at_most, in_threads, rate
 from bench.floors import BareGroupCommit, BareHash, BareWrite
-from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
+from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOAD, PAYLOADS
 from bench.peers import PEERS, READABLE_PEERS, Peer, Raw, Sqlite
-from pybk import DigestType, LedgerManager, LedgerWriter
+from pybk import DigestType, LedgerManager, LedgerWriter, StorageHint
 
 PRODUCERS: Final = 64
 WINDOW: Final = 1024
@@ -132,6 +134,67 @@ def by_threads(writer: LedgerWriter, seconds: float) -> float:
     return in_threads(lambda: writer.append(PAYLOAD), THREADS, seconds)
 
 
+@contextmanager
+def tail(part: int, busy: bool, directory: Path, _: Scale) -> Iterator[Run]:
+    """Append one by one; each run returns a percentile of the latencies, divided by their median.
+
+    Args:
+        part: One of so many appends takes longer than the percentile.
+        busy: Whether a checkpoint runs all the time, which moves the entries of another ledger to cold segments.
+        directory: Of the store.
+    """
+    with LedgerManager.open(directory) as manager, manager.create_ledger(password=PASSWORD) as writer:
+
+        def run(seconds: float) -> float:
+            latencies = []
+            with checkpoints(manager) if busy else nullcontext():
+                now = time.perf_counter()
+                end = now + seconds
+                while now < end:
+                    begin = now
+                    writer.append(PAYLOAD)
+                    now = time.perf_counter()
+                    latencies.append(now - begin)
+            return statistics.quantiles(latencies, n=part)[-1] / statistics.median(latencies)
+
+        yield run
+
+
+@contextmanager
+def checkpoints(manager: LedgerManager) -> Iterator[None]:
+    """Checkpoint over and over, each time with 4 MiB in another ledger that go to cold segments."""
+    ended = threading.Event()
+
+    def work() -> None:
+        with manager.create_ledger(password=PASSWORD, storage_hints={StorageHint.HDD}) as other:
+            while not ended.is_set():
+                for _ in range((4 << 20) // (ENTRY_BYTES * BATCH)):
+                    other.append_many(PAYLOADS)
+                manager.checkpoint()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def tails() -> Iterator[Contest]:
+    """Yield the contests of the 99th percentile, and of the 99.9th, which has no target."""
+    for name, part, targets in (("p99", 100, [at_most(TAIL)]), ("p99.9", 1000, [])):
+        yield Contest(
+            f"append-{name}",
+            f"append, one thread, {name}",
+            "x p50",
+            [
+                Contestant("pybk", partial(tail, part, False), targets),
+                Contestant("pybk, checkpoints", partial(tail, part, True), targets),
+            ],
+        )
+
+
 def peer(kind: PeerKind, payloads: Sequence[bytes], threads: int = 1) -> Contestant:
     """Return a peer or a floor as a contestant."""
 
@@ -152,14 +215,17 @@ def peer(kind: PeerKind, payloads: Sequence[bytes], threads: int = 1) -> Contest
 def batches() -> Iterator[Contestant]:
     """Yield pybk with each digest, then the peers."""
     for digest_type in DIGESTS:
-        target = 400_000 if digest_type is DigestType.HMAC_SHA256 else 800_000
-        targets = [at_least(target), times_best(2, DATABASE_NAMES, DATABASES)]
+        factor = 1.1 if digest_type is DigestType.HMAC_SHA256 else 1.6
+        targets = [times_best(factor, DATABASE_NAMES, DATABASES)]
         yield pybk(in_batches, targets, name=f"pybk {digest_type.name}", digest_type=digest_type)
     for kind in PEERS:
         yield peer(kind, PAYLOADS)
 
 
 ONE_THREAD: Final = "pybk, 1 thread"
+TAIL: Final = 4.0
+"""How many times the median the 99th percentile may be."""
+
 CONTESTS: Final = (
     Contest(
         "append",
@@ -176,6 +242,7 @@ CONTESTS: Final = (
             *(peer(kind, [PAYLOAD]) for kind in (*PEERS, BareWrite, BareHash)),
         ],
     ),
+    *tails(),
     Contest(
         "threads",
         f"append, {THREADS} threads",

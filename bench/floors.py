@@ -1,14 +1,16 @@
-"""Floors: the least that a durable, authenticated append takes in Python on this disk, and nothing else."""
+"""Floors: the least that a durable, authenticated append or read takes in Python on this disk, and nothing else."""
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+from bench.payloads import ENTRY_BYTES, PAYLOAD
 from bench.peers import RAW_BYTES, Peer
 
 BLOCK_BYTES: Final = 4096
@@ -49,7 +51,7 @@ class _Seal:
         self._inner = hashlib.sha256(bytes([0x36]) * 64)
         self._outer = hashlib.sha256(bytes([0x5C]) * 64)
 
-    def prefix(self, payload: bytes) -> bytes:
+    def prefix(self, payload: bytes | memoryview) -> bytes:
         """Return header and digest."""
         inner, outer = self._inner.copy(), self._outer.copy()
         inner.update(_HEADER)
@@ -90,6 +92,51 @@ class BareHash(Peer):
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class BareRead:
+    """A file of entries of 1 KiB that is mapped, and the HMAC of each entry that is read from it.
+
+    Args:
+        directory: Where the file is made.
+        entries: Its entries.
+    """
+
+    name = "bare read"
+
+    def __init__(self, directory: Path, entries: int) -> None:
+        self._entries = entries
+        with open(directory / "entries", "w+b") as file:
+            for _ in range(entries):
+                file.write(PAYLOAD)
+            file.flush()
+            self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self._seal = _Seal()
+
+    def __enter__(self) -> Self:
+        """Return the floor."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Unmap the file."""
+        self._map.close()
+
+    def get(self, number: int) -> bytes:
+        """Return an entry."""
+        offset = number * ENTRY_BYTES
+        payload = self._map[offset : offset + ENTRY_BYTES]
+        self._seal.prefix(payload)
+        return payload
+
+    def scan(self) -> int:
+        """Read all entries in order; return how many there are."""
+        view = memoryview(self._map)
+        try:
+            for offset in range(0, self._entries * ENTRY_BYTES, ENTRY_BYTES):
+                self._seal.prefix(view[offset : offset + ENTRY_BYTES])
+        finally:
+            view.release()
+        return self._entries
 
 
 class _Commit:

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.appending import DIGESTS
-from bench.contest import THREADS, Contest, Contestant, Run, Scale, at_least, rate
+from bench.appending import DIGESTS, times_best
+from bench.contest import THREADS, Contest, Contestant, Run, Scale, Target, rate
+from bench.floors import BareRead
 from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
 from bench.peers import READABLE_PEERS, Lmdb, Rocks, Sqlite
 from pybk import DigestType, LedgerManager, LedgerReader, StorageHint
@@ -31,11 +32,15 @@ def scan(readers: Sequence[LedgerReader]) -> int:
     return count
 
 
-def wanted(digest_type: DigestType, tier: StorageHint) -> int:
-    """Return the entries per second that a scan should reach."""
-    if digest_type is DigestType.HMAC_SHA256:
-        return 600_000
-    return 1_000_000 if tier is StorageHint.SSD else 2_000_000
+def times_lmdb(digest_type: DigestType, share: float = 1.0) -> Target:
+    """Return the target of a scan, in scans of LMDB, which checks nothing.
+
+    Args:
+        digest_type: The digest that each entry is verified with.
+        share: Of the target; less where entries lie in many pieces.
+    """
+    factor = 0.7 if digest_type is DigestType.HMAC_SHA256 else 1.8
+    return times_best(factor * share, [Lmdb.name], Lmdb.name)
 
 
 @contextmanager
@@ -142,21 +147,42 @@ def peer_singles(kind: type[Sqlite | Lmdb | Rocks]) -> Contestant:
     return Contestant(kind.name, enter)
 
 
+@contextmanager
+def bare_scan(directory: Path, scale: Scale) -> Iterator[Run]:
+    """Read a file of entries piece by piece, and make the HMAC of each entry."""
+    with BareRead(directory, scale.entries) as floor:
+        yield partial(rate, floor.scan)
+
+
+@contextmanager
+def bare_singles(directory: Path, scale: Scale) -> Iterator[Run]:
+    """Read single entries of a file in random order, and make the HMAC of each."""
+    with BareRead(directory, scale.entries) as floor:
+        order = numbers(scale)
+
+        def step() -> int:
+            for _ in range(READS_PER_STEP):
+                floor.get(next(order))
+            return READS_PER_STEP
+
+        yield lambda seconds: rate(step, seconds)
+
+
 def scans() -> Iterator[Contestant]:
     """Yield pybk with each digest from each tier, then the peers."""
     for digest_type in DIGESTS:
         for tier in StorageHint:
-            target = at_least(wanted(digest_type, tier))
-            yield Contestant(f"pybk {digest_type.name} {tier.name}", partial(batched, digest_type, tier), [target])
+            target = [] if tier is StorageHint.SSD else [times_lmdb(digest_type)]
+            yield Contestant(f"pybk {digest_type.name} {tier.name}", partial(batched, digest_type, tier), target)
     yield from map(peer_scan, READABLE_PEERS)
+    yield Contestant(f"{BareRead.name} and HMAC of a file", bare_scan)
 
 
 def interleaved_scans() -> Iterator[Contestant]:
     """Yield pybk with two digests from each tier."""
     for digest_type in (DigestType.HMAC_SHA256, DigestType.XXH3):
         for tier in StorageHint:
-            target = at_least(wanted(digest_type, tier) / 2)
-            yield Contestant(f"pybk {digest_type.name} {tier.name}", partial(interleaved, digest_type, tier), [target])
+            yield Contestant(f"pybk {digest_type.name} {tier.name}", partial(interleaved, digest_type, tier))
 
 
 CONTESTS: Final = (
@@ -168,6 +194,14 @@ CONTESTS: Final = (
         "random",
         "single reads in random order",
         "/s",
-        [Contestant("pybk", singles, [at_least(200_000)]), *map(peer_singles, READABLE_PEERS)],
+        [
+            Contestant(
+                "pybk",
+                singles,
+                [times_best(1.5, [Sqlite.name], Sqlite.name), times_best(1, [Rocks.name], Rocks.name)],
+            ),
+            *map(peer_singles, READABLE_PEERS),
+            Contestant(f"{BareRead.name} and HMAC", bare_singles),
+        ],
     ),
 )

@@ -13,7 +13,7 @@ from typing import Final
 
 from bench.cluster.bare import bare_loop, median_ms
 from bench.cluster.bookies import Cluster
-from bench.contest import THREADS, Contest, Contestant, Run, Scale, Target, at_least, at_most, in_threads
+from bench.contest import THREADS, Contest, Contestant, Run, Scale, Target, at_most, in_threads
 from bench.payloads import PASSWORD, PAYLOAD, PAYLOADS
 from pybk import AppendFuture, LedgerManager, LedgerWriter
 
@@ -21,6 +21,9 @@ BATCH: Final = 256
 BATCHES_UNDER_WAY: Final = 6
 OUTSTANDING: Final = 1000
 EMBEDDED: Final = "embedded"
+BARE: Final = "bare loop"
+TAIL: Final = 5.0
+"""How many times the median the 99th percentile may be."""
 CURVES: Final = (("", False), (", CURVE", True))
 """What is added to a contestant's name, and whether it has a cluster secret."""
 
@@ -28,16 +31,47 @@ Drive = Callable[[Cluster, LedgerWriter, float], float]
 
 
 @contextmanager
-def ledger(drive: Drive, curve: bool, directory: Path, _: Scale) -> Iterator[Run]:
-    """A new ledger, 3/3/2 with HMAC, in a new cluster."""
-    with Cluster(directory, curve=curve) as cluster, cluster.client.create_ledger(password=PASSWORD) as writer:
+def ledger(drive: Drive, curve: bool, directory: Path, _: Scale, *, node: bool = False) -> Iterator[Run]:
+    """A new ledger, 3/3/2 with HMAC, in a new cluster, of a client that may be one of the bookies."""
+    with (
+        Cluster(directory, curve=curve, node=node) as cluster,
+        cluster.client.create_ledger(password=PASSWORD) as writer,
+    ):
         writer.append(PAYLOAD)
         yield partial(drive, cluster, writer)
 
 
-def pybk(drive: Drive, *targets: Target) -> list[Contestant]:
-    """Return pybk as a contestant, without CURVE and with it."""
-    return [Contestant(f"pybk{suffix}", partial(ledger, drive, curve), targets) for suffix, curve in CURVES]
+def pybk(drive: Drive, *targets: Callable[[str], Target]) -> list[Contestant]:
+    """Return pybk as a contestant, without CURVE and with it.
+
+    Args:
+        drive: Appends.
+        targets: Each returns the target of the one or the other, from what is added to its name.
+    """
+    return [
+        Contestant(f"pybk{suffix}", partial(ledger, drive, curve), [target(suffix) for target in targets])
+        for suffix, curve in CURVES
+    ]
+
+
+def at_least_bare(factor: float) -> Callable[[str], Target]:
+    """Return targets of so many times the rate of the bare loop."""
+
+    def target(suffix: str) -> Target:
+        whom = f"{BARE}{suffix}"
+        return Target(f">= {factor:g} x {whom}", lambda rates: factor * rates[whom])
+
+    return target
+
+
+def at_most_bare(factor: float) -> Callable[[str], Target]:
+    """Return targets of so many times the milliseconds of the bare loop."""
+
+    def target(suffix: str) -> Target:
+        whom = f"{BARE}{suffix}"
+        return Target(f"<= {factor:g} x {whom}", lambda times: factor * times[whom], at_most=True)
+
+    return target
 
 
 def bare(entries: int, window: int, figure: Callable[[float, list[float]], float]) -> list[Contestant]:
@@ -54,7 +88,7 @@ def bare(entries: int, window: int, figure: Callable[[float, list[float]], float
         with bare_loop(directory, curve=curve) as loop:
             yield lambda seconds: figure(*loop.run(entries, window, seconds))
 
-    return [Contestant(f"bare loop{suffix}", partial(enter, curve)) for suffix, curve in CURVES]
+    return [Contestant(f"{BARE}{suffix}", partial(enter, curve)) for suffix, curve in CURVES]
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -143,6 +177,27 @@ def p99_ms(latencies: list[float]) -> float:
     return statistics.quantiles(latencies, n=100)[98] * 1e3
 
 
+def outstanding_tail(part: int, _: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Return a percentile of what an entry takes, in medians; see ``tail_of``."""
+    return tail_of(with_outstanding(writer, seconds)[2], part)
+
+
+def single_tail(part: int, _: Cluster, writer: LedgerWriter, seconds: float) -> float:
+    """Append one at a time; return a percentile, in medians; see ``tail_of``."""
+    return tail_of(latencies_of(lambda: writer.append(PAYLOAD), seconds), part)
+
+
+def tail_of(latencies: list[float], part: int) -> float:
+    """Return the time that one of ``part`` latencies exceeds, divided by the median."""
+    return statistics.quantiles(latencies, n=part)[-1] / statistics.median(latencies)
+
+
+def tails(name: str, title: str, drive: Callable[[int, Cluster, LedgerWriter, float], float]) -> Iterator[Contest]:
+    """Yield the contests of the 99th percentile and of the 99.9th, which has no target."""
+    yield Contest(f"{name}-p99", f"{title}, p99", "x p50", pybk(partial(drive, 100), lambda _: at_most(TAIL)))
+    yield Contest(f"{name}-p99.9", f"{title}, p99.9", "x p50", pybk(partial(drive, 1000)))
+
+
 def outstanding_cpu(cluster: Cluster, writer: LedgerWriter, seconds: float) -> float:
     """Return CPU seconds of all processes per 100 000 entries."""
     before = cluster.cpu_seconds()
@@ -174,23 +229,29 @@ CONTESTS: Final[Sequence[Contest]] = (
         "one append at a time, p50",
         "ms",
         [
-            *pybk(
-                singly,
-                at_most(0.5),
-                Target(f"<= 4.5 x {EMBEDDED}", lambda rates: 4.5 * rates[EMBEDDED], at_most=True),
+            *pybk(singly, at_most_bare(1.5)),
+            *(
+                Contestant(f"pybk, a bookie{suffix}", partial(ledger, singly, curve, node=True))
+                for suffix, curve in CURVES
             ),
             *bare(1, 1, _median),
             Contestant(EMBEDDED, embedded),
         ],
     ),
-    Contest("outstanding", f"append_async, {OUTSTANDING} outstanding", "/s", pybk(outstanding_rate, at_least(60_000))),
-    Contest("outstanding-p99", "the same, p99 of an entry", "ms", pybk(outstanding_p99, at_most(30))),
-    Contest("cpu", "the same, CPU of all processes per 100 k entries", "s", pybk(outstanding_cpu, at_most(3))),
+    *tails("append", "one append at a time", single_tail),
+    Contest("outstanding", f"append_async, {OUTSTANDING} outstanding", "/s", pybk(outstanding_rate)),
+    *tails("outstanding", "the same, an entry", outstanding_tail),
+    Contest("cpu", "the same, CPU of all processes per 100 k entries", "s", pybk(outstanding_cpu)),
     Contest(
         "batches",
         f"append_many({BATCH}), {BATCHES_UNDER_WAY} under way",
         "/s",
-        [*pybk(in_batches, at_least(150_000)), *bare(BATCH, BATCHES_UNDER_WAY, _rate)],
+        [*pybk(in_batches, at_least_bare(0.75)), *bare(BATCH, BATCHES_UNDER_WAY, _rate)],
     ),
-    Contest("threads", f"append, {THREADS} threads", "/s", pybk(by_threads, at_least(12_000))),
+    Contest(
+        "threads",
+        f"append, {THREADS} threads; the bare loop with as many outstanding",
+        "/s",
+        [*pybk(by_threads, at_least_bare(0.6)), *bare(1, THREADS, _rate)],
+    ),
 )

@@ -1,8 +1,9 @@
 """The bare quorum loop: what ZeroMQ, the digests and the disk allow, with no protocol at all.
 
 Three processes receive batches over ROUTER, check an XXH3 checksum, write and sync what waits, and answer; the client
-makes an HMAC per entry and counts a batch once two have answered. ``python -m bench.cluster.bare FILE`` is one of the
-three; its CURVE keys, or an empty line, come through its standard input.
+makes an HMAC per entry and counts a batch once two have answered. A message without a body is the bare round trip: one
+process answers with an entry of 1 KiB at once, and the client makes its HMAC. ``python -m bench.cluster.bare FILE`` is
+one of the three; its CURVE keys, or an empty line, come through its standard input.
 """
 
 from __future__ import annotations
@@ -48,8 +49,15 @@ def serve(path: str, keys: str) -> None:
     place = 0
     while True:
         socket.poll()
-        arrived = list(_waiting(socket))
+        arrived = []
         bodies = []
+        for peer, message in _waiting(socket):
+            if len(message) == _CHECKSUM_AT:
+                socket.send_multipart([peer, bytes(message) + PAYLOADS[0]], zmq.NOBLOCK)
+            else:
+                arrived.append((peer, message))
+        if not arrived:
+            continue
         for _, message in arrived:
             body = message[_BODY_AT:]
             if xxh3_64_digest(body) != message[_CHECKSUM_AT:_BODY_AT]:
@@ -134,6 +142,22 @@ class BareLoop:
             while done < self.number and answers.get(done, SERVERS) >= QUORUM:
                 done += 1
         return (done - first) * entries / (time.perf_counter() - begin), latencies
+
+    def read(self, seconds: float) -> list[float]:
+        """Ask one process for an entry, over and over, and make its HMAC; return the seconds of each round trip."""
+        socket = self._sockets[0]
+        latencies = []
+        now = time.perf_counter()
+        end = now + seconds
+        while now < end:
+            begin = now
+            socket.send(_NUMBER.pack(self.number), zmq.NOBLOCK)
+            mac = self._mac.copy()
+            mac.update(memoryview(socket.recv())[_CHECKSUM_AT:])
+            mac.digest()
+            now = time.perf_counter()
+            latencies.append(now - begin)
+        return latencies
 
     def _batch(self, payloads: list[bytes]) -> bytes:
         macs = []

@@ -34,6 +34,7 @@ class Cluster:
         bookies: How many to start.
         url: Where the metadata is; None for LMDB next to the bookies.
         http: Whether each has an HTTP port.
+        node: Whether the client is one of the bookies.
 
     Attributes:
         client: The client.
@@ -45,7 +46,14 @@ class Cluster:
     client: LedgerManager
 
     def __init__(
-        self, directory: Path, *, curve: bool, bookies: int = BOOKIES, url: str | None = None, http: bool = False
+        self,
+        directory: Path,
+        *,
+        curve: bool,
+        bookies: int = BOOKIES,
+        url: str | None = None,
+        http: bool = False,
+        node: bool = False,
     ) -> None:
         self._directory = directory
         self.url = url or f"lmdb://{directory.resolve()}/metadata"
@@ -55,7 +63,8 @@ class Cluster:
             self.environment[SECRET_VARIABLE] = self.secret.decode()
         self._processes: list[subprocess.Popen[str]] = []
         self._bookies: dict[str, subprocess.Popen[str]] = {}
-        self._wanted = bookies
+        self._wanted = bookies - node
+        self._node = node
         self._options = ["--http", "127.0.0.1:0"] if http else []
         self.http: dict[str, str] = {}
 
@@ -108,7 +117,13 @@ class Cluster:
         """Start it."""
         try:
             self.start(self._wanted)
-            self.client = LedgerManager.connect(self.url, cluster_secret=self.secret)
+            if self._node:
+                path = self._directory / "node"
+                self.client = LedgerManager.open(
+                    path, listen="tcp://127.0.0.1:*", metadata=self.url, cluster_secret=self.secret
+                )
+            else:
+                self.client = LedgerManager.connect(self.url, cluster_secret=self.secret)
         except BaseException:
             self._end()
             raise

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.cluster.appending import CURVES, each_ms
+from bench.cluster.bare import BareLoop, bare_loop, median_ms
 from bench.cluster.bookies import Cluster, answer, child
 from bench.cluster.child import stamped
-from bench.contest import Contest, Contestant, Run, Scale, Target, at_least, at_most, rate
+from bench.contest import Contest, Contestant, Run, Scale, Target, at_least, rate
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
 from pybk import LedgerReader
 
@@ -85,18 +86,69 @@ def followed(cluster: Cluster, seconds: float) -> float:
     return statistics.median(latencies[TAIL_SKIPPED:]) * 1e3
 
 
-def pybk(drive: Drive, target: Target) -> list[Contestant]:
-    """Return pybk as a contestant that reads a filled ledger, without CURVE and with it."""
-    return [Contestant(f"pybk{suffix}", partial(filled, drive, curve), [target]) for suffix, curve in CURVES]
+def pybk(drive: Drive, target: Callable[[str], Target]) -> list[Contestant]:
+    """Return pybk as a contestant that reads a filled ledger, without CURVE and with it.
+
+    Args:
+        drive: Reads.
+        target: Returns the target of the one or the other, from what is added to its name.
+    """
+    return [Contestant(f"pybk{suffix}", partial(filled, drive, curve), [target(suffix)]) for suffix, curve in CURVES]
+
+
+def bare(figure: Callable[[BareLoop, float], float], name: str) -> list[Contestant]:
+    """Return a figure of the bare loop as a contestant, without CURVE and with it."""
+
+    @contextmanager
+    def enter(curve: bool, directory: Path, _: Scale) -> Iterator[Run]:
+        with bare_loop(directory, curve=curve) as loop:
+            yield partial(figure, loop)
+
+    return [Contestant(f"{name}{suffix}", partial(enter, curve)) for suffix, curve in CURVES]
+
+
+def round_trip(loop: BareLoop, seconds: float) -> float:
+    """Return the median of a bare round trip, milliseconds."""
+    return median_ms(loop.read(seconds))
+
+
+def quorum_and_round_trip(loop: BareLoop, seconds: float) -> float:
+    """Return the medians of a bare append and of a bare round trip together, milliseconds."""
+    return median_ms(loop.run(1, 1, seconds / 2)[1]) + median_ms(loop.read(seconds / 2))
+
+
+def times_bare(factor: float, name: str) -> Callable[[str], Target]:
+    """Return targets of so many times a figure of the bare loop."""
+
+    def target(suffix: str) -> Target:
+        whom = f"{name}{suffix}"
+        return Target(f"<= {factor:g} x {whom}", lambda rates: factor * rates[whom], at_most=True)
+
+    return target
+
+
+ROUND_TRIP: Final = "bare round trip"
+QUORUM: Final = "bare append + round trip"
 
 
 CONTESTS: Final[Sequence[Contest]] = (
-    Contest("scan", "read_batch over a ledger on remote bookies", "MB/s", pybk(scan, at_least(300))),
-    Contest("random", "one random read, p50", "ms", pybk(singles, at_most(0.2))),
+    Contest("scan", "read_batch over a ledger on remote bookies", "MB/s", pybk(scan, lambda _: at_least(300))),
+    Contest(
+        "random",
+        "one random read, p50",
+        "ms",
+        [*pybk(singles, times_bare(1.5, ROUND_TRIP)), *bare(round_trip, ROUND_TRIP)],
+    ),
     Contest(
         "tail",
         "append to seen by another process that follows, 200/s, p50",
         "ms",
-        [Contestant(f"pybk{suffix}", partial(tail, curve), [at_most(1)]) for suffix, curve in CURVES],
+        [
+            *(
+                Contestant(f"pybk{suffix}", partial(tail, curve), [times_bare(2, QUORUM)(suffix)])
+                for suffix, curve in CURVES
+            ),
+            *bare(quorum_and_round_trip, QUORUM),
+        ],
     ),
 )

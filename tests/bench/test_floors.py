@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench import floors
-from bench.floors import BLOCK_BYTES, PREFIX_BYTES, BareGroupCommit, BareWrite
+from bench.floors import BLOCK_BYTES, PREFIX_BYTES, BareGroupCommit, BareRead, BareWrite
+from bench.payloads import PAYLOAD
 
 PAYLOADS = [bytes([number]) * 1024 for number in range(1, 33)]
 
@@ -51,3 +52,9 @@ def test_a_bare_write_is_a_block_with_the_entry(tmp_path: Path) -> None:
     for number, payload in enumerate(PAYLOADS[:2]):
         start = number * BLOCK_BYTES + 2 * 64 + PREFIX_BYTES
         assert written[start : start + 1024] == payload
+
+
+def test_a_bare_read_finds_each_entry(tmp_path: Path) -> None:
+    with BareRead(tmp_path, 5) as floor:
+        assert [floor.get(number) for number in (4, 0)] == [PAYLOAD] * 2
+        assert floor.scan() == 5
