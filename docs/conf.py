@@ -1,4 +1,4 @@
-"""The site: Sphinx reads Markdown through MyST, and public names from their docstrings; `make docs` builds it offline."""
+"""The site: Sphinx reads Markdown through MyST, and docstrings of public names; `make docs` builds it offline."""
 
 import sys
 from pathlib import Path

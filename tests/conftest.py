@@ -63,10 +63,8 @@ _LONG_FIRST = (
     "tests/simulator/test_campaign.py",
 )
 
-# Files that use the session of the fixture ``spark``: one worker runs them all, so that one such session begins.
-_OF_ONE_SPARK = {
-    f"tests/spark/test_{name}.py" for name in ("batch", "commands", "jobs", "sink", "starting", "streams", "transfers")
-}
+# Folders whose tests use the session of the fixture ``spark``: one worker runs them all, so that one session begins.
+_OF_ONE_SPARK = ("tests/spark/jobs/", "tests/spark/sink/", "tests/spark/source/", "tests/spark/test_starting.py")
 
 
 def _file_of(nodeid: str) -> str:
@@ -80,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def rank_of(item: pytest.Item) -> int:
         file = _file_of(item.nodeid)
-        return spark if file in _OF_ONE_SPARK else ranks.get(file, len(ranks))
+        return spark if file.startswith(_OF_ONE_SPARK) else ranks.get(file, len(ranks))
 
     items.sort(key=rank_of)
 
@@ -93,7 +91,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             file = _file_of(nodeid)
-            return "spark" if file in _OF_ONE_SPARK else file
+            return "spark" if file.startswith(_OF_ONE_SPARK) else file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)

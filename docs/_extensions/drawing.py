@@ -27,7 +27,7 @@ class Drawing(SphinxDirective):
         """Return a figure with the drawing and its caption."""
         self.assert_has_content()
         text = "\n".join(self.content)
-        if not self.env.app.builder.format == "html":
+        if self.env.app.builder.format != "html":
             return [nodes.literal_block(text, text)]
         caption = escape(self.arguments[0])
         svg = to_svg(text, include_styles=False).replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)

@@ -1,4 +1,4 @@
-"""Entries as a reader returns them: one by one, or as a batch over one buffer; encoded as in ``docs/reference/format.md``."""
+"""Entries as a reader returns them: singly, or as a batch over one buffer. Encoding: ``docs/reference/format.md``."""
 
 from __future__ import annotations
 

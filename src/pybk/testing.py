@@ -1,4 +1,4 @@
-"""Stores and clusters for tests of programs that use pybk; ``docs/howto/testing.md`` shows them, and the pytest fixtures.
+"""Stores and clusters for tests of programs that use pybk; ``docs/howto/testing.md`` shows them and the fixtures.
 
 What is made here protects nothing: the derivation of keys from passwords is made cheap, and the secret of the cluster
 is always the same. Everything else is as in production.

@@ -12,6 +12,7 @@ from pybk.errors import LedgerRecoveryError, PybkError
 from pybk.manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.interrupting import interrupted_at
+from tests.sampling import every
 from tests.waiting import WAIT_S
 
 _FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/client_links", "pybk/writer.py")
@@ -52,7 +53,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
 
 
 @pytest.mark.timeout(method="thread")
-@pytest.mark.parametrize(("others", "step", "lines"), [(0, 11, 900), (2, 5, 60)])
+@pytest.mark.parametrize(("others", "step", "lines"), [(0, 29, 900), (2, 5, 60)])
 def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
     tmp_path: Path, others: int, step: int, lines: int
 ) -> None:
@@ -60,7 +61,7 @@ def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
         client = cluster.connect()
         line = 0
         while one_round(client, line, others):
-            line += step
+            line += every(step)
         assert line > lines, "the client was not traced"
 
 

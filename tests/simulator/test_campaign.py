@@ -11,14 +11,15 @@ import pytest
 from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import Done
 from tests.paths import ROOT
+from tests.sampling import some
 from tests.simulator.__main__ import run
 from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
 from tests.simulator.plan import SURPLUS_SEEDS, draw
 from tests.simulator.real_disk import suits
 
-SEEDS = 800
-REAL_SEEDS = 60
+SEEDS = some(500, 4000)
+REAL_SEEDS = some(40, 400)
 FAILED_ONCE = {
     **dict.fromkeys(
         (1109, 2354, 4266, 4708),

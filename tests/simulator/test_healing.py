@@ -14,11 +14,12 @@ from pybk.healing.situation import SECOND_NS, HoldReason
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import RepairSettings
 from pybk.metadata.underreplication import RepairState
+from tests.sampling import some
 from tests.simulator.healing import BEGIN_NS, GRACE_NS, LEASE_NS, World, run
 from tests.simulator.healing_mutants import HEALING_MUTANTS, KILLED_AT, notices
 from tests.simulator.mutating import Mutant
 
-SEEDS = 4
+SEEDS = some(1, 40)
 NAMES = ["b0", "b1", "b2", "b3", "b4"]
 REPAIR = RepairSettings(grace_s=60, open_grace_s=300)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sampling import some
 from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, notices
 from tests.simulator.ledger_lists import run
 from tests.simulator.mutating import Mutant
 
-SEEDS = 400
+SEEDS = some(200, 2000)
 
 
 def test_no_invariant_is_broken() -> None:

@@ -23,6 +23,7 @@ from pybk.spark.executors.executor import Process, is_locked
 from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of, descriptor_of
+from tests.sampling import ALL
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import WAIT_S, wait_until
 
@@ -279,7 +280,7 @@ def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place:
     wait_until(lambda: len(local_reader(local, place)) == 2, "the lost executor to be replaced")
 
 
-@pytest.mark.skipif(not os.environ.get("PYBK_ALL_FAULTS"), reason="six more JVMs; PYBK_ALL_FAULTS=1 runs it")
+@pytest.mark.skipif(not ALL, reason="six more JVMs; PYBK_ALL_FAULTS=1 runs it")
 def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothing(tmp_path: Path) -> None:
     place = StoreOrUrl(tmp_path)
     with standalone(tmp_path, cores=3) as master, driver(tmp_path) as session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,19 +11,19 @@ from pybk.storage.format.catalog import read_catalog
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.repair.rebuild import rebuild_index
 from tests.internals import store_of
+from tests.sampling import ALL
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 _SHARDS = 8
-_ALL = bool(os.environ.get("PYBK_ALL_FAULTS"))
 
 
 def stops(shard: int, *, power_loss: bool) -> Iterator[int]:
     """Yield operations to stop at: all on demand, else half of them for power loss, and the others for the process."""
     for operation in range(shard, count_operations(), _SHARDS):
-        if _ALL or (operation // _SHARDS) % 2 == power_loss:
+        if ALL or (operation // _SHARDS) % 2 == power_loss:
             yield operation
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from itertools import product
@@ -13,6 +12,7 @@ from pybk.errors import PybkError, StorageError, StorageFailedError, StorageFull
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.internals import store_of
+from tests.sampling import ALL
 from tests.simdisk import READING, SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import ROOT, World, abandon, open_world
@@ -23,7 +23,6 @@ _WRITES = ("write", "write_durable", "write_zeros")
 _PASSES = ("create", "write", "write_zeros", "commit")
 _FINAL = ("sync", "sync_directory", "write_durable")
 _SHARDS = 8
-_ALL = bool(os.environ.get("PYBK_ALL_FAULTS"))
 
 
 _UNACKNOWLEDGED = ("create", "write_zeros", "sync", "punch")
@@ -114,7 +113,7 @@ def fail_and_check(operation: int, error: ErrorName, *, forever: bool, power_los
 def sampled() -> list[int]:
     """Return every second operation, and the first of each kind on each file; all on demand."""
     first = [OPERATIONS.index(operation) for operation in dict.fromkeys(OPERATIONS)]
-    return sorted({*range(0, len(OPERATIONS), 1 if _ALL else 2), *first})
+    return sorted({*range(0, len(OPERATIONS), 1 if ALL else 2), *first})
 
 
 def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
@@ -124,7 +123,7 @@ def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
         if OPERATIONS[operation][0] in _WRITES:
             errors.append("short")
         ways = [(operation, *way) for way in product(errors, (False, True), (False, True))]
-        yield from ways if _ALL else [ways[operation * 7 % len(ways)]]
+        yield from ways if ALL else [ways[operation * 7 % len(ways)]]
 
 
 @pytest.mark.parametrize("shard", range(_SHARDS))
@@ -186,7 +185,7 @@ def test_recovery_that_fails_or_is_stopped_can_be_done_again(seed: int) -> None:
     count = len(probe.operations)
     assert count >= 3
     for operation in range(count):
-        if _ALL or operation % 2 == seed % 2:
+        if ALL or operation % 2 == seed % 2:
             fs = again(stopped)
             fs.fail_at(operation, ("EIO", "ENOSPC", "short")[operation % 3])
             try:
@@ -194,7 +193,7 @@ def test_recovery_that_fails_or_is_stopped_can_be_done_again(seed: int) -> None:
             except PybkError as error:
                 must_name_a_place(error)
             open_and_check(fs.kill(), world)
-        if _ALL or operation % 2 != seed % 2:
+        if ALL or operation % 2 != seed % 2:
             open_and_check(stopped_recovery(again(stopped), operation), world)
 
 
@@ -266,7 +265,7 @@ def test_an_interrupt_while_a_job_runs_does_the_store_no_harm() -> None:
 
 
 def test_jobs_that_cannot_read_say_so() -> None:
-    for n in range(0, 40, 1 if _ALL else 3):
+    for n in range(0, 40, 1 if ALL else 3):
         fs = SimFileSystem(n)
         manager = open_world(fs)
         world = World()

@@ -34,6 +34,7 @@ from pybk import (
 from tests.cluster.inside import inside
 from tests.internals import store_of
 from tests.interrupting import interrupted_at
+from tests.sampling import every
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
@@ -444,12 +445,12 @@ def test_a_group_is_whole_or_absent_when_the_machine_stops_at_any_operation(seed
     whole = SimFileSystem(0)
     run(whole, Model(), seed)
     found = set()
-    for operation in range(seed, len(whole.operations), 2):
+    for operation in range(seed, len(whole.operations), every(5)):
         fs, model = SimFileSystem(operation), Model()
         fs.crash_at(operation)
         with suppress(SimCrash, PybkError):
             run(fs, model, seed)
-        manager = open_world(fs.crash() if operation // 2 % 2 else fs.kill())
+        manager = open_world(fs.crash() if operation % 2 else fs.kill())
         found.add(model.check(manager))
         for _ in islice(work(manager, model, Random(seed)), 2):
             pass
@@ -463,7 +464,7 @@ def test_a_group_is_whole_or_absent_when_the_machine_stops_at_any_operation(seed
 def test_a_group_is_whole_or_absent_when_any_operation_fails(error: ErrorName) -> None:
     whole = SimFileSystem(0)
     run(whole, Model(), 0)
-    for operation in range(0, len(whole.operations), 3):
+    for operation in range(0, len(whole.operations), every(5)):
         fs, model = SimFileSystem(operation), Model()
         fs.fail_at(operation, error, forever=bool(operation % 2))
         with suppress(PybkError):

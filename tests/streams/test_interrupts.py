@@ -21,9 +21,12 @@ from pybk import (
     WriteAheadLog,
 )
 from tests.interrupting import interrupted_at
+from tests.sampling import every
 from tests.waiting import WAIT_S
 
 FILES = ("pybk/streams/",)
+LINES = {"roll": 13, "truncate": 11, "truncate_after": 7, "transaction": 7, "close": 13, "writer": 29}
+"""Every how many lines calls that have many are interrupted."""
 
 
 @pytest.mark.parametrize("what", ["append", "append_many", "append_async", "roll", "truncate_after", "transaction"])
@@ -53,7 +56,7 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
             assert len(list(WriteAheadLog.open(manager, f"{what}/{line}", mode="r", insecure=True).replay())) == len(
                 found
             )
-            line += 1
+            line += every(LINES.get(what, 2))
         assert line > 20, "nothing was traced"
 
 
@@ -67,7 +70,7 @@ def test_an_interrupt_at_any_line_of_a_checkpoint_leaves_no_upload(tmp_path: Pat
     files: list[CheckpointWriter] = []
     with LedgerManager.open(tmp_path) as manager, WriteAheadLog.open(manager, insecure=True) as wal:
         wal.append(b"one")
-        line, fired = 0, True
+        line, fired, step = 0, True, every(11)
         while fired:
             fired = interrupted_at(line, FILES, partial(checkpoint, b"%d" % line))
             files.clear()
@@ -76,12 +79,8 @@ def test_an_interrupt_at_any_line_of_a_checkpoint_leaves_no_upload(tmp_path: Pat
             for each in wal.checkpoints():
                 with each.open() as read:
                     assert read.read() == each.meta.encode(), f"line event {line}"
-            line += 5
-        assert wal.checkpoints()[-1].meta == str(line - 5), "without an interrupt it is listed"
-
-
-LINES = {"roll": 5, "truncate": 3, "close": 5, "writer": 13}
-"""Every how many lines calls that have many are interrupted."""
+            line += step
+        assert wal.checkpoints()[-1].meta == str(line - step), "without an interrupt it is listed"
 
 
 def named_calls(log: Log, writer: LogWriter, taken: list[LogWriter]) -> dict[str, Callable[[], object]]:
@@ -139,7 +138,7 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
             with Log.open(manager, f"{what}/{line}", insecure=True) as again:
                 again.writer().close()
                 assert list(again.reader()) == records
-            line += LINES.get(what, 1)
+            line += every(LINES.get(what, 3))
         assert line > 20, "nothing was traced"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from pybk import LedgerManager
 from pybk.errors import StorageRefusedError
+from tests.sampling import some
 from tests.simdisk.faults import ErrorName
 from tests.streams.crashing import Crashing
 from tests.streams.log_workload import Model, opened, work
@@ -54,7 +55,7 @@ def check(manager: LedgerManager, model: Model) -> None:
 CRASHING = Crashing(Model, run, run_through, check)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", range(some(2, SEEDS)))
 def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation(seed: int) -> None:
     CRASHING.stop_at_operations(seed, seed, SEEDS, at_least=150)
 

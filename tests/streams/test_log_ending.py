@@ -17,6 +17,7 @@ from pybk.local_backend import LocalWatch
 from pybk.streams import log_reader
 from pybk.streams.record_reader import RecordReader
 from tests.interrupting import interrupted_at
+from tests.sampling import every
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
@@ -113,7 +114,7 @@ def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str)
                 if not again.is_sealed:
                     assert all(each.closed_ns for each in again.segments()), f"line event {line}"
                     again.writer().close()
-            line += 3
+            line += every(7)
         assert line > 100, "nothing was traced"
 
 

@@ -31,6 +31,7 @@ from pybk import (
 )
 from pybk.streams.log_reader import Start
 from tests.cluster.inside import inside
+from tests.sampling import some
 
 VALUES = st.integers(0, 60)
 NEW = st.builds(
@@ -252,6 +253,6 @@ class ClusterLogMachine(LogMachine):
 
 
 TestLog = LogMachine.TestCase
-TestLog.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLog.settings = settings(max_examples=some(20, 400), stateful_step_count=40, deadline=None)
 TestClusterLog = ClusterLogMachine.TestCase
-TestClusterLog.settings = settings(max_examples=4, stateful_step_count=30, deadline=None)
+TestClusterLog.settings = settings(max_examples=some(3, 40), stateful_step_count=30, deadline=None)

@@ -11,6 +11,7 @@ import pytest
 from pybk import LedgerManager
 from pybk.errors import StorageRefusedError
 from pybk.streams import cursor
+from tests.sampling import some
 from tests.simdisk.faults import ErrorName
 from tests.streams.crashing import Crashing
 from tests.streams.subscription_workload import Model, opened, work
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 STEPS = 60
-SEEDS = 4
+SEEDS = some(2, 4)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from pybk import LedgerManager
 from pybk.errors import LogFencedError, TruncatedError, TruncateGuardError
 from pybk.streams.wal import WriteAheadLog
 from pybk.streams.wal_record import WalRecord
+from tests.sampling import some
 
 DATA = st.binary(max_size=40)
 
@@ -170,4 +171,4 @@ class WalMachine(RuleBasedStateMachine):
 
 
 TestWal = WalMachine.TestCase
-TestWal.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWal.settings = settings(max_examples=some(30, 600), stateful_step_count=40, deadline=None)

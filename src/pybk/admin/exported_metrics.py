@@ -1,4 +1,4 @@
-"""What is said about each exported metric: its labels and its meaning; ``docs/reference/metrics.md`` lists them, too."""
+"""What is said about each exported metric: labels and meaning; ``docs/reference/metrics.md`` lists them, too."""
 
 from __future__ import annotations
 

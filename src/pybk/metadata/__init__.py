@@ -1,1 +1,1 @@
-"""What a cluster shares: ledgers' metadata, bookies, locks, on LMDB or ZooKeeper; see ``docs/reference/metadata.md``."""
+"""What a cluster shares: ledgers' metadata, bookies, locks, on LMDB or ZooKeeper: ``docs/reference/metadata.md``."""

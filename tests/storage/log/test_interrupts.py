@@ -16,6 +16,7 @@ from pybk.manager import LedgerManager
 from pybk.writer import LedgerWriter
 from tests.internals import descriptor_of
 from tests.interrupting import CallInterrupter, interrupted_at
+from tests.sampling import every
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store
 from tests.waiting import WAIT_S
@@ -80,7 +81,7 @@ def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None
 
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
-    for line in range(0, 400, 3):
+    for line in range(0, 400, every(7)):
         manager = open_store(SimFileSystem(line))
         writer = manager.create_ledger(insecure=True)
         acknowledged = [writer.append(_BIG) for _ in range(9)]
@@ -112,7 +113,7 @@ def test_the_checkpoint_after_an_interrupt_has_all_that_is_durable() -> None:
         found = manager.open_ledger(writer.ledger_id, recover=False).read(0, last)
         assert [entry.payload for entry in found][-1] == after
         kept[writer].append(after)
-        line += 1
+        line += every(2)
     assert line > 100, "the commit path was not traced"
     manager.close()
     with open_store(fs) as manager:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 
@@ -15,6 +14,7 @@ from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import Add, Force, Read, Request, Status
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_commit_header
 from tests.bookie.replica_harness import ROOT, check_disk, describe, drop, make_run, state_of
+from tests.sampling import ALL
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.salvage_harness import (
     CLUSTER,
@@ -220,7 +220,6 @@ def start(fs: SimFileSystem) -> Replicas:
     return replicas
 
 
-_ALL = bool(os.environ.get("PYBK_ALL_FAULTS"))
 """Else power fails at every second operation of a start, and the process dies at the others."""
 
 
@@ -231,7 +230,7 @@ def test_a_stop_at_any_operation_of_the_start_lifts_no_limbo(harm: Harm, power_l
     replicas = salvage(twin(disk))
     unknown = missing(replicas)
     replicas.close()
-    for operation in range(1000) if _ALL else range(power_loss, 1000, 2):
+    for operation in range(1000) if ALL else range(power_loss, 1000, 2):
         fs = twin(disk)
         fs.crash_at(operation)
         stopped: list[Replicas] = []
