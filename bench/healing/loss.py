@@ -1,7 +1,7 @@
 """A lost bookie of five: how fast its ledgers are whole again, how much is copied, and what writers notice of it.
 
 The bookie is killed while repairs are paused. A writer appends one entry at a time for a while. Then half of the bytes
-are copied while nobody else works, and the other half while the writer appends again.
+are copied while nobody else works; then the writer appends again, while copies continue; and the rest is copied.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Loss:
         lost: Encoded bytes that the bookie held.
         copied: Encoded bytes that were copied.
         alone_mb_s: Megabytes copied per second while nobody else worked, from the end of the pause on.
-        beside_s: The seconds that the other half took, while a writer appended.
+        beside_mb_s: Megabytes copied per second while a writer appended.
         floor_mb_s: What bare loops copy per second, a ledger's size at a time (``floor``).
         floor_cpu_s: Processor time of these loops per GB.
         cpu_s: Processor time of all bookies during the repair.
@@ -62,7 +62,7 @@ class Loss:
     lost: int
     copied: int
     alone_mb_s: float
-    beside_s: float
+    beside_mb_s: float
     floor_mb_s: float
     floor_cpu_s: float
     cpu_s: float
@@ -168,7 +168,7 @@ class Foreground:
         return self.latencies
 
 
-def measure(directory: Path, ledgers: int, entries: int, seconds: float) -> Loss:
+def measure(directory: Path, ledgers: int, entries: int, seconds: float, beside_s: float) -> Loss:
     """Fill a cluster, kill a bookie, and watch.
 
     Args:
@@ -176,6 +176,7 @@ def measure(directory: Path, ledgers: int, entries: int, seconds: float) -> Loss
         ledgers: How many ledgers the bookie holds, about.
         entries: Entries of 1 KiB in a ledger.
         seconds: How long a writer appends without repairs.
+        beside_s: How long it appends during repairs.
     """
     with five(directory) as cluster, LedgerManager.connect(cluster.url) as manager:
         began = time.monotonic()
@@ -190,29 +191,35 @@ def measure(directory: Path, ledgers: int, entries: int, seconds: float) -> Loss
         time.sleep(seconds)
         before = p99_ms(calm.end())
         bare = floor.measure(directory, entries * ENTRY_BYTES, FLOOR_COPIES)
-        return _repaired(cluster, manager, admin, lost, before, bare)
+        return _repaired(cluster, manager, admin, lost, before, bare, beside_s)
 
 
 def _repaired(
-    cluster: Five, manager: LedgerManager, admin: ClusterAdmin, lost: int, before_ms: float, bare: tuple[float, float]
+    cluster: Five,
+    manager: LedgerManager,
+    admin: ClusterAdmin,
+    lost: int,
+    before_ms: float,
+    bare: tuple[float, float],
+    beside_s: float,
 ) -> Loss:
-    """Let the cluster repair itself, with a writer once half of the bytes are copied."""
+    """Let the cluster repair itself, with a writer for a while once half of the bytes are copied."""
     stored, cpu = cluster.all_stored(), cluster.cpu_seconds()
     began = time.monotonic()
     admin.resume_repair(by="bench")
     half, half_at = _until_copied(lambda: cluster.all_stored() - stored, lost // 2, 0.0)
+    at_half = cluster.all_stored()
     writer = Foreground(manager)
-    try:
-        _, ended = _until_copied(
-            lambda: cluster.all_stored() - stored - COPIES * ENTRY_ENCODED * len(writer.latencies), lost, SETTLED_S
-        )
-    finally:
-        during = writer.end()
+    time.sleep(beside_s)
+    during = writer.end()
+    appended = COPIES * ENTRY_ENCODED * len(during)
+    beside = cluster.all_stored() - at_half - appended
+    _until_copied(lambda: cluster.all_stored() - stored - appended, lost, SETTLED_S)
     return Loss(
         lost=lost,
-        copied=cluster.all_stored() - stored - COPIES * ENTRY_ENCODED * len(during),
+        copied=cluster.all_stored() - stored - appended,
         alone_mb_s=half / 1e6 / (half_at - began),
-        beside_s=ended - half_at,
+        beside_mb_s=beside / 1e6 / beside_s,
         floor_mb_s=bare[0],
         floor_cpu_s=bare[1],
         cpu_s=cluster.cpu_seconds() - cpu,

@@ -58,7 +58,7 @@ _DRAIN_NS: Final = 250_000_000
 
 _LOOK_NS: Final = 10**9
 
-CAP_START: Final = float(2 << 20)
+CAP_START: Final = float(512 << 10)
 """Bytes per second of the first copies after appends were seen."""
 
 _NOTICED: Final = 1.25

@@ -149,7 +149,7 @@ class RepairSettings(_Section):
     bytes_per_second: int = 32 << 20
     urgent_bytes_per_second: int = 128 << 20
     background_bytes_per_second: int = 8 << 20
-    least_bytes_per_second: int = 512 << 10
+    least_bytes_per_second: int = 128 << 10
     surplus_delay_s: float = 3_600.0
     hold_below: float = 0.75
     accepted_losses: tuple[str, ...] = ()
