@@ -156,7 +156,7 @@ $(VENV)/.demo: $(BIN)/python $(PROJECT)
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd$(SPARK_TEST)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench$(SPARK_TEST)]"
 	@touch $@
 
 $(VENV)/.http: $(BIN)/python

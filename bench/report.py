@@ -71,7 +71,13 @@ def run(chosen: Sequence[Contest], scale: Scale, parsed: argparse.Namespace, siz
             table += rows(contest, reached)
     show_progress("")
     if parsed.json:
-        document = {"machine": made_on, "scale": asdict(scale), "figures": [asdict(figure) for figure in figures]}
+        titles = {contest.name: contest.title for contest in chosen}
+        document = {
+            "machine": made_on,
+            "scale": asdict(scale),
+            "titles": titles,
+            "figures": [asdict(figure) for figure in figures],
+        }
         print(json.dumps(document, indent=1))
         return
     align = ["left", "left", "right", "right", "right", "left", "left", "right"]

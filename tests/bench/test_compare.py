@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare.__main__ import Compared, interval
-from bench.compare.rows import rows
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
+
+pytest.importorskip("rocksdict")
+
+from bench.compare.__main__ import Compared, interval
+from bench.compare.rows import rows
 
 
 def test_the_interval_leaves_out_as_many_as_the_binomial_allows() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("rocksdict")
+
 from bench import floors
 from bench.floors import BLOCK_BYTES, PREFIX_BYTES, BareGroupCommit, BareRead, BareWrite
 from bench.payloads import PAYLOAD

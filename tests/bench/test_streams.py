@@ -7,9 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.streams.__main__ import CONTESTS
+import pytest
+
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
+
+pytest.importorskip("rocksdict")
+
+from bench.streams.__main__ import CONTESTS
 
 
 def test_the_contests_run(tmp_path: Path) -> None:
