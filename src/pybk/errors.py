@@ -3,6 +3,9 @@
 Each error answers three questions: whether the operation may have taken effect (``outcome_unknown``), whether a retry
 may succeed (``retryable``), and what the cause is (the class). ``code`` is BookKeeper's code for the error; an error
 that BookKeeper does not have inherits the code of its base class.
+
+Docstrings end with what ``docs/reference/errors.md`` shows: "Outcome" where the operation may have taken effect in some
+cases only, "Retry" where more than ``retryable`` is to be said, and "Remedy", what the caller should do.
 """
 
 from __future__ import annotations
@@ -32,23 +35,36 @@ class PybkError(Exception):
 
 
 class UsageError(PybkError, ValueError):
-    """An argument or a call is invalid and can never succeed; raised before any effect."""
+    """An argument or a call is invalid and can never succeed; raised before any effect.
+
+    Remedy: Correct the call; the message names the value, and what is accepted.
+    """
 
     code = -14
 
 
 class NoSuchBookieError(UsageError):
-    """No bookie of the cluster has this name."""
+    """No bookie of the cluster has this name.
+
+    Remedy: Take one of the names that ``ClusterAdmin.bookies`` or ``pybk bookie list`` shows.
+    """
 
 
 class ClosedError(PybkError):
-    """The manager or reader was closed; a closed writer raises LedgerClosedError."""
+    """The manager or reader was closed; a closed writer raises LedgerClosedError.
+
+    Outcome: No. Appends that a close cut off have ``outcome_unknown`` set.
+    Remedy: Open the manager or the reader again.
+    """
 
     code = -19
 
 
 class IllegalOperationError(PybkError):
-    """This kind of ledger, handle or manager does not support the operation, or not in its present state."""
+    """This kind of ledger, handle or manager does not support the operation, or not in its present state.
+
+    Remedy: Do what the message says; often another kind of handle or manager is needed, or an upgrade.
+    """
 
     code = -100
 
@@ -60,6 +76,9 @@ class SafetyCheckError(IllegalOperationError):
         message: What was refused, with all failures and the remedy.
         failures: The checks that failed, a sentence each.
         outcome_unknown: As in PybkError.
+
+    Retry: Yes, once the checks in ``failures`` pass.
+    Remedy: Wait until repairs are done, or mend what ``failures`` names, and call again.
     """
 
     def __init__(
@@ -70,7 +89,10 @@ class SafetyCheckError(IllegalOperationError):
 
 
 class ForkedProcessError(IllegalOperationError):
-    """This process was forked from the one that opened the manager; open another manager here."""
+    """This process was forked from the one that opened the manager; open another manager here.
+
+    Remedy: Open a manager in this process, or start processes by spawn instead of fork.
+    """
 
 
 class LedgerError(PybkError):
@@ -78,23 +100,35 @@ class LedgerError(PybkError):
 
 
 class NoSuchLedgerError(LedgerError):
-    """The ledger was never created, or it was deleted."""
+    """The ledger was never created, or it was deleted.
+
+    Remedy: Check the id, and that the manager is that of the right store or cluster.
+    """
 
     code = -7
 
 
 class LedgerDeletedError(NoSuchLedgerError):
-    """The metadata store records that the ledger was deleted; its id is never assigned again."""
+    """The metadata store records that the ledger was deleted; its id is never assigned again.
+
+    Remedy: Drop what refers to the ledger; a backup of it can be restored under a new id.
+    """
 
 
 class LedgerExistsError(LedgerError):
-    """A ledger with this id already exists, or existed."""
+    """A ledger with this id already exists, or existed.
+
+    Remedy: Take another ``ledger_id``, or None to be given one.
+    """
 
     code = -20
 
 
 class LedgerClosedError(LedgerError):
-    """The ledger is closed and accepts no more entries."""
+    """The ledger is closed and accepts no more entries.
+
+    Remedy: Create another ledger to append more.
+    """
 
     code = -11
 
@@ -103,6 +137,9 @@ class LedgerFencedError(LedgerError):
     """Another client opened the ledger with recovery, which fenced the ledger, so this writer cannot append any more.
 
     The recovery may or may not have kept the entries that were being appended; handle the error like a timeout.
+
+    Remedy: Stop writing, because the ledger has another owner. To find out what was kept, open the ledger and read its
+        end.
     """
 
     code = -101
@@ -110,17 +147,29 @@ class LedgerFencedError(LedgerError):
 
 
 class LedgerRecoveryError(LedgerError):
-    """Recovery could not find the end of a ledger that was not closed."""
+    """Recovery could not find the end of a ledger that was not closed.
+
+    Outcome: The ledger may be fenced, and is not closed. ``outcome_unknown`` is set if the recovery was interrupted.
+    Retry: Yes, once more of the ledger's bookies run.
+    Remedy: Start the bookies that are missing, and open the ledger with ``recover=True`` again.
+    """
 
     code = -10
 
 
 class OwnerNeededError(LedgerRecoveryError):
-    """A recovery without the password found what only the password can decide: open the ledger with it."""
+    """A recovery without the password found what only the password can decide: open the ledger with it.
+
+    Retry: No; with the password, yes.
+    Remedy: Open the ledger with its password and ``recover=True``.
+    """
 
 
 class LedgerUnsealedError(LedgerError):
-    """The caller requires a sealed ledger, but this one is open or was closed without a seal."""
+    """The caller requires a sealed ledger, but this one is open or was closed without a seal.
+
+    Remedy: Close the ledger, or check and seal it with ``LedgerManager.reseal``; or do not require a seal.
+    """
 
 
 class EntryError(PybkError):
@@ -128,68 +177,111 @@ class EntryError(PybkError):
 
 
 class NoSuchEntryError(EntryError):
-    """The ledger certainly does not have this entry."""
+    """The ledger certainly does not have this entry.
+
+    Remedy: Read entries up to the last add confirmed.
+    """
 
     code = -13
 
 
 class ReadRangeError(EntryError):
-    """The range to read does not lie between 0 and the last add confirmed."""
+    """The range to read does not lie between 0 and the last add confirmed.
+
+    Retry: Yes, once the last add confirmed has reached the range.
+    Remedy: Read up to ``last_add_confirmed``, or follow the ledger.
+    """
 
     code = -1
 
 
 class EntryUnknownError(EntryError):
-    """Whether the entry exists is not known now: too few bookies answered, or one of them may have lost the entry."""
+    """Whether the entry exists is not known now: too few bookies answered, or one of them may have lost the entry.
+
+    Retry: Yes, once more bookies run.
+    Remedy: Start the bookies that are missing, and read again.
+    """
 
     code = -108
 
 
 class DuplicateEntryError(EntryError):
-    """An entry with this id was appended before."""
+    """An entry with this id was appended before.
+
+    Outcome: No. The entry that was appended before is unchanged.
+    Remedy: Append the next id; read the entry if its origin is in doubt.
+    """
 
     code = -22
 
 
 class DigestMismatchError(EntryError):
-    """The digest of an entry does not match: the key is wrong, or the entry was changed or belongs to another place."""
+    """The digest of an entry does not match: the key is wrong, or the entry was changed or belongs to another place.
+
+    Remedy: Check the password. If it is right, have the copy repaired, or restore the entry from a backup.
+    """
 
     code = -5
 
 
 class NotEnoughBookiesError(PybkError):
-    """Too few bookies are available for the operation; acknowledged entries are not lost."""
+    """Too few bookies are available for the operation; acknowledged entries are not lost.
+
+    Outcome: No. Appends that were under way have ``outcome_unknown`` set, and their writer has failed.
+    Retry: Yes, once enough bookies run.
+    Remedy: Start bookies, or free space on them. After a failed append open the ledger to find its end, and continue in
+        another ledger.
+    """
 
     code = -6
     retryable = True
 
 
 class UnauthorizedError(PybkError):
-    """The password is not that of the ledger."""
+    """The password is not that of the ledger.
+
+    Remedy: Give the password with which the ledger was created.
+    """
 
     code = -102
 
 
 class TooManyRequestsError(PybkError):
-    """A limit is reached, such as the one on outstanding bytes; wait until some of the outstanding work is done."""
+    """A limit is reached, such as the one on outstanding bytes; wait until some of the outstanding work is done.
+
+    Remedy: Wait for some of the futures, and call again; or raise the limit that the message names.
+    """
 
     code = -105
     retryable = True
 
 
 class AppendTimeoutError(PybkError, TimeoutError):
-    """An append was not durable in time; it continues and may still succeed."""
+    """An append was not durable in time; it continues and may still succeed.
+
+    Retry: No: a repeated append would be a second entry.
+    Remedy: Wait for the same future again, or read the ledger to see whether the entry is there.
+    """
 
     code = -23
     outcome_unknown = True
 
 
 class OutOfMemoryError(PybkError, MemoryError):
-    """There is not enough memory for the call, which changed nothing and can be repeated."""
+    """There is not enough memory for the call, which changed nothing and can be repeated.
+
+    Retry: Yes, once there is memory.
+    Remedy: Free memory, or raise the limit of the process.
+    """
 
 
 class VersionConflictError(PybkError):
-    """Another client changed the record meanwhile; ``version`` is its present version, None if it does not exist."""
+    """Another client changed the record meanwhile; ``version`` is its present version, None if it does not exist.
+
+    Outcome: No, unless ``outcome_unknown`` is set: then the change may have been made, and replaced since.
+    Retry: Yes, after the record was read again.
+    Remedy: Read the record, decide anew, and change it with its present version.
+    """
 
     def __init__(self, message: str, *, version: int | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
@@ -197,7 +289,10 @@ class VersionConflictError(PybkError):
 
 
 class StorageError(PybkError):
-    """Base class of errors about the disks of this store."""
+    """Base class of errors about the disks of this store.
+
+    Remedy: Look at the device that the message names, and at the kernel's log.
+    """
 
 
 class CorruptError(StorageError):
@@ -208,6 +303,8 @@ class CorruptError(StorageError):
         path: The file; None if the error is not about one file.
         offset: The offset in the file, in bytes; None if it is not known.
         outcome_unknown: As in PybkError.
+
+    Remedy: Run ``pybk store verify``. Restore the file from a backup; of a bookie, have its copies repaired.
     """
 
     def __init__(
@@ -224,30 +321,47 @@ class CorruptError(StorageError):
 
 
 class SealMismatchError(CorruptError):
-    """A ledger's recorded kind or end differs from the one that its seal proves, so it was changed after sealing."""
+    """A ledger's recorded kind or end differs from the one that its seal proves, so it was changed after sealing.
+
+    Remedy: Find out who changed the metadata, and restore them from an export or a backup.
+    """
 
 
 class UnsupportedFormatError(StorageError):
-    """The bytes are intact, but have a format that this version does not read."""
+    """The bytes are intact, but have a format that this version does not read.
+
+    Remedy: Install the version of pybk that the message asks for.
+    """
 
 
 class StorageRefusedError(StorageError):
     """The storage refused a call, which changed nothing: descriptors, memory, threads or space ran out.
 
     The store continues to serve, and the call can be repeated.
+
+    Retry: Yes, once there is more of what ran out.
+    Remedy: Free what the message names, or raise its limit.
     """
 
     retryable = True
 
 
 class StorageFullError(StorageRefusedError):
-    """A tier is short of space. Ledgers can still be deleted; appends succeed again once there is space."""
+    """A tier is short of space. Ledgers can still be deleted; appends succeed again once there is space.
+
+    Retry: Yes, once there is space; the store need not be opened again.
+    Remedy: Free space on the device, or delete ledgers.
+    """
 
     code = -104
 
 
 class StorageFailedError(StorageError):
-    """A write or a sync failed, now or earlier; the store refuses appends until it is closed and opened again."""
+    """A write or a sync failed, now or earlier; the store refuses appends until it is closed and opened again.
+
+    Retry: No: close the store and open it again first, which finds out what is durable.
+    Remedy: Close the store, mend the device, open the store again, and look for the entries.
+    """
 
     outcome_unknown = True
 
@@ -259,6 +373,9 @@ class StoreLockedError(StorageError):
         message: The directory, and the process that holds its lock.
         pid: The id of that process; None if it is not known.
         outcome_unknown: As in PybkError.
+
+    Retry: Yes, once the other process has closed it.
+    Remedy: End the process ``pid``, or open with ``read_only=True``.
     """
 
     def __init__(self, message: str = "", *, pid: int | None = None, outcome_unknown: bool | None = None) -> None:
@@ -267,11 +384,17 @@ class StoreLockedError(StorageError):
 
 
 class CookieError(StorageError):
-    """The directory is not the expected one: it is empty, was moved or copied, or belongs to another store."""
+    """The directory is not the expected one: it is empty, was moved or copied, or belongs to another store.
+
+    Remedy: Check the path and what is mounted; the message names the store that was expected.
+    """
 
 
 class MetadataError(PybkError):
-    """Base class of errors about the metadata store, or about its contents."""
+    """Base class of errors about the metadata store, or about its contents.
+
+    Remedy: Check the URL, and that the first bookie of the cluster was started.
+    """
 
     code = -18
 
@@ -280,6 +403,9 @@ class MetadataUnreachableError(MetadataError):
     """The metadata store did not answer in time, or the connection to it was lost.
 
     ``outcome_unknown`` is set if the request may have taken effect, or may still do so.
+
+    Outcome: No, unless ``outcome_unknown`` is set: then the request may have taken effect, or may still do so.
+    Remedy: Check that the metadata store runs, and call again; look first if ``outcome_unknown`` is set.
     """
 
     retryable = True
@@ -289,21 +415,35 @@ class MetadataVersionError(MetadataError):
     """A compare-and-set found another version than the expected one, or no value; read again.
 
     ``outcome_unknown`` is set if an earlier answer was lost: the change may have been made, and overwritten since.
+
+    Outcome: No, unless ``outcome_unknown`` is set: then the change may have been made, and replaced since.
+    Retry: Yes, after the value was read again.
+    Remedy: Read the value again, and decide anew.
     """
 
     code = -17
 
 
 class MetadataExistsError(MetadataError):
-    """The key already exists in the metadata store."""
+    """The key already exists in the metadata store.
+
+    Outcome: No, unless ``outcome_unknown`` is set.
+    Remedy: Use the value that exists, or choose another name.
+    """
 
 
 class MetadataForgedError(MetadataError):
-    """A value in the metadata store was not written with the cluster secret that this process uses."""
+    """A value in the metadata store was not written with the cluster secret that this process uses.
+
+    Remedy: Give the secret of the cluster. If it is right, find out who can write to the metadata store.
+    """
 
 
 class MetadataOutdatedError(MetadataError):
-    """The metadata store was put back to an older state, or emptied; the message says what to do about it."""
+    """The metadata store was put back to an older state, or emptied; the message says what to do about it.
+
+    Remedy: Restore or rebuild the metadata; see docs/admin/restoring.md.
+    """
 
 
 class LogError(PybkError):
@@ -311,26 +451,39 @@ class LogError(PybkError):
 
 
 class NoSuchLogError(LogError):
-    """The log was never created, or it was deleted."""
+    """The log was never created, or it was deleted.
+
+    Remedy: Check the name, or create the log.
+    """
 
     code = -7
 
 
 class LogFencedError(LogError):
-    """Another writer took the log over; what this one appended and was not acknowledged may be in it or not."""
+    """Another writer took the log over; what this one appended and was not acknowledged may be in it or not.
+
+    Remedy: Stop writing. If this process should have the log, open it again, and look for the records.
+    """
 
     code = -101
     outcome_unknown = True
 
 
 class LogLockedError(LogError):
-    """A live writer has the log."""
+    """A live writer has the log.
+
+    Retry: Yes, once that writer has closed, or has died.
+    Remedy: Wait for the writer that the message names, or end it.
+    """
 
     retryable = True
 
 
 class LogExistsError(LogError):
-    """A log with this name exists; nothing was changed."""
+    """A log with this name exists; nothing was changed.
+
+    Remedy: Open the log, or choose another name.
+    """
 
     code = -20
 
@@ -341,6 +494,8 @@ class OutOfOrderError(LogError, UsageError):
     Attributes:
         txid: The id that was refused.
         last: The highest one so far.
+
+    Remedy: Give ids that do not fall, or open the writer with ``ordered_txids=False``.
     """
 
     code = UsageError.code
@@ -354,7 +509,10 @@ class OutOfOrderError(LogError, UsageError):
 
 
 class LogSealedError(LogError):
-    """The log has ended for good, so it takes no more records."""
+    """The log has ended for good, so it takes no more records.
+
+    Remedy: Write to another log.
+    """
 
     code = -11
 
@@ -364,6 +522,8 @@ class TruncatedError(LogError):
 
     Attributes:
         first_seq: The first record that was kept; -1 if it is not known.
+
+    Remedy: Continue with the record ``first_seq``; what came before is in a snapshot, if the application made one.
     """
 
     code = -13
@@ -374,7 +534,10 @@ class TruncatedError(LogError):
 
 
 class TruncateGuardError(LogError, UsageError):
-    """Records would be dropped that a checkpoint needs; nothing was dropped."""
+    """Records would be dropped that a checkpoint needs; nothing was dropped.
+
+    Remedy: Make a checkpoint first, or have the subscriptions acknowledge the records; the message names which.
+    """
 
     code = UsageError.code
 
@@ -384,6 +547,8 @@ class RewoundError(TruncatedError):
 
     Attributes:
         seq: The last record that was kept.
+
+    Remedy: Drop the records after ``seq``, and read again from ``seq`` + 1.
     """
 
     def __init__(self, message: str = "", *, seq: int = -1, outcome_unknown: bool | None = None) -> None:
@@ -396,22 +561,35 @@ class BlobError(PybkError):
 
 
 class NoSuchBlobError(BlobError, FileNotFoundError):
-    """The blob, or this version of it, was never published, or it was replaced or deleted."""
+    """The blob, or this version of it, was never published, or it was replaced or deleted.
+
+    Remedy: Check the name; open the blob again if it was replaced while it was read.
+    """
 
     code = -7
 
 
 class BlobExistsError(BlobError, FileExistsError):
-    """A blob of this name exists, and was not to be replaced."""
+    """A blob of this name exists, and was not to be replaced.
+
+    Remedy: Put it with ``overwrite=True``, or choose another name.
+    """
 
     code = -20
 
 
 class BlobLockedError(BlobError):
-    """Another caller saves or prunes the snapshots of this name."""
+    """Another caller saves or prunes the snapshots of this name.
+
+    Remedy: Call again when the other caller is done.
+    """
 
     retryable = True
 
 
 class BlobGivenUpError(BlobError):
-    """The upload cannot be published any more; nothing was changed, and the blob can be put again."""
+    """The upload cannot be published any more; nothing was changed, and the blob can be put again.
+
+    Retry: Yes, as a new upload.
+    Remedy: Put the blob again.
+    """
