@@ -17,6 +17,7 @@ from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.whole_numbers import whole
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
+"""The directories of tiers that lie outside of the store's own: one path, or several that are filled in turn."""
 
 LEDGER_ID_MAX: Final = (1 << 63) - 2
 

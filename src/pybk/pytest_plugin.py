@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+__all__ = ["pybk_cluster", "pybk_store"]
+
 if TYPE_CHECKING:
     from pybk.manager import LedgerManager
     from pybk.testing import TestCluster

@@ -16,6 +16,8 @@ from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
 
+__all__ = ["SECRET", "TestCluster", "cheap_keys", "open_store", "small_config"]
+
 _SCRYPT_COST: Final = 2
 """The cost of new stores and clusters; that of production takes 128 MiB and nearly half a second for each password."""
 

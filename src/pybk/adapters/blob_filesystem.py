@@ -24,6 +24,8 @@ from pybk.manager import LedgerManager
 from pybk.streams.blob import BlobReader
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
 
+__all__ = ["BlobFileSystem"]
+
 _MODES: Final = ("rb", "wb", "xb")
 _BUFFER_BYTES: Final = 1 << 20
 _FSSPEC_OPTIONS: Final = frozenset(

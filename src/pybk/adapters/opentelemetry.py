@@ -12,6 +12,8 @@ from opentelemetry import context, trace
 from pybk.spans import SpanAttributes
 from pybk.version import __version__
 
+__all__ = ["OpenTelemetrySpan", "on_span"]
+
 _TRACER: Final = trace.get_tracer("pybk", __version__)
 """Uses the tracer provider that is set when a span starts, as tracers of the API do."""
 

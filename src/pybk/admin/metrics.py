@@ -24,6 +24,8 @@ from pybk.health import HEALTH_STATES, Health
 from pybk.manager import LedgerManager
 from pybk.metrics import OTHER_TYPES, HistogramSnapshot, MetricKey, MetricsSnapshot
 
+__all__ = ["ManagerCollector", "register"]
+
 BUCKETS_NS: Final = tuple(
     digit * 10**exponent for exponent in range(3, 10) for digit in ((1, 2, 5) if exponent < 9 else (1, 2, 5, 10))
 )

@@ -9,17 +9,24 @@ from pybk.spark.executors.bookies import configure, start_bookies
 from pybk.spark.executors.executor import ExecutorBookie, local_bookie
 
 if TYPE_CHECKING:
-    from pybk.spark.jobs.copy import copy
-    from pybk.spark.jobs.export import export
-    from pybk.spark.jobs.import_ import import_
-    from pybk.spark.jobs.inventory import inventory
-    from pybk.spark.jobs.tier import tier
-    from pybk.spark.jobs.verify import verify
+    from pybk.spark.jobs.copy import Copied, copy
+    from pybk.spark.jobs.export import Exported, export
+    from pybk.spark.jobs.import_ import Imported, import_
+    from pybk.spark.jobs.inventory import Inventory, inventory
+    from pybk.spark.jobs.tier import Tiered, tier
+    from pybk.spark.jobs.verify import CheckedReplica, VerifiedLedgers, verify
     from pybk.spark.sink.manifest import collect
     from pybk.spark.source.local_read import read_local
 
 __all__ = [
+    "CheckedReplica",
+    "Copied",
     "ExecutorBookie",
+    "Exported",
+    "Imported",
+    "Inventory",
+    "Tiered",
+    "VerifiedLedgers",
     "collect",
     "configure",
     "copy",
@@ -33,11 +40,18 @@ __all__ = [
     "verify",
 ]
 
-_JOBS: Final = ("copy", "export", "import_", "inventory", "tier", "verify")
+_JOBS: Final = {
+    "copy": ("copy", "Copied"),
+    "export": ("export", "Exported"),
+    "import_": ("import_", "Imported"),
+    "inventory": ("inventory", "Inventory"),
+    "tier": ("tier", "Tiered"),
+    "verify": ("verify", "VerifiedLedgers", "CheckedReplica"),
+}
 _WHEN_ASKED: Final = {
     "collect": "pybk.spark.sink.manifest",
     "read_local": "pybk.spark.source.local_read",
-    **{job: f"pybk.spark.jobs.{job}" for job in _JOBS},
+    **{name: f"pybk.spark.jobs.{job}" for job, names in _JOBS.items() for name in names},
 }
 """Imported when they are asked for: the process of a bookie comes by here, too, and has no use for pyspark."""
 

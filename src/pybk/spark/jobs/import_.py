@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -151,7 +151,7 @@ class LedgersCommitMessage(WriterCommitMessage):
     written: tuple[WrittenLedger, ...]
 
 
-Messages = Sequence[WriterCommitMessage | None]
+Messages: TypeAlias = "Sequence[WriterCommitMessage | None]"
 
 
 class LedgersWriter(DataSourceArrowWriter):

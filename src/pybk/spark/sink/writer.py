@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -54,7 +54,7 @@ class LedgerCommitMessage(WriterCommitMessage):
     run: str = ""
 
 
-Messages = Sequence[WriterCommitMessage | None]
+Messages: TypeAlias = "Sequence[WriterCommitMessage | None]"
 """As Spark hands them: None for a partition that has none."""
 
 
