@@ -96,6 +96,7 @@ sbom: $(BIN)/python
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	$(BIN)/python tools/links build/docs
 	@echo "build/docs/index.html"
 
 docs-serve: docs
