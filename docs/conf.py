@@ -5,6 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
+from docstrings import MOCKED
+
 from pybk.version import __version__
 
 project = "pybk"
@@ -18,6 +20,10 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "drawing",
+    "docstrings",
+    "errors",
+    "settings",
+    "commands",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
@@ -27,12 +33,15 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
+autodoc_mock_imports = list(MOCKED)
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_custom_sections = [(name, "params_style") for name in ("Behaviour", "Performance", "Access", "Tracing")]
 
 copybutton_exclude = ".linenos, .gp, .go"
 

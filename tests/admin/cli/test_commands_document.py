@@ -17,6 +17,7 @@ from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from tests.paths import ROOT
 
 TEXT = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+TEXT = re.sub(r"^```\{.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 SHELL, PATHS, ALL = "BookKeeper's shell", "BookKeeper's HTTP paths", "All commands"
 COMMANDS = {" ".join(words): parser for words, parser in whole_parser().commands()}
