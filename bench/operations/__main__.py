@@ -47,6 +47,8 @@ def _print_watched(found: watching.Watched) -> None:
     _print("one append at a time, p99, while nobody watches", statistics.median(found.alone_ms), "ms", "")
     _print(f"the same while watched, median of {len(found.ratios)}", statistics.median(found.ratios), "x", "<= 1.1")
     print(f"  each: {', '.join(f'{each:.2f}' for each in found.ratios)}")
+    _print("  the watcher asks a bystander instead", statistics.median(found.bystander_ratios), "x", "")
+    print(f"  each: {', '.join(f'{each:.2f}' for each in found.bystander_ratios)}")
     _print("p50 while watched", statistics.median(found.p50_ratios), "x", "")
     _print("bookies and console, for being watched", found.cpu_percent, "% of a core", "")
     _print("the watcher itself", found.watcher_percent, "% of a core", "")

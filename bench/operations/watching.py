@@ -32,6 +32,8 @@ class Watched:
         ratios: For each round, the 99th percentile of an append while the cluster is watched, over that of the window
             before.
         p50_ratios: The same of medians.
+        bystander_ratios: The same of 99th percentiles while the watcher asks a process that has nothing to do with the
+            cluster: what a watcher costs because it shares the machine.
         alone_ms: The 99th percentiles of the windows in which nobody watches.
         cpu_percent: Percent of a core that the bookies and the console took more while only watched, of each round.
         watcher_percent: Percent of a core that the watcher took.
@@ -42,6 +44,7 @@ class Watched:
 
     ratios: list[float] = field(default_factory=list)
     p50_ratios: list[float] = field(default_factory=list)
+    bystander_ratios: list[float] = field(default_factory=list)
     alone_ms: list[float] = field(default_factory=list)
     cpu_percent: float = 0.0
     watcher_percent: float = 0.0
@@ -65,6 +68,18 @@ def console(cluster: Cluster, directory: Path) -> Iterator[tuple[str, int]]:
         try:
             assert process.stdout is not None
             yield json.loads(process.stdout.readline())["http"], process.pid
+        finally:
+            process.kill()
+
+
+@contextmanager
+def bystander() -> Iterator[str]:
+    """Run a process that answers requests and does nothing else; yield its URL."""
+    command = [sys.executable, "-m", "bench.operations.bystander"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
         finally:
             process.kill()
 
@@ -114,17 +129,23 @@ def measure(directory: Path, rounds: int, seconds: float) -> Watched:
     with (
         Cluster(directory, curve=True, bookies=ENSEMBLE, http=True) as cluster,
         console(cluster, directory) as (url, pid),
+        bystander() as other,
         cluster.client.create_ledger(password=PASSWORD, ensemble_size=ENSEMBLE) as writer,
     ):
         appended(writer, seconds)  # what grows with the first entries is not of the watchers
         bookies = list(cluster.http.values())
         _only_watched(found, cluster, (url, bookies), pid, seconds)
         for _ in range(rounds):
+            watching = Watching(other, [other] * len(bookies))
+            time.sleep(SETTLED_S)
+            beside = appended(writer, seconds)
+            watching.end(Watched())
             alone = appended(writer, seconds)
             watching = Watching(url, bookies)
             time.sleep(SETTLED_S)
             watched = appended(writer, seconds)
             watching.end(found)
+            found.bystander_ratios.append(p99_ms(beside) / p99_ms(alone))
             found.alone_ms.append(p99_ms(alone))
             found.ratios.append(p99_ms(watched) / p99_ms(alone))
             found.p50_ratios.append(statistics.median(watched) / statistics.median(alone))

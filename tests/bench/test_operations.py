@@ -16,6 +16,7 @@ def test_a_watched_cluster_is_measured(tmp_path: Path) -> None:
     assert set(found.answered) == {"probes", "scrapes", "page"}
     assert len(found.ratios) == len(found.p50_ratios) == len(found.alone_ms) == 1
     assert found.ratios[0] > 0
+    assert found.bystander_ratios[0] > 0
 
 
 def test_a_page_of_a_large_cluster_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

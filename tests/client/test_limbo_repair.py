@@ -87,6 +87,7 @@ def test_a_lost_bookie_is_replaced_by_one_that_has_the_same_bytes(four: Inside, 
     ledger_id = fill(client, ensemble_size=shape[0], write_quorum=shape[1], ack_quorum=shape[2])
     ensemble = client.ledger_metadata(ledger_id).fragments[0].ensemble
     lost = ensemble[0].bookie_id
+    wait_until(lambda: sum(map(len, held(four, ledger_id).values())) == 300 * shape[1], "the last bookie to have all")
     before = held(four, ledger_id)[lost]
     four.bookies[int(lost[-1])].close()
     wait_until(lambda: lost not in cluster_backend_of(client).membership.bookies)

@@ -19,7 +19,7 @@ from tests.simulator.healing import BEGIN_NS, GRACE_NS, LEASE_NS, World, run
 from tests.simulator.healing_mutants import HEALING_MUTANTS, KILLED_AT, notices
 from tests.simulator.mutating import Mutant
 
-SEEDS = some(1, 40)
+SEEDS = some(3, 40)
 NAMES = ["b0", "b1", "b2", "b3", "b4"]
 REPAIR = RepairSettings(grace_s=60, open_grace_s=300)
 
