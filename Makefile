@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native test-http wheel man sbom docs docs-serve check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native test-http wheel man sbom docs docs-serve figures check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,6 +31,7 @@ help:
 	@echo "make test-http           run Schemathesis over the administration interface of a local cluster; ARGS=\"--seed 2\""
 	@echo "make man                 write the manual pages of the command pybk to build/man/man1"
 	@echo "make sbom                write build/sbom.json: what an installation consists of, in CycloneDX form"
+	@echo "make figures             measure the figures of the documentation again, and draw them: 10 minutes without other work"
 	@echo "make docs                build the documentation into build/docs, without a network; warnings are errors"
 	@echo "make docs-serve          the same, and show it on http://127.0.0.1:8000"
 	@echo "make check               ruff, mypy, import contracts, spelling, references, style, commit messages"
@@ -98,6 +99,12 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
 	$(BIN)/python tools/links build/docs
 	@echo "build/docs/index.html"
+
+figures: $(VENV)/.bench
+	$(BIN)/python -m bench append append-p99 append-p99.9 threads pipelined asyncio batches scan random --json > docs/figures/embedded.json
+	$(BIN)/python -m bench.cluster append append-p99 append-p99.9 outstanding outstanding-p99 cpu batches threads scan random tail --json \
+	    > docs/figures/cluster.json
+	$(BIN)/python -m bench.plots docs/figures/*.json
 
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs 8000

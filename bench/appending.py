@@ -140,14 +140,14 @@ def tail(part: int, busy: bool, directory: Path, _: Scale) -> Iterator[Run]:
 
     Args:
         part: One of so many appends takes longer than the percentile.
-        busy: Whether a checkpoint runs all the time, which moves the entries of another ledger to cold segments.
+        busy: Whether another ledger of 16 MiB is moved between its tiers all the time, with a checkpoint after each move.
         directory: Of the store.
     """
     with LedgerManager.open(directory) as manager, manager.create_ledger(password=PASSWORD) as writer:
 
         def run(seconds: float) -> float:
             latencies = []
-            with checkpoints(manager) if busy else nullcontext():
+            with moves(manager) if busy else nullcontext():
                 now = time.perf_counter()
                 end = now + seconds
                 while now < end:
@@ -161,15 +161,17 @@ def tail(part: int, busy: bool, directory: Path, _: Scale) -> Iterator[Run]:
 
 
 @contextmanager
-def checkpoints(manager: LedgerManager) -> Iterator[None]:
-    """Checkpoint over and over, each time with 4 MiB in another ledger that go to cold segments."""
+def moves(manager: LedgerManager) -> Iterator[None]:
+    """Move a ledger between log files and cold segments over and over, and checkpoint."""
     ended = threading.Event()
+    with manager.create_ledger(password=PASSWORD) as other:
+        for _ in range((16 << 20) // (ENTRY_BYTES * BATCH)):
+            other.append_many(PAYLOADS)
 
     def work() -> None:
-        with manager.create_ledger(password=PASSWORD, storage_hints={StorageHint.HDD}) as other:
-            while not ended.is_set():
-                for _ in range((4 << 20) // (ENTRY_BYTES * BATCH)):
-                    other.append_many(PAYLOADS)
+        while not ended.is_set():
+            for tier in (StorageHint.HDD, StorageHint.NVME):
+                manager.move_ledger(other.ledger_id, tier)
                 manager.checkpoint()
 
     thread = threading.Thread(target=work)
@@ -190,7 +192,7 @@ def tails() -> Iterator[Contest]:
             "x p50",
             [
                 Contestant("pybk", partial(tail, part, False), targets),
-                Contestant("pybk, checkpoints", partial(tail, part, True), targets),
+                Contestant("pybk, moves", partial(tail, part, True), targets),
             ],
         )
 

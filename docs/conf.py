@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "drawing",
+    "figures",
     "docstrings",
     "errors",
     "settings",
