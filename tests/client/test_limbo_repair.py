@@ -101,6 +101,18 @@ def test_a_lost_bookie_is_replaced_by_one_that_has_the_same_bytes(four: Inside, 
     assert client.replicate(ledger_id).fragments == 0
 
 
+def test_a_writer_shows_the_ensemble_that_it_writes_to(four: Inside) -> None:
+    client = four.connect()
+    with client.create_ledger(password=PASSWORD) as writer:
+        writer.append(payload(0))
+        lost = writer.metadata.fragments[0].ensemble[0]
+        four.bookies[int(lost.bookie_id[-1])].close()
+        writer.append(payload(1))
+        wait_until(lambda: len(writer.metadata.fragments) == 2)
+        assert writer.metadata == four.connect().ledger_metadata(writer.ledger_id)
+        assert lost not in writer.metadata.fragments[1].ensemble
+
+
 def test_all_ledgers_of_a_bookie_that_leaves_are_moved_off_it(four: Inside) -> None:
     client = four.connect()
     ledgers = [fill(client, 30, ensemble_size=3) for _ in range(4)]

@@ -162,6 +162,7 @@ class Writing(Conversation[WriterMachine]):
             self._confirmed(effect.last_add_confirmed)
         elif type(effect) is EnsembleChanged:
             self._bookies[:] = self.ensemble
+            self.ledger.renew(self.machine.metadata, self.machine.version)
             for reason in effect.reasons:
                 self._metrics.add(ENSEMBLE_CHANGES, labels=(("reason", reason.value),))
         elif type(effect) is UnderReplicated:

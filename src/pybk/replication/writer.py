@@ -180,6 +180,11 @@ class WriterMachine:
         }
 
     @property
+    def version(self) -> int:
+        """The version of ``metadata`` in the metadata store."""
+        return self._version
+
+    @property
     def last_add_confirmed(self) -> int:
         """Last entry that is confirmed; -1 for none."""
         return self._inflight.lac
