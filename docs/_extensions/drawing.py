@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
@@ -11,6 +12,27 @@ from sphinxcontrib.svgbob._svgbob import to_svg
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
+
+CELL: Final = (8, 16)
+"""Width and height of a character in a drawing, in pixels; ``site.css`` has a font that fits."""
+
+
+def draw(text: str, caption: str, prefix: str) -> str:
+    """Return the drawing as an SVG element without colours.
+
+    Args:
+        text: The text, as svgbob takes it.
+        caption: What it shows, for screen readers.
+        prefix: Makes the ids in the element those of this drawing, because a page may have several.
+    """
+    svg = to_svg(text, include_styles=False)
+    lines = text.splitlines()
+    # svgbob does not count text in quotes that reaches beyond everything else, and so would cut it off.
+    width, height = (max(map(len, lines)) + 1) * CELL[0], (len(lines) + 1) * CELL[1]
+    size = f'role="img" aria-label="{caption}" width="{width}" height="{height}"'
+    svg = re.sub(r'width="[\d.]+" height="[\d.]+"', size, svg, count=1)
+    svg = re.sub(r'<marker id="', rf'<marker id="{prefix}-', svg)
+    return re.sub(r'class="([^"]*\b(start|end)_marked_(\w+)[^"]*)"', rf'class="\1" marker-\2="url(#{prefix}-\3)"', svg)
 
 
 class Drawing(SphinxDirective):
@@ -30,7 +52,7 @@ class Drawing(SphinxDirective):
         if self.env.app.builder.format != "html":
             return [nodes.literal_block(text, text)]
         caption = escape(self.arguments[0])
-        svg = to_svg(text, include_styles=False).replace("<svg ", f'<svg role="img" aria-label="{caption}" ', 1)
+        svg = draw(text, caption, f"drawing-{self.env.new_serialno('drawing')}")
         html = f'<figure class="drawing"><div>{svg}</div><figcaption>{caption}</figcaption></figure>'
         return [nodes.raw("", html, format="html")]
 
