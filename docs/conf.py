@@ -25,6 +25,7 @@ extensions = [
     "errors",
     "settings",
     "commands",
+    "routes",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
@@ -39,6 +40,7 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_mock_imports = list(MOCKED)
 python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False

@@ -50,5 +50,10 @@ def help_of(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def synopsis_of(parser: argparse.ArgumentParser) -> str:
     """Return the usage of a command."""
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "96"
     return parser.format_usage().removeprefix("usage: ").strip().replace("\n" + " " * len("usage: "), "\n")
+
+
+def escaped(text: str) -> str:
+    """Return a text whose characters mean nothing to Markdown, but for code."""
+    return "".join(f"\\{each}" if each in "*_<>[]$|" else each for each in text)

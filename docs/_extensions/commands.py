@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from argument_texts import COMMON, groups_of, help_of, signature_of, synopsis_of
+from argument_texts import COMMON, escaped, groups_of, help_of, signature_of, synopsis_of
 from sphinx.util.docutils import SphinxDirective
 
 from pybk.admin.cli import NOUNS, whole_parser
@@ -55,11 +55,6 @@ def options(command: argparse.ArgumentParser, actions: list[argparse.Action]) ->
     for action in actions:
         lines += [f"```{{option}} {signature_of(action)}", escaped(help_of(command, action)), "```", ""]
     return lines
-
-
-def escaped(text: str) -> str:
-    """Return a text whose characters mean nothing to Markdown, but for code."""
-    return "".join(f"\\{each}" if each in "*_<>[]$|" else each for each in text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

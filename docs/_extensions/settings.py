@@ -77,7 +77,9 @@ class Setting:
         if self.limits is None:
             return what
         least, most = (self._shown(each) for each in self.limits)
-        return f"{what}, {least} to {most}" if self.limits[1] < _ANY_BYTES else f"{what}, at least {least}"
+        if self.limits[1] < _ANY_BYTES:
+            return f"{what}, {least} to {most}"
+        return f"{what}, at least {least}" if self.limits[0] else what
 
     @property
     def default(self) -> str:

@@ -264,6 +264,7 @@ def test_each_metric_is_listed() -> None:
 
 
 def test_each_route_is_listed() -> None:
+    assert directives("http-routes", page("routes.md")) == [""]
     listed = set(re.findall(r"^\| `((?:GET|POST) \S+)`", page("http.md"), re.MULTILINE))
     known = {f"{each.method} {each.template}" for each in (*ROUTES, *OWN_ROUTES)}
     plain = {re.sub(r"\{ledger_id\}", "ID", re.sub(r"\{name\}", "NAME", name)) for name in known}
