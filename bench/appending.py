@@ -140,7 +140,7 @@ def tail(part: int, busy: bool, directory: Path, _: Scale) -> Iterator[Run]:
 
     Args:
         part: One of so many appends takes longer than the percentile.
-        busy: Whether another ledger of 16 MiB is moved between its tiers all the time, with a checkpoint after each move.
+        busy: Whether another ledger of 16 MiB is moved between its tiers meanwhile, over and over.
         directory: Of the store.
     """
     with LedgerManager.open(directory) as manager, manager.create_ledger(password=PASSWORD) as writer:

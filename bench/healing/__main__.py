@@ -58,7 +58,7 @@ def _print_loss(found: loss.Loss) -> None:
     _print("one append at a time, p99, without repairs", found.p99_without_ms, "ms", "")
     _print("the same during repairs", found.p99_with_ms, "ms", f"<= {1.5 * found.p99_without_ms:.3g}")
     _print("  copied meanwhile", found.beside_mb_s, "MB/s", "")
-    _print("processor time of the bookies, per GB copied", found.cpu_s / found.copied * 1e9, "s", "")
+    _print("processor time of the bookies, per GB copied", found.cpu_s, "s", "")
     _print("  floor: that of the bare loops", found.floor_cpu_s, "s", "")
 
 

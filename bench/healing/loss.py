@@ -54,7 +54,7 @@ class Loss:
         beside_mb_s: Megabytes copied per second while a writer appended.
         floor_mb_s: What bare loops copy per second, a ledger's size at a time (``floor``).
         floor_cpu_s: Processor time of these loops per GB.
-        cpu_s: Processor time of all bookies during the repair.
+        cpu_s: Processor time of all bookies per GB that was copied while nobody else worked.
         p99_without_ms: The 99th percentile of an append without repairs.
         p99_with_ms: The same during repairs.
     """
@@ -208,6 +208,7 @@ def _repaired(
     began = time.monotonic()
     admin.resume_repair(by="bench")
     half, half_at = _until_copied(lambda: cluster.all_stored() - stored, lost // 2, 0.0)
+    half_cpu_s = (cluster.cpu_seconds() - cpu) / half * 1e9
     at_half = cluster.all_stored()
     writer = Foreground(manager)
     time.sleep(beside_s)
@@ -222,7 +223,7 @@ def _repaired(
         beside_mb_s=beside / 1e6 / beside_s,
         floor_mb_s=bare[0],
         floor_cpu_s=bare[1],
-        cpu_s=cluster.cpu_seconds() - cpu,
+        cpu_s=half_cpu_s,
         p99_without_ms=before_ms,
         p99_with_ms=p99_ms(during),
     )

@@ -34,7 +34,7 @@ from pybk.transport.codec import Authorize, AuthorizeMember, WireReply, WireRequ
 from pybk.transport.server import Caller
 
 _HEAD_BYTES: Final = 256
-"""What a request is counted with, beside its entries."""
+"""What a request is counted with, besides its entries."""
 
 _OWN_IDS: Final = 1 << 63
 """The request id of proofs of rights; nobody waits for their replies."""
