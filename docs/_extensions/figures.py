@@ -19,8 +19,8 @@ FIGURES = Path(__file__).resolve().parents[1] / "figures"
 class Figures(SphinxDirective):
     """Show contests of a file in ``docs/figures``.
 
-    The arguments are the file's name without its end, and the contests. Each has a plot, which ``bench.plots`` drew, and
-    rows in one table: median, lowest and highest of the rounds, and what was reached of each target.
+    The arguments are the file's name without its end, and the contests. Each has a plot, which ``bench.plots`` drew,
+    and rows in one table: median, lowest and highest of the rounds, and what was reached of each target.
     """
 
     required_arguments = 2
