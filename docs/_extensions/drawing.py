@@ -53,7 +53,8 @@ class Drawing(SphinxDirective):
             return [nodes.literal_block(text, text)]
         caption = escape(self.arguments[0])
         svg = draw(text, caption, f"drawing-{self.env.new_serialno('drawing')}")
-        html = f'<figure class="drawing"><div>{svg}</div><figcaption>{caption}</figcaption></figure>'
+        # On a narrow screen the drawing scrolls, with the keyboard as well once it has the focus.
+        html = f'<figure class="drawing"><div tabindex="0">{svg}</div><figcaption>{caption}</figcaption></figure>'
         return [nodes.raw("", html, format="html")]
 
 
