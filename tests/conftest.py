@@ -59,6 +59,10 @@ _LONG_FIRST = (
     "tests/spark/source/test_streams.py",
     "tests/cluster/test_faults.py",
     "tests/cluster/test_nemesis.py",
+    "tests/test_examples.py",
+    "tests/test_readme.py",
+    "tests/simulator/test_healing.py",
+    "tests/streams/test_interrupts.py",
     "tests/storage/test_mutants.py",
     "tests/simulator/test_campaign.py",
 )

@@ -26,11 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scale = Scale(
         rounds=parsed.rounds or (1 if quick else 9),
         seconds=parsed.seconds or (0.1 if quick else 0.5),
-        entries=8 << 10 if quick else 64 << 10,
-        ledgers=200 if quick else 10_000,
+        entries=2 << 10 if quick else 64 << 10,
+        ledgers=50 if quick else 10_000,
         reopen_bytes=0,
         memory_bytes=0,
-        blob_bytes=8 << 20 if quick else 1 << 30,
+        blob_bytes=2 << 20 if quick else 1 << 30,
     )
     report.run(chosen, scale, parsed, "")
     return 0
