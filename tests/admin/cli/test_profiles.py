@@ -38,6 +38,7 @@ def test_the_profile_stands_for_a_path_that_is_left_out() -> None:
     assert parsed("bookie", "drain", "b1", "--wait") == (URL, "/secret")
     assert parsed("bookie", "ok-to-stop", "b1", "b2") == (URL, "/secret")
     assert parsed("ledger", "list", "--json") == (URL, "/secret")
+    assert parsed("metadata", "export", "/backup/metadata") == (URL, "/secret")
     assert parsed("cluster", "status", "--cluster-secret-file", "mine") == (URL, "mine")
 
 

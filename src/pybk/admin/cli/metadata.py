@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CommandParser, add_command, is_url, secret_needed, takes_confirmation
+from pybk.admin.cli.arguments import CLUSTER, CommandParser, add_command, is_url, secret_needed, takes_confirmation
 from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_table, progress_bar
 from pybk.errors import UsageError
@@ -24,7 +24,7 @@ def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk metadata``."""
     nested = parser.add_subparsers()
     text = "write the metadata to a new file, with their MACs and without any secret"
-    export = add_command(nested, "export", _export, text, _URL)
+    export = add_command(nested, "export", _export, text, CLUSTER)
     export.add_argument("file", metavar="FILE", help="the file, which must not exist")
     takes_secret(export)
     text = "decode and verify everything in a metadata store, or in an export; exit 1 if there are problems"
