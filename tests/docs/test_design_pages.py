@@ -1,0 +1,51 @@
+"""The pages about the design: programs run as printed, and the commands of campaigns exist with their options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.operating import Hosts, blocks
+from tests.paths import ROOT
+
+COMMAND = re.compile(r"\bpython -m ((?:tests|bench)[\w.]*)((?: [^`#\n|]+)?)")
+OUTPUT = re.compile(r"\bmake ([a-z-]+)(?: |`|$)")
+
+
+def test_a_machine_is_tested_and_a_rule_is_broken_as_the_page_says(tmp_path: Path) -> None:
+    assert len([each for each in blocks("design/simulator.md") if each.language == "python"]) == 2
+    Hosts(tmp_path, {}).follow("design/simulator.md")
+
+
+def named() -> list[tuple[str, tuple[str, ...]]]:
+    """Return the modules that the pages have run as programs, with their options."""
+    texts = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("design/simulator.md", "design/proofs.md")]
+    texts += [(ROOT / "docs" / "admin" / "capacity.md").read_text(encoding="utf-8")]
+    found = {
+        (match[1], tuple(re.findall(r"--[a-z-]+", match[2]))) for text in texts for match in COMMAND.finditer(text)
+    }
+    return sorted(found)
+
+
+@pytest.mark.parametrize(("module", "options"), named(), ids=[" ".join((name, *options)) for name, options in named()])
+def test_the_commands_of_campaigns_exist(module: str, options: tuple[str, ...]) -> None:
+    path = ROOT / Path(*module.split("."))
+    file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    source = file.read_text(encoding="utf-8")
+    assert '__name__ == "__main__"' in source
+    for option in options:
+        assert f'"{option}"' in source, option
+
+
+def test_the_targets_of_make_exist() -> None:
+    made = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for name in ("design/simulator.md", "design/proofs.md"):
+        assert set(OUTPUT.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))) <= made, name
+
+
+def test_the_tests_that_the_pages_name_exist() -> None:
+    text = (ROOT / "docs" / "design" / "proofs.md").read_text(encoding="utf-8")
+    for name in set(re.findall(r"`((?:tests|tools|deploy)/[\w/.-]+)", text)):
+        assert (ROOT / name).exists(), name
