@@ -87,6 +87,24 @@ def test_read_only(cluster: Cluster, walk: Walk) -> None:
     walk("cluster rebalance")
 
 
+def test_disk_fills(cluster: Cluster, walk: Walk) -> None:
+    def free() -> str:
+        [found] = re.findall(r"^free in nvme +(.*)$", walk("bookie show", NAME="b2"), re.MULTILINE)
+        return str(found)
+
+    [ledger] = cluster.append(1)
+    assert f'"ledger": {ledger}' in walk("ledger list --json")
+    cluster.dev("fill", "b2", "--tier", "nvme")
+    cluster.until(lambda: free().startswith("0 B"))
+    cluster.dev("fill", "b2", "--end")
+    cluster.until(lambda: not free().startswith("0 B") and cluster.bookie("b2").writable)
+    walk("ledger delete", LEDGER=ledger, yes=True)
+    cluster.until_whole()
+    walk("cluster rebalance --plan")
+    walk("cluster rebalance --apply")
+    assert "0 moves left" in walk("cluster rebalance --status")
+
+
 def test_limbo_stuck(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     back_up(cluster.directory("b1"), tmp_path / "backup")
     ledger = cluster.append_until(lambda names: "b1" in names)  # of which the backup has nothing
