@@ -53,6 +53,9 @@ SIZES = (
     5000,
 )
 COUNTS = (1, 2, 3, 4, 5, 7, 40)
+LARGE = 50
+"""One of so many batches is large enough for several threads."""
+
 Places = npt.NDArray[np.int64]
 
 IDS = (0, 1, (1 << 31) - 1, (1 << 62))
@@ -79,7 +82,7 @@ def compare(core: NativeCore, source: random.Random) -> int:
     kind = DigestType(source.choice(sorted(core.TYPES)))
     key, ledger_id, first = source.randbytes(KEY_BYTES), source.choice(IDS), source.choice(IDS)
     pure = Pure(kind, ledger_id, key)
-    payloads = [source.randbytes(source.choice(SIZES)) for _ in range(source.choice(COUNTS))]
+    payloads = _payloads(source)
     place = (ledger_id, first, first - 1, source.choice(IDS))
     prefixes = pure.digest.prefixes(*place[1:], payloads)
     made = core.prefixes(kind, key, *place, payloads)
@@ -98,6 +101,17 @@ def compare(core: NativeCore, source: random.Random) -> int:
         assert all(opened) == wanted
         compared += 1
     return compared
+
+
+def _payloads(source: random.Random) -> list[bytes]:
+    """Return the payloads of a batch, sometimes of one that several threads check, of many entries or of few."""
+    sizes = [source.choice(SIZES) for _ in range(source.choice(COUNTS))]
+    if source.randrange(LARGE) == 0:
+        left = source.randrange(2 << 20, 6 << 20)
+        large = source.choice((source.randrange(3000, 9000), left // source.randrange(1, 9), left))
+        sizes += [large + source.choice(SIZES) for _ in range(left // large)]
+        source.shuffle(sizes)
+    return [source.randbytes(size) for size in sizes]
 
 
 def _opened(core: NativeCore, pure: Pure, key: bytes, buffer: memoryview, start: int, size: int, entry_id: int) -> bool:
