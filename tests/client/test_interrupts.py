@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from pybk.client.wire import BookieWire
 from pybk.errors import LedgerRecoveryError, PybkError
+from pybk.ledger import Bookie
 from pybk.manager import LedgerManager
+from pybk.transport.client_links import Links
+from pybk.transport.server import Server
 from tests.cluster.inside import inside
 from tests.interrupting import interrupted_at
 from tests.sampling import every
+from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, TCP, add
 from tests.waiting import WAIT_S
 
-_FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/transport/client_links", "pybk/writer.py")
+_TRANSPORT = ("pybk/transport/client_links", "pybk/transport/in_process", "pybk/transport/server")
+_FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/writer.py", *_TRANSPORT)
 
 
 def one_round(client: LedgerManager, line: int, others: int) -> bool:
@@ -53,16 +62,45 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
 
 
 @pytest.mark.timeout(method="thread")
-@pytest.mark.parametrize(("others", "step", "lines"), [(0, 29, 900), (2, 5, 60)])
+@pytest.mark.parametrize(("others", "step", "lines", "with_bookie"), [(0, 29, 900, True), (2, 5, 60, False)])
 def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
-    tmp_path: Path, others: int, step: int, lines: int
+    tmp_path: Path, others: int, step: int, lines: int, with_bookie: bool
 ) -> None:
     with inside(tmp_path) as cluster:
-        client = cluster.connect()
+        client = cluster.open_bookie(3) if with_bookie else cluster.connect()
         line = 0
         while one_round(client, line, others):
             line += every(step)
         assert line > lines, "the client was not traced"
+
+
+@pytest.mark.parametrize("then", [BookieWire.begin_again, BookieWire.close])
+def test_an_interrupt_while_links_are_replaced_leaves_no_session_of_a_writer_open(
+    then: Callable[[BookieWire], None],
+) -> None:
+    class Registered:
+        def find(self, bookie: Bookie) -> tuple[str, bytes | None]:
+            return server.addresses[0], server.public_key
+
+    ledger: Any = SimpleNamespace(ledger_id=7, unlocked=False, as_member=False)
+    with Server([TCP], INSTANCE, KEYS) as server:
+        line, fired = 0, True
+        while fired:
+            made = [Links(KEYS, own=(BOOKIE, server)) for _ in range(3)]
+            wire = BookieWire(iter(made).__next__, Registered())
+            assert wire.send(1, BOOKIE, ledger, add())
+            ((peer, _, _),) = server.receive(0)
+            peer.writes.add(7)
+            assert server.has_writer(7)
+            fired = interrupted_at(line, _FILES, wire.begin_again)
+            then(wire)
+            assert server.receive(0) == []
+            assert not server.has_writer(7), f"line event {line}"
+            wire.close()
+            for links in made:  # an interrupt may have lost some as they were made
+                links.close()
+            line += 1
+        assert line > 20, "it was not traced"
 
 
 @pytest.mark.timeout(method="thread")

@@ -101,6 +101,8 @@ class BookieWire:
         self._links = make_links()
         self._changing = threading.Lock()
         """Held to replace, close or wake the links."""
+        self._replaced: list[Links] = []
+        """Links that ``begin_again`` has replaced and not closed yet."""
         self._addresses = addresses
         self.by_bookie: dict[Bookie, tuple[AnyLink, Address]] = {}
         """The link to each bookie, and the address that it was made for."""
@@ -132,15 +134,22 @@ class BookieWire:
         """Replace all links and forget all requests, because an interrupt left their state unknown; may be repeated."""
         fresh = self._make_links()
         with self._changing:
-            old, self._links = self._links, fresh
+            self._replaced.append(self._links)
+            self._links = fresh
         self.by_bookie.clear()
         self._granted.clear()
         self._asked.clear()
         self.queued.clear()
-        try:
-            old.close()
-        except Exception:  # the interrupt may have left them in any state, and they are not used again
-            logger.warning("links cannot be closed after an interrupt", exc_info=True)
+        self._close_replaced()
+
+    def _close_replaced(self) -> None:
+        """Close replaced links: a session that stays open would keep the ledgers that it wrote from being recovered."""
+        while self._replaced:
+            try:
+                self._replaced[-1].close()
+            except Exception:  # the interrupt may have left them in any state, and they are not used again
+                logger.warning("links cannot be closed after an interrupt", exc_info=True)
+            self._replaced.pop()
 
     def send(self, request_id: int, bookie: Bookie, ledger: RemoteLedger, request: Request) -> bool:
         """Send a request, or queue it until its link has less on the way.
@@ -276,6 +285,7 @@ class BookieWire:
     def close(self) -> None:
         """Close all links; ``interrupt`` does nothing afterwards."""
         with self._changing:
+            self._close_replaced()
             self._links.close()
 
 

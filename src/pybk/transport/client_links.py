@@ -857,7 +857,10 @@ class Links:
         self._by_monitor.pop(socket.fileno(), None)
 
     def close(self) -> None:
-        """Close all links, also those that an interrupt left half open; outstanding requests get no outcome."""
+        """Close all links, also those that an interrupt left half open; outstanding requests get no outcome.
+
+        May be repeated, as after an interrupt.
+        """
         try:
             if self._in_process is not None:
                 self._in_process.close()

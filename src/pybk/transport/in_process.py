@@ -1,8 +1,8 @@
 """The link of a client to the bookie of its own process: requests and replies are passed by call.
 
 Theory of operation. A process that is a bookie and a client wrote to its own replica by a socket, which took two MACs,
-encryption both ways and four passages through ZeroMQ's thread. Here the client's leader appends its requests to
-``Server.called``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits in the ``poll`` of
+encryption both ways and four passages through ZeroMQ's thread. Here the client's leader hands its requests over by
+``Server.call``, wakes the serving thread once for all of them (``InProcessLink.flush``), and waits in the ``poll`` of
 its links. The serving thread takes them in its turn, as if they had arrived at its socket, and passes each reply to
 ``InProcessLink.deliver``, which wakes the leader. So a request runs in the same thread, in the same order and with the
 same sync as any other one, and every rule of the protocol is where it was.
@@ -114,7 +114,8 @@ class InProcessLink:
 
         Args:
             request_id: Not that of an outstanding request.
-            message: The request; its entries must not change until the outcome is known.
+            message: The request; its entries must never change, because the bookie refers to them until they are
+                durable, which a deferred or late one may be only after its outcome is known.
             timeout_ns: Nanoseconds after which it counts as unanswered.
 
         Returns:
@@ -196,7 +197,7 @@ class InProcessLink:
         self._on_outcome(request_id, reply)
 
     def close(self) -> None:
-        """End the session; outstanding requests get no reply. The links may be closed afterwards."""
+        """End the session; outstanding requests get no reply. The links may be closed afterwards. May be repeated."""
         with self._closing:
             self.closed = True
         if self._server.call(self._caller, _OWN_IDS, None):
