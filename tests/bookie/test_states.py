@@ -16,6 +16,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieCookie, BookieState
+from pybk.transport.in_process import InProcessLink
 from pybk.version import __version__
 from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import SECRET, inside
@@ -100,6 +101,21 @@ def test_a_removed_bookie_ends_and_does_not_start_again(tmp_path: Path) -> None:
         )
         assert cookie_of(client, "bookie-0").state is BookieState.ACTIVE
         again.close()
+
+
+def test_the_client_in_the_process_of_a_bookie_that_ended_gets_no_reply_at_once(tmp_path: Path) -> None:
+    with inside(tmp_path, count=2) as cluster:
+        manager, client = cluster.bookies[0], cluster.connect()
+        wire = cluster_backend_of(manager).wire
+        with manager.create_ledger(password=PASSWORD, ensemble_size=2, write_quorum=2, ack_quorum=2) as writer:
+            writer.append(b"entry")
+        link = wire.by_bookie[service_of(manager).bookie][0]
+        become(client, "bookie-0", BookieState.DRAINING, BookieState.DRAINED, BookieState.REMOVED)
+        wait_until(lambda: not service_of(manager).serving)
+        with manager.open_ledger(writer.ledger_id, password=PASSWORD) as reader:
+            assert [entry.payload for entry in reader] == [b"entry"], "the other bookie has it, too"
+        assert isinstance(link, InProcessLink)
+        assert service_of(manager).server.closed, "or requests of the own process would wait in it for ever"
 
 
 def test_a_bookie_retired_by_its_process_stays_read_only_whatever_its_cookie_says(tmp_path: Path) -> None:

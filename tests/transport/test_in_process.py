@@ -165,6 +165,13 @@ def test_a_request_that_is_not_answered_ends_at_its_time_and_a_late_reply_is_ign
         assert ask(here, link, add(), 2) is OK
 
 
+def test_a_server_that_is_closed_is_nobodys_own() -> None:
+    with Links(KEYS, own=(BOOKIE, server := Server([TCP], INSTANCE, KEYS))) as links:
+        assert links.own_link(BOOKIE) is not None
+        server.close()
+        assert links.own_link(BOOKIE) is None, "another process may be this bookie by now"
+
+
 def test_a_closed_server_leaves_no_request_without_an_outcome() -> None:
     with Links(KEYS, own=(BOOKIE, server := Server([TCP], INSTANCE, KEYS, authorize=anyone))) as links:
         link = links.own_link(BOOKIE)

@@ -508,7 +508,9 @@ class BookieServer:
             fields = {"bookie": str(self.bookie)}
             logger.exception("bookie %s serves no more", self.bookie, extra=log_event("bookie.failed", **fields))
             self._stop()
-            self._close_server()  # so that clients do not wait for replies that will never come
+        finally:
+            if self._error is not None:
+                self._close_server()  # so that clients do not wait for replies that will never come
 
     def _turn(self) -> None:
         """Receive the requests that have arrived, make their entries durable with one sync, and reply."""

@@ -700,8 +700,11 @@ class Links:
         return link
 
     def own_link(self, bookie: Bookie) -> InProcessLink | None:
-        """Return the link to a bookie, made if there is none, if it is that of this process; otherwise None."""
-        if self._own is None or bookie != self._own[0]:
+        """Return the link to a bookie, made if there is none, if it is that of this process and serves; otherwise None.
+
+        If it serves no more, another process may be this bookie by now, so it is connected to like any other one.
+        """
+        if self._own is None or bookie != self._own[0] or self._own[1].closed:
             return None
         if self._in_process is None or self._in_process.closed:
             link = self._in_process = InProcessLink(

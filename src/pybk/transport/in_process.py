@@ -47,6 +47,10 @@ class Called(Protocol):
 
     instance: bytes
 
+    @property
+    def closed(self) -> bool:
+        """Whether it answers nothing any more."""
+
     def call(self, caller: Caller, request_id: int, message: WireRequest | None) -> bool:
         """Hand a request to the serving thread, or None to end the session; False once the server is closed."""
 

@@ -287,7 +287,7 @@ class Server:
         UsageError: An address cannot be listened on, or must not be without a secret.
         InsecureError: CURVE is missing, outdated, or failed its test.
 
-    Threads: one at a time, except for ``wake``.
+    Threads: one at a time, except for ``wake``, ``call`` and ``wake_called``.
     """
 
     def __init__(
@@ -325,8 +325,9 @@ class Server:
         """Requests of this process; None ends the session. Any thread appends, the serving one takes."""
         self._callers: set[Caller] = set()
         self._waking = threading.Lock()
-        """Guards ``_closed``, so that no call and no wake-up is lost or made after the end."""
-        self._closed = False
+        """Guards ``closed``, so that no call and no wake-up is lost or made after the end."""
+        self.closed = False
+        """``close`` was called."""
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -404,14 +405,14 @@ class Server:
         Threads: any.
         """
         with self._waking:
-            if not self._closed:
+            if not self.closed:
                 self._called.append((caller, request_id, message))
-            return not self._closed
+            return not self.closed
 
     def wake_called(self) -> None:
         """Have the serving thread take what was handed over by ``call``. Threads: any, also after ``close``."""
         with self._waking:
-            if not self._closed:
+            if not self.closed:
                 self.wake()
 
     def _take_called(self) -> Iterator[tuple[Peer, int, WireRequest]]:
@@ -749,7 +750,7 @@ class Server:
     def close(self) -> None:
         """Stop listening and end all connections; replies that were not sent yet are dropped."""
         with self._waking:
-            self._closed = True
+            self.closed = True
         for caller in self._callers | {called[0] for called in self._called}:
             caller.end()
         self._callers.clear()
