@@ -14,6 +14,7 @@ from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import MemberKey, RightsKey, held_keys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket
 from pybk.transport.in_process import InProcessLink
+from pybk.transport.lanes import SHARE_BYTES, SHARE_MESSAGES, TURN_MESSAGES, Waiting
 from pybk.transport.server import Caller, Server
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, World, add, entries
 from tests.waiting import wait_until
@@ -82,6 +83,29 @@ def test_requests_are_taken_in_order_and_the_bookie_is_woken_once_for_all() -> N
         here.links.poll(0)  # flushes
         taken = [request for _, _, request in here.server.receive(60_000)]
         assert taken == [add(number) for number in range(5, 10)]
+
+
+def test_a_client_of_the_process_gets_its_share_of_a_turn_as_any_other() -> None:
+    with own_world() as (here, link):
+        lanes, counters = here.server.lanes, here.server.counters
+
+        def turn() -> tuple[int, int]:
+            """Return how many messages a turn served of the process, and of the socket."""
+            before = counters.garbage
+            return len(here.server.receive(0)), counters.garbage - before
+
+        for number in range(2000):
+            assert link.send(number, Force(7), 60 * 10**9)
+        assert turn() == (TURN_MESSAGES, 0), "it is alone"
+        for _ in range(2000):
+            assert lanes.put(b"other", Waiting(b"garbage", (), 100))
+        assert turn() == (SHARE_MESSAGES, SHARE_MESSAGES)
+        while turn()[0]:
+            pass
+        sizes = SHARE_BYTES // 2, SHARE_BYTES // 2 - 1000, 2 * SHARE_BYTES, 100
+        for number, size in enumerate(sizes, 2000):
+            assert link.send(number, add(7, entries(0, (size,))), 60 * 10**9)
+        assert [turn()[0] for _ in range(4)] == [2, 1, 1, 0]
 
 
 def test_a_right_is_proved_once_and_again_when_the_bookie_denies_it() -> None:

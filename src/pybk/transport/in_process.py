@@ -51,7 +51,7 @@ class Called(Protocol):
     def closed(self) -> bool:
         """Whether it answers nothing any more."""
 
-    def call(self, caller: Caller, request_id: int, message: WireRequest | None) -> bool:
+    def call(self, caller: Caller, request_id: int, message: WireRequest | None, nbytes: int) -> bool:
         """Hand a request to the serving thread, or None to end the session; False once the server is closed."""
 
     def wake_called(self) -> None:
@@ -137,6 +137,7 @@ class InProcessLink:
                 f"request {request_id} of {size} bytes to {self.bookie}: the limit is "
                 f"{self._message_bytes_max}, and each id is sent once: send smaller batches"
             )
+        nbytes = size
         if type(message) is Read:
             size += message.bytes_max
         if self._outstanding and self.outstanding_bytes + size > self._outstanding_bytes_max:
@@ -144,7 +145,7 @@ class InProcessLink:
         ledger_id = getattr(message, "ledger_id", -1)
         if ledger_id not in self._proved and ledger_id in self._grants:
             self._prove(ledger_id)
-        if self._ended or not self._server.call(self._caller, request_id, message):
+        if self._ended or not self._server.call(self._caller, request_id, message, nbytes):
             self._on_outcome(request_id, None)
             return True
         self._unflushed = True
@@ -161,7 +162,7 @@ class InProcessLink:
         description, key = self._grants[ledger_id]
         proof = key.sign(self._caller.session_id, self._server.instance, ledger_id)
         right = Authorize if isinstance(key, RightsKey) else AuthorizeMember
-        self._server.call(self._caller, _OWN_IDS, right(ledger_id, description, proof))
+        self._server.call(self._caller, _OWN_IDS, right(ledger_id, description, proof), _HEAD_BYTES)
         self._proved.add(ledger_id)
 
     def forget_right(self, ledger_id: int) -> None:
@@ -204,7 +205,7 @@ class InProcessLink:
         """End the session; outstanding requests get no reply. The links may be closed afterwards. May be repeated."""
         with self._closing:
             self.closed = True
-        if self._server.call(self._caller, _OWN_IDS, None):
+        if self._server.call(self._caller, _OWN_IDS, None, 0):
             self._server.wake_called()
         for request_id in list(self._outstanding):
             self._end(request_id, None)

@@ -12,7 +12,8 @@ exceed ``WAITING_BYTES_MAX``, the server receives nothing until a turn has serve
 (``Lanes.turn``) visits the busy lanes in order. While several are busy, it serves at most ``SHARE_MESSAGES`` messages
 or ``SHARE_BYTES`` bytes of each, so that a connection that floods the bookie delays the others by no more than that. A
 lane that it served and that still has messages moves to the end, so a turn that ran out of bytes is continued by the
-next one. A lane that was alone for ``_COMPANY_NS`` gets the whole turn.
+next one. A lane that was alone for ``_COMPANY_NS`` gets the whole turn. A client in the bookie's own process has no
+lane; the server takes its ``share`` of each turn first.
 
 Sending. Bytes sent to a connection are *unwritten* until ZeroMQ has written them to the system. ZeroMQ does not report
 how many those are. But it releases a frame once it is written, and writes the frames of a connection in order. So
@@ -150,21 +151,31 @@ class Lanes:
         lane.waiting.clear()
         self.busy_lanes.pop(lane.routing_id, None)
 
-    def turn(self, now_ns: int) -> Iterator[tuple[bytes, Waiting]]:
+    def share(self, now_ns: int, others: int = 0) -> tuple[int, int]:
+        """Return how many messages and bytes a turn serves of one client.
+
+        Args:
+            now_ns: The monotonic time, nanoseconds.
+            others: How many clients without a lane are busy, too.
+        """
+        busy = len(self.busy_lanes) + others
+        if busy > 1:
+            self._company_ns = now_ns + _COMPANY_NS
+        if now_ns >= self._company_ns:
+            return TURN_MESSAGES, TURN_BYTES
+        each = max(busy, 1)
+        return max(1, min(SHARE_MESSAGES, TURN_MESSAGES // each)), max(1, min(SHARE_BYTES, TURN_BYTES // each))
+
+    def turn(self, now_ns: int, others: int = 0) -> Iterator[tuple[bytes, Waiting]]:
         """Yield the messages that one turn serves, each with its connection; lanes it does not reach come first next.
 
         Args:
             now_ns: The monotonic time, nanoseconds.
+            others: As of ``share``.
         """
-        busy = list(self.busy_lanes.values())
-        if len(busy) > 1:
-            self._company_ns = now_ns + _COMPANY_NS
-        count_max, bytes_max = TURN_MESSAGES, TURN_BYTES
-        if now_ns < self._company_ns:
-            count_max = max(1, min(SHARE_MESSAGES, TURN_MESSAGES // max(len(busy), 1)))
-            bytes_max = max(1, min(SHARE_BYTES, TURN_BYTES // max(len(busy), 1)))
+        count_max, bytes_max = self.share(now_ns, others)
         left = TURN_BYTES
-        for lane in busy:
+        for lane in list(self.busy_lanes.values()):
             if left <= 0:
                 break
             count = size = 0

@@ -18,7 +18,8 @@ the monitor that bounds the connections (``connection_limit``). One thread uses 
 and ``wake_called`` may be called by any thread.
 
 A client in the bookie's own process hands its requests over by ``call`` (``in_process``). They need no check of their
-form, and are returned by ``receive`` with those of the socket, before them.
+form, and are returned by ``receive`` with those of the socket, before them, but no more of them than of a client of
+the socket.
 """
 
 from __future__ import annotations
@@ -321,8 +322,8 @@ class Server:
         self.lanes = Lanes()
         """Messages that arrived, in a lane for each client."""
         self._ended: list[Peer] = []
-        self._called: deque[tuple[Caller, int, WireRequest | None]] = deque()
-        """Requests of this process; None ends the session. Any thread appends, the serving one takes."""
+        self._called: deque[tuple[Caller, int, WireRequest | None, int]] = deque()
+        """Requests of this process and their bytes; None ends a session. Any thread appends, the serving one takes."""
         self._callers: set[Caller] = set()
         self._waking = threading.Lock()
         """Guards ``closed``, so that no call and no wake-up is lost or made after the end."""
@@ -391,13 +392,14 @@ class Server:
         """Make the current or the next ``receive`` return at once. Threads: any."""
         os.eventfd_write(self._wake, 1)
 
-    def call(self, caller: Caller, request_id: int, message: WireRequest | None) -> bool:
+    def call(self, caller: Caller, request_id: int, message: WireRequest | None, nbytes: int) -> bool:
         """Hand over a request of this process, to be taken in the order of calls after ``wake_called``.
 
         Args:
             caller: The session; it begins with its first request.
             request_id: Its reply is delivered with this id.
             message: The request; None ends the session.
+            nbytes: What it counts in a turn.
 
         Returns:
             False if the server is closed: nothing was handed over.
@@ -406,7 +408,7 @@ class Server:
         """
         with self._waking:
             if not self.closed:
-                self._called.append((caller, request_id, message))
+                self._called.append((caller, request_id, message, nbytes))
             return not self.closed
 
     def wake_called(self) -> None:
@@ -415,10 +417,14 @@ class Server:
             if not self.closed:
                 self.wake()
 
-    def _take_called(self) -> Iterator[tuple[Peer, int, WireRequest]]:
-        """Yield the requests of this process that the bookie has to answer."""
-        for _ in range(min(len(self._called), RECEIVED_MAX)):
-            caller, request_id, message = self._called.popleft()
+    def _take_called(self, count_max: int, bytes_max: int) -> Iterator[tuple[Peer, int, WireRequest]]:
+        """Yield the requests of this process that the bookie has to answer in this turn, at least one."""
+        called = self._called
+        count = size = 0
+        while called and count < count_max and (not count or size + called[0][3] <= bytes_max):
+            caller, request_id, message, nbytes = called.popleft()
+            count += 1
+            size += nbytes
             if message is None:
                 self._callers.discard(caller)
                 self._ended.append(caller)
@@ -458,9 +464,9 @@ class Server:
                 self.watched[descriptor]()
         if ready and not lanes.busy_lanes:
             self.drain()
-        arrived = list(self._take_called()) if self._called else []
         now_ns = time.monotonic_ns()
-        for routing_id, message in lanes.turn(now_ns):
+        arrived = list(self._take_called(*lanes.share(now_ns, 1))) if self._called else []
+        for routing_id, message in lanes.turn(now_ns, len(arrived) > 0):
             request = self._admit(routing_id, message.head, message.bodies, now_ns)
             if request is not None:
                 arrived.append(request)
