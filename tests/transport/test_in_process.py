@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from pybk.replication.messages import Add, Force, Read, Reply, Status
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import MemberKey, RightsKey, held_keys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket
-from pybk.transport.in_process import InProcessLink
+from pybk.transport.in_process import Called, InProcessLink
 from pybk.transport.lanes import SHARE_BYTES, SHARE_MESSAGES, TURN_MESSAGES, Waiting
 from pybk.transport.server import Caller, Server
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, World, add, entries
@@ -37,6 +38,38 @@ def own_world(
         link = links.own_link(BOOKIE)
         assert link is not None
         yield World(server, links), link
+
+
+class Stuck:
+    """A server that takes requests and answers none."""
+
+    instance = INSTANCE
+    closed = False
+
+    def __init__(self) -> None:
+        self.called: list[int] = []
+
+    def call(self, _caller: Caller, request_id: int, _message: Any, _nbytes: int) -> bool:
+        self.called.append(request_id)
+        return True
+
+    def wake_called(self) -> None:
+        pass
+
+
+def alone(
+    server: Called, on_outcome: Callable[[int, Any], None], wake: Callable[[], None], *, bytes_max: int = 1000
+) -> InProcessLink:
+    """Return a link that belongs to no links."""
+    return InProcessLink(
+        *(BOOKIE, server),
+        grants={},
+        on_outcome=on_outcome,
+        look_at=lambda _: None,
+        wake=wake,
+        outstanding_bytes_max=bytes_max,
+        message_bytes_max=bytes_max,
+    )
 
 
 def ask(here: World, link: InProcessLink, message: Any, number: int = 1) -> Any:
@@ -187,6 +220,23 @@ def test_a_request_that_is_not_answered_ends_at_its_time_and_a_late_reply_is_ign
         assert len(here.outcomes) == 1
         here.answer = lambda *_: OK
         assert ask(here, link, add(), 2) is OK
+
+
+def test_a_reply_wakes_a_client_that_takes_the_one_before_it_at_that_moment() -> None:
+    class Taken(deque[Any]):
+        """The client takes all that is there right before something is appended."""
+
+        def append(self, item: Any) -> None:
+            link.take()
+            super().append(item)
+
+    server, wakes = Stuck(), list[int]()
+    link = alone(server, lambda *_: None, lambda: wakes.append(len(link.arrived)))
+    link.arrived = Taken()
+    for number in range(3):
+        assert link.send(number, add(), 60 * 10**9)
+        link.deliver(number, OK)
+    assert wakes == [1, 1, 1]
 
 
 def test_a_server_that_is_closed_is_nobodys_own() -> None:

@@ -16,6 +16,9 @@ outstanding have no outcome, and those that are sent later have none at once.
 Locks: ``_closing`` keeps the leader's wake-up from being called after its links were closed. All else is used by one
 thread: ``deliver`` and ``end`` by the serving thread, the other methods by the leader. The queues between them are
 deques, whose single operations are atomic.
+
+No reply waits for a wake-up that is lost. ``deliver`` appends first, and leaves the wake-up out only if an older reply
+is still there: the leader was woken for that one, and when it takes it, it takes all.
 """
 
 from __future__ import annotations
@@ -215,9 +218,8 @@ class InProcessLink:
 
     def deliver(self, request_id: int, reply: WireReply | None) -> None:
         """Pass a reply to the leader."""
-        first = not self.arrived
         self.arrived.append((request_id, reply))
-        if first:
+        if len(self.arrived) == 1:
             with self._closing:
                 if not self.closed:
                     self._wake()
