@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -220,6 +221,16 @@ def test_a_request_that_is_not_answered_ends_at_its_time_and_a_late_reply_is_ign
         assert len(here.outcomes) == 1
         here.answer = lambda *_: OK
         assert ask(here, link, add(), 2) is OK
+
+
+def test_a_reply_that_arrived_in_time_counts_however_late_it_is_taken() -> None:
+    with own_world() as (here, link):
+        assert link.send(1, add(), 10**6)
+        ((peer, number, _),) = here.server.receive(0)
+        here.server.reply(peer, number, OK)
+        time.sleep(0.002)  # the deadline passes
+        assert here.links.poll(0) == [(link, 1, OK)]
+        assert here.links.poll(0) == []
 
 
 def test_a_reply_wakes_a_client_that_takes_the_one_before_it_at_that_moment() -> None:

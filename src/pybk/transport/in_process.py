@@ -193,7 +193,8 @@ class InProcessLink:
                 self._end(request_id, reply)
 
     def look_after(self, now_ns: int) -> None:
-        """End requests that have timed out."""
+        """End requests that have timed out, unless their replies have arrived."""
+        self.take()
         if now_ns >= self._first_deadline_ns:
             for request_id in [each for each, noted in self._outstanding.items() if noted[0] <= now_ns]:
                 self._end(request_id, None)
