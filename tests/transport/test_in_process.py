@@ -250,6 +250,24 @@ def test_a_reply_wakes_a_client_that_takes_the_one_before_it_at_that_moment() ->
     assert wakes == [1, 1, 1]
 
 
+def test_what_waits_at_a_bookie_that_makes_no_progress_is_bounded() -> None:
+    server, outcomes = Stuck(), list[tuple[int, Any]]()
+    link = alone(server, lambda *outcome: outcomes.append(outcome), lambda: None)
+    big = add(7, entries(0, (200,)))
+    for number in range(4):
+        assert link.send(number, big, 1)
+        link.look_after(time.monotonic_ns() + 1)
+        assert outcomes.pop() == (number, None)
+    assert server.called == [0, 1], "the others would have to wait behind what is late"
+    assert link.outstanding_bytes == 0
+    link.deliver(0, OK)
+    link.take()
+    for number in range(4, 6):
+        assert link.send(number, big, 60 * 10**9)
+    assert server.called == [0, 1, 4, 5]
+    assert outcomes == []
+
+
 def test_a_server_that_is_closed_is_nobodys_own() -> None:
     with Links(KEYS, own=(BOOKIE, server := Server([TCP], INSTANCE, KEYS))) as links:
         assert links.own_link(BOOKIE) is not None

@@ -10,6 +10,9 @@ same sync as any other one, and every rule of the protocol is where it was.
 The session of the client is a ``Caller``. Its rights are proved as over the wire, although both ends could trust each
 other: the proof binds the request to the ledger's password, and the check is made once for each ledger.
 
+A request that timed out is still in the serving thread's queue if that makes no progress, as when a disk hangs. So its
+bytes are *late* until it is answered, and with too many of them no request is handed over, which bounds the queue.
+
 An end (``Server.close``, or an error of the serving thread) is delivered like a reply: all requests that are
 outstanding have no outcome, and those that are sent later have none at once.
 
@@ -71,7 +74,7 @@ class InProcessLink:
         on_outcome: Called with the request id and the reply of each request, or None for one without a reply.
         look_at: Asks for a call of ``look_after`` at a time or earlier.
         wake: Makes ``Links.poll`` return.
-        outstanding_bytes_max: As of ``Links``.
+        outstanding_bytes_max: As of ``Links``; the bound on late bytes, too.
         message_bytes_max: As of ``Links``.
     """
 
@@ -100,6 +103,9 @@ class InProcessLink:
         self._proved: set[int] = set()
         self._outstanding: dict[int, tuple[int, int, int]] = {}
         """Deadline, size and ledger of each request without a reply, by request id."""
+        self._late: dict[int, int] = {}
+        """Size of each request that timed out and that the bookie has not answered, by request id."""
+        self._late_bytes = 0
         self._first_deadline_ns = _NEVER_NS
         self._unflushed = False
         self.arrived: deque[tuple[int, WireReply | None]] = deque()
@@ -145,10 +151,13 @@ class InProcessLink:
             size += message.bytes_max
         if self._outstanding and self.outstanding_bytes + size > self._outstanding_bytes_max:
             return False
+        if self._ended or (self._late and self._late_bytes + size > self._outstanding_bytes_max):
+            self._on_outcome(request_id, None)
+            return True
         ledger_id = getattr(message, "ledger_id", -1)
         if ledger_id not in self._proved and ledger_id in self._grants:
             self._prove(ledger_id)
-        if self._ended or not self._server.call(self._caller, request_id, message, nbytes):
+        if not self._server.call(self._caller, request_id, message, nbytes):
             self._on_outcome(request_id, None)
             return True
         self._unflushed = True
@@ -191,12 +200,16 @@ class InProcessLink:
                 if type(reply) is Reply and reply.status is Status.UNAUTHORIZED:
                     self._proved.discard(self._outstanding[request_id][2])
                 self._end(request_id, reply)
+            else:
+                self._late_bytes -= self._late.pop(request_id, 0)
 
     def look_after(self, now_ns: int) -> None:
         """End requests that have timed out, unless their replies have arrived."""
         self.take()
         if now_ns >= self._first_deadline_ns:
             for request_id in [each for each, noted in self._outstanding.items() if noted[0] <= now_ns]:
+                size = self._late[request_id] = self._outstanding[request_id][1]
+                self._late_bytes += size
                 self._end(request_id, None)
             self._first_deadline_ns = min((noted[0] for noted in self._outstanding.values()), default=_NEVER_NS)
         self._look_at(self._first_deadline_ns)
