@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, World,
 from tests.waiting import wait_until
 
 RIGHT = RightsKey(bytes(32))
+NO_RIGHTS: Mapping[int, tuple[bytes, RightsKey | MemberKey]] = MappingProxyType({})
 
 
 def anyone(_session_id: bytes, _proof: Authorize | AuthorizeMember) -> bool:
@@ -49,24 +51,31 @@ class Stuck:
 
     def __init__(self) -> None:
         self.called: list[int] = []
+        self.woken = 0
 
     def call(self, _caller: Caller, request_id: int, _message: Any, _nbytes: int) -> bool:
         self.called.append(request_id)
         return True
 
     def wake_called(self) -> None:
-        pass
+        self.woken += 1
 
 
 def alone(
-    server: Called, on_outcome: Callable[[int, Any], None], wake: Callable[[], None], *, bytes_max: int = 1000
+    server: Called,
+    on_outcome: Callable[[int, Any], None],
+    wake: Callable[[], None],
+    look_at: Callable[[int], None] = lambda _: None,
+    *,
+    rights: Mapping[int, tuple[bytes, RightsKey | MemberKey]] = NO_RIGHTS,
+    bytes_max: int = 1000,
 ) -> InProcessLink:
     """Return a link that belongs to no links."""
     return InProcessLink(
         *(BOOKIE, server),
-        grants={},
+        grants=rights,
         on_outcome=on_outcome,
-        look_at=lambda _: None,
+        look_at=look_at,
         wake=wake,
         outstanding_bytes_max=bytes_max,
         message_bytes_max=bytes_max,
@@ -250,6 +259,51 @@ def test_a_reply_wakes_a_client_that_takes_the_one_before_it_at_that_moment() ->
     assert wakes == [1, 1, 1]
 
 
+def test_the_bookie_is_woken_when_something_was_handed_over_and_the_client_until_it_closes() -> None:
+    server, wakes = Stuck(), list[int]()
+    link = alone(server, lambda *_: None, lambda: wakes.append(1))
+    for number in range(2):
+        assert link.send(number, Force(7), 60 * 10**9)
+    for _ in range(2):
+        link.flush()
+    assert server.woken == 1
+    link.deliver(0, OK)
+    link.take()
+    assert wakes == [1]
+    link.close()
+    assert server.woken == 2, "the session ends now, not with the next request of another client"
+    link.deliver(1, OK)
+    assert wakes == [1], "the descriptor may be another file by now"
+
+
+def test_a_right_is_proved_before_the_request_that_takes_it() -> None:
+    server = Stuck()
+    link = alone(server, lambda *_: None, lambda: None, rights={7: (b"described", RIGHT)})
+    assert link.send(1, Force(7), 60 * 10**9)
+    assert server.called == [1 << 63, 1]
+
+
+def test_deadlines_are_looked_at_and_reads_count_what_they_ask_for() -> None:
+    looks: list[int] = []
+    link = alone(Stuck(), lambda *_: None, lambda: None, looks.append)
+    assert link.send(1, Read(7, 0, 0, 1, 700), 60 * 10**9)
+    assert not link.send(2, Force(7), 60 * 10**9)
+    (deadline_ns,) = looks
+    link.look_after(deadline_ns - 1)
+    assert looks == [deadline_ns, deadline_ns], "the time of the next look was forgotten"
+
+
+def test_after_the_end_nothing_is_handed_over() -> None:
+    server, outcomes = Stuck(), list[tuple[int, Any]]()
+    link = alone(server, lambda *outcome: outcomes.append(outcome), lambda: None)
+    assert link.send(1, Force(7), 60 * 10**9)
+    link.end()
+    link.take()
+    assert link.send(2, Force(7), 60 * 10**9)
+    assert outcomes == [(1, None), (2, None)]
+    assert server.called == [1]
+
+
 def test_what_waits_at_a_bookie_that_makes_no_progress_is_bounded() -> None:
     server, outcomes = Stuck(), list[tuple[int, Any]]()
     link = alone(server, lambda *outcome: outcomes.append(outcome), lambda: None)
@@ -270,9 +324,23 @@ def test_what_waits_at_a_bookie_that_makes_no_progress_is_bounded() -> None:
 
 def test_a_server_that_is_closed_is_nobodys_own() -> None:
     with Links(KEYS, own=(BOOKIE, server := Server([TCP], INSTANCE, KEYS))) as links:
-        assert links.own_link(BOOKIE) is not None
+        link = links.own_link(BOOKIE)
+        assert link is not None
         server.close()
         assert links.own_link(BOOKIE) is None, "another process may be this bookie by now"
+        assert link.send(1, add(), 60 * 10**9)
+        assert links.poll(0) == [(link, 1, None)]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_request_ends_with_the_server_whether_it_was_taken_or_not(*, taken: bool) -> None:
+    with Links(KEYS, own=(BOOKIE, server := Server([TCP], INSTANCE, KEYS))) as links:
+        link = links.own_link(BOOKIE)
+        assert link is not None
+        assert link.send(1, add(), 60 * 10**9)
+        assert not taken or len(server.receive(0)) == 1
+        server.close()
+        assert links.poll(60_000) == [(link, 1, None)]
 
 
 def test_a_closed_server_leaves_no_request_without_an_outcome() -> None:
