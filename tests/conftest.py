@@ -65,6 +65,8 @@ _LONG_FIRST = (
     "tests/streams/test_interrupts.py",
     "tests/storage/test_mutants.py",
     "tests/simulator/test_campaign.py",
+    "tests/spark/test_tutorial.py",
+    "tests/docs/test_tutorial.py",
 )
 
 # Folders whose tests use the session of the fixture ``spark``: one worker runs them all, so that one session begins.
