@@ -294,7 +294,8 @@ class ListRecord:
         if lowest is not None and lowest.seq < first and not force:
             raise TruncateGuardError(
                 f"log {self.name!r}: records before {seq} cannot be dropped, because subscription {lowest.name!r} may "
-                f"need those from {lowest.seq} on; have it acknowledge them, delete it, or truncate with force=True"
+                f"need those from {lowest.seq} on; have it acknowledge them (which the log knows some seconds later, "
+                "or once the subscription is closed), delete it, or truncate with force=True"
             )
         gone = [each for each in self.segments if each.last_seq is not None and each.last_seq < first]
         cursors = tuple(each._replace(seq=max(each.seq, first)) for each in self.cursors)
