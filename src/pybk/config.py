@@ -87,8 +87,8 @@ class StoreConfig:
         ssd_block_bytes: Bytes of entries per SSD record; one point read copies this much. Default 32 KiB.
         index_cache_bytes: Bytes of index pages kept in memory for readers. Default 32 MiB.
         fill_ratio: Files with a smaller share of live bytes are compacted. Default 0.85.
-        scrub_seconds: Seconds in which the checksum of each stored entry is checked once, in the background. Default 30
-            days; 0 checks none. A bookie follows the settings of its cluster instead.
+        scrub_seconds: Seconds in which the checksum of each stored entry is checked once, in the background; 0 checks
+            none. Default 30 days. A bookie follows the settings of its cluster instead.
         scrub_bytes_per_second: Limit of what is read for that. Default 32 MiB.
         background: False leaves checkpoints, preallocation, collection, the writing of deferred entries and the checks
             of stored entries to explicit calls.
