@@ -42,7 +42,8 @@ Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""
 
 ENTRY_ID_MAX: Final = (1 << 63) - 2
-_CHUNK_BYTES: Final = 4 << 20
+CHUNK_BYTES: Final = 4 << 20
+"""Bytes of entries in each piece of a batch; a piece is part of one commit."""
 
 
 Staged = tuple[AppendLog, Completion]
@@ -690,6 +691,6 @@ def _pieces(sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     low = 0
     while low < len(sizes):
         before = int(ends[low - 1]) if low else 0
-        high = max(low + 1, int(np.searchsorted(ends, before + _CHUNK_BYTES, side="right")))
+        high = max(low + 1, int(np.searchsorted(ends, before + CHUNK_BYTES, side="right")))
         yield low, high
         low = high
