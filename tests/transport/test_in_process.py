@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +23,7 @@ from pybk.transport.in_process import Called, InProcessLink
 from pybk.transport.lanes import SHARE_BYTES, SHARE_MESSAGES, TURN_MESSAGES, Waiting
 from pybk.transport.server import Caller, Server
 from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, OK, TCP, World, add, entries
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 RIGHT = RightsKey(bytes(32))
 NO_RIGHTS: Mapping[int, tuple[bytes, RightsKey | MemberKey]] = MappingProxyType({})
@@ -126,6 +129,33 @@ def test_requests_are_taken_in_order_and_the_bookie_is_woken_once_for_all() -> N
         here.links.poll(0)  # flushes
         taken = [request for _, _, request in here.server.receive(60_000)]
         assert taken == [add(number) for number in range(5, 10)]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "begins to wait"])
+def test_a_bookie_that_waits_takes_what_is_handed_over_at_once(waits: bool) -> None:
+    def sleeps(native_id: int) -> bool:
+        stat = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="ascii")
+        return stat.rsplit(") ", 1)[1].startswith("S")
+
+    def take() -> list[int]:
+        while not (taken := here.server.receive(2 * int(WAIT_S) * 1000)):
+            pass
+        return [number for _, number, _ in taken]
+
+    with own_world() as (here, link), ThreadPoolExecutor(1) as pool:
+        native_id = pool.submit(threading.get_native_id).result(WAIT_S)
+        here.server.receive(0)
+        if not waits:
+            assert link.send(1, add(), 60 * 10**9)
+        taken = pool.submit(take)
+        if waits:
+            wait_until(lambda: sleeps(native_id) and not taken.done())
+            assert link.send(1, add(), 60 * 10**9)
+            here.links.poll(0)
+        try:
+            assert taken.result(WAIT_S) == [1]
+        finally:
+            here.server.wake()
 
 
 def test_a_client_of_the_process_gets_its_share_of_a_turn_as_any_other() -> None:
