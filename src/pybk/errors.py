@@ -20,7 +20,8 @@ class PybkError(Exception):
 
     Attributes:
         code: BookKeeper's error code.
-        outcome_unknown: The operation may have taken effect although it raised.
+        outcome_unknown: The operation may have taken effect although it raised. Appends that are under way when a
+            cluster's writer fails have it set, whatever the class.
         retryable: The same call may succeed later without any other action.
     """
 

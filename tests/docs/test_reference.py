@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-import pybk
-from pybk import PybkError, UsageError
+from pybk import LedgerManager, PybkError, UsageError, public
 from pybk.admin.bookie_options import OPTIONS
 from pybk.admin.cli import NOUNS, whole_parser
 from pybk.admin.exported_metrics import EXPORTED, exported_name
@@ -28,7 +27,7 @@ API: dict[str, Any] = runpy.run_path(str(DOCS / "_extensions" / "public_api.py")
 PAGES = {path: path.read_text(encoding="utf-8") for path in sorted(REFERENCE.rglob("*.md"))}
 DIRECTIVE = re.compile(r"^\.\. (?:auto(?:class|function|exception|data)|type-alias):: ([\w.]+)$", re.MULTILINE)
 PUBLIC: list[str] = API["names_of"]("pybk")
-ERRORS = {name for name in PUBLIC if inspect.isclass(kind := getattr(pybk, name)) and issubclass(kind, PybkError)}
+ERRORS = {name for name in PUBLIC if inspect.isclass(kind := getattr(public, name)) and issubclass(kind, PybkError)}
 
 
 def page(name: str) -> str:
@@ -90,14 +89,14 @@ def first_below_the_root(kind: type) -> type:
 
 def test_each_error_is_on_the_page() -> None:
     shown = directives("errors", page("errors.md"))
-    branches = {first_below_the_root(getattr(pybk, name)).__name__ for name in ERRORS - {"PybkError"}}
+    branches = {first_below_the_root(getattr(public, name)).__name__ for name in ERRORS - {"PybkError"}}
     assert sorted(shown) == sorted(branches)
     assert directives("error-table", page("errors.md"))
 
 
 @pytest.mark.parametrize("name", sorted(ERRORS))
 def test_each_error_says_what_to_do(name: str) -> None:
-    kind: type[PybkError] = getattr(pybk, name)
+    kind: type[PybkError] = getattr(public, name)
     said = API["fields_in"](kind.__doc__)
     if re.match("Base class|Something about", kind.__doc__ or "") and "Remedy" not in said:
         assert kind.__subclasses__(), "nobody raises it"
@@ -124,7 +123,7 @@ OPTION_OBJECTS = {
 
 
 def resolved(path: str) -> Any:
-    value: Any = pybk
+    value: Any = public
     for name in path.split(".")[1:]:
         value = getattr(value, name)
     return value
@@ -278,7 +277,7 @@ def test_the_program_that_handles_errors_runs(tmp_path: Path, monkeypatch: pytes
     [program] = re.findall(r"^```python\n(.*?)^```$", page("errors.md"), re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "errors.md", "exec"), {})
-    with pybk.LedgerManager.open("data") as manager:
+    with LedgerManager.open("data") as manager:
         [ledger_id] = manager.list_ledgers()
         with manager.open_ledger(ledger_id, password=b"secret") as reader:
             assert [entry.payload for entry in reader.read(0, 0)] == [b"one"]

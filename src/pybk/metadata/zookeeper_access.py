@@ -8,7 +8,7 @@
     auth_file=FILE     holds user:password, the identity that all znodes belong to (ZooKeeper's digest scheme)
     acl=x509           all znodes belong to the identity of the certificate of this process
 
-Each of the first four turns TLS on. Without ``auth_file`` the environment variable ``ZOOKEEPER_AUTH`` is read. The
+Each of the first four turns TLS on. Without ``auth_file`` the environment variable ``PYBK_ZOOKEEPER_AUTH`` is read. The
 files are read when a store is opened, and no URL holds a secret.
 """
 
