@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from bench.contest import THREADS, Contest, Contestant, Rates, Run, Scale, Target, at_least, at_most, in_threads, rate
+from bench.contest import (
+    THREADS,
+    Contest,
+    Contestant,
+    Rates,
+    Run,
+    Scale,
+    Target,
+    at_least,
+    at_most,
+    in_threads,
+    latencies_of,
+    rate,
+    tail_of,
+)
 from bench.floors import BareGroupCommit, BareHash, BareWrite
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOAD, PAYLOADS
 from bench.peers import PEERS, READABLE_PEERS, Peer, Raw, Sqlite
@@ -146,16 +159,8 @@ def tail(part: int, busy: bool, directory: Path, _: Scale) -> Iterator[Run]:
     with LedgerManager.open(directory) as manager, manager.create_ledger(password=PASSWORD) as writer:
 
         def run(seconds: float) -> float:
-            latencies = []
             with moves(manager) if busy else nullcontext():
-                now = time.perf_counter()
-                end = now + seconds
-                while now < end:
-                    begin = now
-                    writer.append(PAYLOAD)
-                    now = time.perf_counter()
-                    latencies.append(now - begin)
-            return statistics.quantiles(latencies, n=part)[-1] / statistics.median(latencies)
+                return tail_of(latencies_of(lambda: writer.append(PAYLOAD), seconds), part)
 
         yield run
 

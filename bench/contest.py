@@ -199,6 +199,24 @@ def rate(step: Callable[[], int], seconds: float) -> float:
     return done / (now - begin)
 
 
+def latencies_of(call: Callable[[], object], seconds: float) -> list[float]:
+    """Repeat a call; return the seconds of each repetition."""
+    latencies = []
+    now = time.perf_counter()
+    end = now + seconds
+    while now < end:
+        begin = now
+        call()
+        now = time.perf_counter()
+        latencies.append(now - begin)
+    return latencies
+
+
+def tail_of(latencies: list[float], part: int) -> float:
+    """Return the time that one of ``part`` latencies exceeds, divided by the median."""
+    return statistics.quantiles(latencies, n=part)[-1] / statistics.median(latencies)
+
+
 def in_threads(append: Callable[[], object], threads: int, seconds: float) -> float:
     """Append from several threads at once; return the rate of all together."""
     counts = [0] * threads

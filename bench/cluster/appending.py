@@ -13,7 +13,7 @@ from typing import Final
 
 from bench.cluster.bare import bare_loop, median_ms
 from bench.cluster.bookies import Cluster
-from bench.contest import THREADS, Contest, Contestant, Run, Scale, Target, at_most, in_threads
+from bench.contest import THREADS, Contest, Contestant, Run, Scale, Target, at_most, in_threads, latencies_of, tail_of
 from bench.payloads import PASSWORD, PAYLOAD, PAYLOADS
 from pybk import AppendFuture, LedgerManager, LedgerWriter
 
@@ -99,19 +99,6 @@ def each_ms(call: Callable[[], object], seconds: float) -> float:
     return median_ms(latencies_of(call, seconds))
 
 
-def latencies_of(call: Callable[[], object], seconds: float) -> list[float]:
-    """Repeat a call; return the seconds of each repetition."""
-    latencies = []
-    now = time.perf_counter()
-    end = now + seconds
-    while now < end:
-        begin = now
-        call()
-        now = time.perf_counter()
-        latencies.append(now - begin)
-    return latencies
-
-
 def singly(_: Cluster, writer: LedgerWriter, seconds: float) -> float:
     """Append one at a time; return the median in milliseconds."""
     return each_ms(lambda: writer.append(PAYLOAD), seconds)
@@ -185,11 +172,6 @@ def outstanding_tail(part: int, _: Cluster, writer: LedgerWriter, seconds: float
 def single_tail(part: int, _: Cluster, writer: LedgerWriter, seconds: float) -> float:
     """Append one at a time; return a percentile, in medians; see ``tail_of``."""
     return tail_of(latencies_of(lambda: writer.append(PAYLOAD), seconds), part)
-
-
-def tail_of(latencies: list[float], part: int) -> float:
-    """Return the time that one of ``part`` latencies exceeds, divided by the median."""
-    return statistics.quantiles(latencies, n=part)[-1] / statistics.median(latencies)
 
 
 def tails(name: str, title: str, drive: Callable[[int, Cluster, LedgerWriter, float], float]) -> Iterator[Contest]:

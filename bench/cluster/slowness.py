@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.cluster.appending import CURVES, OUTSTANDING, Drive, in_batches, latencies_of, outstanding_p99, p99_ms
+from bench.cluster.appending import CURVES, OUTSTANDING, Drive, in_batches, outstanding_p99, p99_ms
 from bench.cluster.bookies import Cluster
-from bench.contest import Contest, Contestant, Rates, Run, Scale, Target, at_most
+from bench.contest import Contest, Contestant, Rates, Run, Scale, Target, at_most, latencies_of
 from bench.payloads import PASSWORD, PAYLOAD
 from pybk import LedgerWriter
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 from bench.cluster.appending import p99_ms
 from bench.cluster.bookies import Cluster, process_cpu_seconds
 from bench.cluster.slowness import memory_mib
+from bench.contest import latencies_of
 from bench.payloads import PASSWORD, PAYLOAD
 from pybk import LedgerWriter
 
@@ -106,15 +107,7 @@ class Watching:
 
 def appended(writer: LedgerWriter, seconds: float) -> list[float]:
     """Append one entry at a time; return the seconds of each."""
-    latencies = []
-    now = time.perf_counter()
-    end = now + seconds
-    while now < end:
-        began = now
-        writer.append(PAYLOAD)
-        now = time.perf_counter()
-        latencies.append(now - began)
-    return latencies
+    return latencies_of(lambda: writer.append(PAYLOAD), seconds)
 
 
 def measure(directory: Path, rounds: int, seconds: float) -> Watched:

@@ -19,7 +19,7 @@ from bench.cluster import appending, idle, slowness
 from bench.cluster.__main__ import CONTESTS
 from bench.cluster.bare import bare_loop
 from bench.cluster.bookies import Cluster, process_cpu_seconds
-from bench.contest import at_least, at_most
+from bench.contest import at_least, at_most, tail_of
 from bench.payloads import PAYLOADS
 from pybk import LedgerManager, LedgerWriter
 from tests.cluster.inside import inside
@@ -72,8 +72,8 @@ def test_targets_are_those_of_the_bare_loop_with_the_same_encryption() -> None:
 
 
 def test_a_tail_is_given_in_medians() -> None:
-    assert appending.tail_of([1.0] * 990 + [7.0] * 10, 100) == pytest.approx(7.0, abs=0.5)
-    assert appending.tail_of([2.0] * 1000, 1000) == 1.0
+    assert tail_of([1.0] * 990 + [7.0] * 10, 100) == pytest.approx(7.0, abs=0.5)
+    assert tail_of([2.0] * 1000, 1000) == 1.0
 
 
 def test_targets_in_words() -> None:
