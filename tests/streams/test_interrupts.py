@@ -56,7 +56,7 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
             assert len(list(WriteAheadLog.open(manager, f"{what}/{line}", mode="r", insecure=True).replay())) == len(
                 found
             )
-            line += every(LINES.get(what, 2))
+            line += every(LINES.get(what, 4))
         assert line > 20, "nothing was traced"
 
 
@@ -138,7 +138,7 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
             with Log.open(manager, f"{what}/{line}", insecure=True) as again:
                 again.writer().close()
                 assert list(again.reader()) == records
-            line += every(LINES.get(what, 3))
+            line += every(LINES.get(what, 5))
         assert line > 20, "nothing was traced"
 
 

@@ -113,7 +113,7 @@ def test_the_checkpoint_after_an_interrupt_has_all_that_is_durable() -> None:
         found = manager.open_ledger(writer.ledger_id, recover=False).read(0, last)
         assert [entry.payload for entry in found][-1] == after
         kept[writer].append(after)
-        line += every(2)
+        line += every(4)
     assert line > 100, "the commit path was not traced"
     manager.close()
     with open_store(fs) as manager:
