@@ -23,12 +23,17 @@ from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import pointer_key
 from pybk.metadata.registration import BookieCookie, BookieState, encode_cookie, encode_registration
 from pybk.metadata.secret_epochs import SecretEpochs
-from pybk.metadata.settings import ClusterSettings, encode_settings
+from pybk.metadata.settings import ClusterSettings, RepairSettings, encode_settings
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
 from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment
 
+SETTINGS = ClusterSettings(
+    repair=RepairSettings(least_bytes_per_second=512 << 10),  # the default when the bytes were kept
+    changed_by="ops",
+    changed_ns=5,
+)
 GOLDEN_METADATA = GOLDEN / "metadata.json"
 """The values of format 1, made by the first released version."""
 
@@ -79,7 +84,7 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
             "deletion-positions/bookie-1%3A3181",
             encode_json({"bookie_id": "bookie-1:3181", "instance": to_base64(bookie(1).instance), "page": 3}),
         ),
-        ValueKind.SETTINGS: ("settings", encode_settings(ClusterSettings(changed_by="ops", changed_ns=5), {})),
+        ValueKind.SETTINGS: ("settings", encode_settings(SETTINGS, {})),
     }
     payloads[ValueKind.EPOCH] = ("epoch", epochs.encode(MetadataEpoch(1_700_000_000_000, 7, limbo=True)))
     payloads[ValueKind.OUTDATED] = ("outdated", encode_json({"reason": "its epoch is 0/3"}))
