@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
@@ -286,12 +287,12 @@ class TypeAlias(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
-class Rst(SphinxDirective):
+class Rst(SphinxDirective, ABC):
     """A directive whose content is made as text of reST, to be used in an ``eval-rst`` block."""
 
+    @abstractmethod
     def text(self) -> Iterator[str]:
         """Yield the lines."""
-        raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
         """Return what the lines are parsed to."""
