@@ -123,10 +123,11 @@ def test_a_session_of_the_old_secret_holds_up_its_retirement(
             return int(steps.status()["old_sessions"].get("bookie-0", 0))
 
         wait_until(lambda: counted() == 1)
-        assert "give it to them, and repeat `pybk secret switch`" in steps.status()["next"]
+        assert "give FILE.next to the clients that have the sessions" in steps.status()["next"]
         late_file.with_name("late.next").write_bytes(NEXT)
         steps.expect("switch", 0)
         wait_until(lambda: counted() == 0)
+        wait_until(lambda: steps.status()["next"] == "`pybk secret retire`")
         wait_until(lambda: steps.run("retire")[0] == 0)
         writer.append(b"an entry")
         writer.close()

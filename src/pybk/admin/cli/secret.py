@@ -86,7 +86,11 @@ def _next(status: SecretStatus) -> str:
         )
     if status.old_values:
         return "`pybk secret reseal`"
-    return (
-        "`pybk secret retire`. Sessions of another secret are of clients that lack the new one: give it to them, and "
-        "repeat `pybk secret switch`, so that they look for it"
-    )
+    if any(count > 0 for count in status.old_sessions.values()):
+        return (
+            "give FILE.next to the clients that have the sessions of the old secret, repeat `pybk secret switch`, so "
+            "that they look for it, and then `pybk secret retire`"
+        )
+    if status.hindrances:
+        return "`pybk secret status` again in some seconds, and once nothing is left before it, `pybk secret retire`"
+    return "`pybk secret retire`"
