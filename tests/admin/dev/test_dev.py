@@ -155,9 +155,12 @@ def test_processes_import_nothing_of_the_directory_in_which_the_command_runs(loc
 def test_a_wiped_bookie_takes_its_name_again_only_if_that_is_said(local: Local) -> None:
     local.run("dev", "wipe", "b2")
     assert not (local.directory / "state" / "pybk" / "dev" / "data" / "b2").exists()
-    refused = local.ask("dev", "start", "b2")
-    assert refused.returncode == 2
-    assert "b2 has lost its directory: `pybk dev start b2 --replace`" in refused.stderr
+    for words in (("start", "b2"), ("restart", "b2")):  # the first one makes a directory, which is not the lost one
+        refused = local.ask("dev", *words)
+        assert refused.returncode == 2
+        assert "b2 has lost what it kept, and is refused until you say so" in refused.stderr
+        assert "`pybk dev start b2 --replace`" in refused.stderr
+        assert "`pybk bookie --replace`" not in refused.stderr
     local.run("dev", "start", "b2", "--replace")
     assert local.get("b2", "/livez") == "ok\n"
 

@@ -272,13 +272,13 @@ class DevCluster:
         """
         wanted = [self.member(name) for name in names] or list(self.members.values())
         resting = [each for each in wanted if not each.alive]
-        lost = [each.name for each in resting if self._is_lost(each) and "--replace" not in options]
         for each in resting:
             self._check_ports(each)
         environment = environment_of_members()
         begun = []
         for each in resting:
-            started = Started(each, self._arguments(each, options), self.path("logs"), environment)
+            lost = self._is_lost(each)  # before the start, which makes the directory
+            started = Started(replace(each, lost=lost), self._arguments(each, options), self.path("logs"), environment)
             self.members[each.name] = started.member
             begun.append(started)
         self.save()
@@ -288,20 +288,24 @@ class DevCluster:
             try:
                 said = started.wait(until)
             except PybkError as error:
-                name = started.member.name  # a bookie without a directory is refused unless it was removed
-                remedy = f"{name} has lost its directory: `pybk dev start {name} --replace` begins anew: "
-                problems.append(f"{remedy if name in lost else ''}{error}")
+                name = started.member.name
+                problems.append(
+                    f"{name} has lost what it kept, and is refused until you say so: `pybk dev start {name} --replace` "
+                    f"begins anew under its name; `pybk dev logs {name}` shows the refusal"
+                    if started.member.lost and "--replace" not in options
+                    else str(error)
+                )
                 continue
             address = said["addresses"][0] if "addresses" in said else ""
-            member = replace(started.member, address=address, http=said["http"])
+            member = replace(started.member, address=address, http=said["http"], lost=False)
             self.members[member.name] = member
         self.save()
         if problems:
             raise PybkError("; ".join(problems))
 
     def _is_lost(self, member: Member) -> bool:
-        """Return whether a bookie has served, and has no directory any more."""
-        return member.name != CONSOLE and bool(member.address) and not os.path.isdir(self._data(member))
+        """Return whether a bookie has served, and its directory was removed since."""
+        return member.lost or (bool(member.address) and not os.path.isdir(self._data(member)))
 
     def _check_ports(self, member: Member) -> None:
         for host, port in self._ports(member):

@@ -40,6 +40,7 @@ class Member:
         http: The URL of its HTTP port; empty until it has served.
         pid: Its process; 0 if it was not started.
         began: When that process began, clock ticks since the host did.
+        lost: Whether it was started after its directory was lost, and has not served since.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Member:
     http: str = ""
     pid: int = 0
     began: int = 0
+    lost: bool = False
 
     @property
     def state(self) -> str:
