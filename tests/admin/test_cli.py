@@ -96,6 +96,7 @@ def test_cat(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         assert run(capsys, "cat", store, 0, "--password-file", password) == (0, "firstthird\n", "")
     monkeypatch.setenv("PYBK_PASSWORD", "s3cret")
     assert run(capsys, "cat", store, 0, "--first", 1, "--last", 2) == (0, "third\n", "")
+    assert run(capsys, "cat", store, 0, "--lines", "--last", 1) == (0, "first\n\n", "")
     _, out, _ = run(capsys, "cat", store, 0, "--headers")
     assert out.splitlines()[:2] == ["entry 0, last add confirmed -1, length 5, 5 bytes", "first"]
     _, out, _ = run(capsys, "cat", store, 0, "--json")

@@ -81,7 +81,7 @@ def _add_list(verbs: Any) -> None:
 
 
 def _add_cat(verbs: Any) -> None:
-    text = "print the payloads of a ledger's entries, one after the other"
+    text = "print the payloads of a ledger's entries as they are, one after the other"
     cat = add_command(verbs, "cat", _cat, text, STORE_OR_CLUSTER)
     cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
     cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
@@ -92,7 +92,8 @@ def _add_cat(verbs: Any) -> None:
         help="find the end of an open ledger first, which fences its writer and closes it; asks, or takes --yes",
     )
     cat.add_argument("--yes", action="store_true", help="do it without a question, which is asked on terminals alone")
-    cat.add_argument("--headers", action="store_true", help="print a line before each payload, and a line end after it")
+    cat.add_argument("--lines", action="store_true", help="print a line end after each payload; for text")
+    cat.add_argument("--headers", action="store_true", help="as --lines, and a line about the entry before its payload")
     takes_password(cat)
     takes_secret(cat)
 
@@ -348,7 +349,7 @@ def _cat(parsed: argparse.Namespace) -> int:
                     f"{len(entry.payload)} bytes",
                     flush=True,
                 )
-            sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.headers else b""))
+            sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.lines or parsed.headers else b""))
     return SOUND
 
 
