@@ -1,7 +1,7 @@
 # Everything runs in .venv, which each target makes for itself; a stamp per set of extras keeps repeated calls quick.
 
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-wal demo-spark test test-floors test-pure test-native test-http wheel man sbom docs docs-serve figures check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
+.PHONY: help demo demo-wal demo-spark test test-long test-floors test-pure test-native test-http wheel man sbom docs docs-serve figures check bench bench-cluster bench-healing bench-operations bench-streams bench-spark bench-compare sim clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -24,6 +24,7 @@ help:
 	@echo "make demo-wal [INPUT=]   kill the primary of a database under load, promote its standby, look for losses"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
 	@echo "make test [ARGS=...]     run the tests, in four processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
+	@echo "make test-long           run the tests that take long, which make test leaves out"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
 	@echo "make test-pure           run the tests of digests and of everyday use without the native core"
 	@echo "make test-native         fuzz the native core under sanitizers, and check it for 64-bit ARM under an emulator"
@@ -60,7 +61,10 @@ test: $(VENV)/.test
 	@tools/prometheus home >/dev/null || true
 	@tools/chromium home >/dev/null || true
 	tools/java run $(BIN)/python -m tests.spark.archiving
-	tools/java run $(BIN)/python -m pytest -n 4 $(ARGS)
+	tools/java run $(BIN)/python -m pytest -n 4 -m "not long" $(ARGS)
+
+test-long: $(VENV)/.test
+	tools/java run $(BIN)/python -m pytest -n 4 -m long $(ARGS)
 
 test-floors: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/floors

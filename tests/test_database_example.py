@@ -283,6 +283,7 @@ def source(tmp_path: Path) -> Source:
     return Source.of(str(tmp_path / "input"))
 
 
+@pytest.mark.long
 def test_nothing_is_lost_when_the_server_is_killed_again_and_again(
     tmp_path: Path, sockets: Path, source: Source
 ) -> None:
@@ -320,6 +321,7 @@ def test_a_loss_would_be_noticed(tmp_path: Path, source: Source) -> None:
             check(database.read, load)
 
 
+@pytest.mark.long
 def test_the_demonstration(tmp_path: Path, source: Source) -> None:
     (tmp_path / "place").mkdir()
     done = subprocess.run(

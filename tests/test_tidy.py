@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,18 +43,18 @@ TESTS = [path for path in SOURCES if path.is_relative_to(ROOT / "tests") and pat
 LIBRARY = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
 
 
-def long_functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
+def long_functions(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int, int]]:
     """Yield name, line and length of functions that are too long."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > FUNCTION_LINES_MAX:
                 yield node.name, node.lineno, lines
 
 
-def bad_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def bad_imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and name of imports that are relative, of the package as a whole, or of pickle."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             if node.level or node.module == "pickle":
                 yield node.lineno, "." * node.level + (node.module or "")
@@ -64,12 +64,12 @@ def bad_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             )
 
 
-def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def private_uses(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Yield line and name of private names that are imported, and of private attributes of other objects.
 
     Attributes may also be named by a string, as for ``setattr``, or by a keyword of an object that stands for another.
     """
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr):
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             if not own and node.attr not in NOT_PRIVATE:
@@ -82,7 +82,7 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def named_in_call(call: ast.Call) -> Iterator[str]:
     """Yield attributes that a call names: keywords of a ``SimpleNamespace``, and strings of ``setattr`` and such."""
-    called = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if called == "SimpleNamespace":
         yield from (keyword.arg for keyword in call.keywords if keyword.arg)
     elif called in ("getattr", "hasattr", "setattr", "delattr"):
@@ -97,10 +97,8 @@ def is_private(name: str) -> bool:
 def unfinished(text: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of notes that something is still to be done."""
     words = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")))
-    for number, line in enumerate(text.splitlines(), 1):
-        found = words.search(line)
-        if found:
-            yield number, found.group()
+    for found in words.finditer(text):
+        yield text.count("\n", 0, found.start()) + 1, found.group()
 
 
 def test_there_are_sources() -> None:
@@ -108,48 +106,64 @@ def test_there_are_sources() -> None:
     assert len(SOURCES) > len(LIBRARY)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_source_is_tidy(path: Path) -> None:
+def untidy(path: Path, *groups: list[Path]) -> Iterator[tuple[object, str]]:
+    """Yield what breaks a rule in a file of some of ``LIBRARY``, ``USERS`` and ``TESTS``, and what to do instead."""
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    assert not list(long_functions(tree)), f"functions have at most {FUNCTION_LINES_MAX} lines"
-    assert not list(bad_imports(tree)), "import as `from pybk.x import y`, and no pickle"
-    assert not list(unfinished(text)), "finish it or leave it out"
-    assert not BANNED_MODULES & {path.stem, path.parent.name}, "name a module by what it knows"
+    nodes = list(ast.walk(tree))
+    yield from ((found, f"functions have at most {FUNCTION_LINES_MAX} lines") for found in long_functions(nodes))
+    yield from ((found, "import as `from pybk.x import y`, and no pickle") for found in bad_imports(nodes))
+    yield from ((found, "finish it or leave it out") for found in unfinished(text))
+    yield from ((name, "name a module by what it knows") for name in BANNED_MODULES & {path.stem, path.parent.name})
+    if LIBRARY in groups:
+        if not ast.get_docstring(tree):
+            yield 1, "say in a sentence what the module knows"
+        defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in nodes)
+        if defines and "from __future__ import annotations" not in text:
+            yield 1, "begin with `from __future__ import annotations`"
+    if USERS in groups:
+        yield from ((found, "make what is needed a documented member") for found in private_uses(nodes))
+    if TESTS in groups:
+        advice = "test what it does; or make the name package-level; or add an accessor to internals.py"
+        found = ((line, name) for line, name in private_uses(nodes) if name.split(".")[-1] not in OF_PYSPARK)
+        yield from ((each, advice) for each in found)
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: str(path.relative_to(ROOT)))
-def test_library_has_docstrings_and_future_annotations(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), "say in a sentence what the module knows"
-    if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in ast.walk(tree)):
-        assert "from __future__ import annotations" in text
+def test_sources_are_tidy() -> None:
+    for path in SOURCES:
+        groups = (group for group in (LIBRARY, USERS, TESTS) if path in group)
+        assert not list(untidy(path, *groups)), path
 
 
-@pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_users_of_the_library_keep_to_public_names(path: Path) -> None:
-    offenders = list(private_uses(ast.parse(path.read_text(encoding="utf-8"))))
-    assert not offenders, "make what is needed a documented member"
+@pytest.mark.parametrize(
+    ("group", "name", "text", "advice"),
+    [
+        (LIBRARY, "x.py", "x = 1\n", "say in a sentence"),
+        (LIBRARY, "x.py", '"""X."""\n\ndef f():\n    pass\n', "annotations"),
+        (LIBRARY, "utils.py", '"""X."""\n', "by what it knows"),
+        (USERS, "x.py", "manager._backend.close()\n", "documented member"),
+        (TESTS, "x.py", "manager._backend.close()\n", "package-level"),
+    ],
+)
+def test_what_is_untidy_is_reported(group: list[Path], name: str, text: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert [advice in said for _, said in untidy(tmp_path / name, group)] == [True]
 
 
-@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_keep_to_public_and_package_level_names(path: Path) -> None:
-    found = private_uses(ast.parse(path.read_text(encoding="utf-8")))
-    offenders = [(line, name) for line, name in found if name.split(".")[-1] not in OF_PYSPARK]
-    assert not offenders, "test what it does; or make the name package-level; or add an accessor to internals.py"
+def nodes_of(text: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text)))
 
 
 def test_rules_report_files_that_break_them() -> None:
     long = "def f():\n" + "    pass\n" * FUNCTION_LINES_MAX
-    assert list(long_functions(ast.parse(long))) == [("f", 1, FUNCTION_LINES_MAX + 1)]
-    assert not list(long_functions(ast.parse(long[: -len("    pass\n")])))
+    assert list(long_functions(nodes_of(long))) == [("f", 1, FUNCTION_LINES_MAX + 1)]
+    assert not list(long_functions(nodes_of(long[: -len("    pass\n")])))
     bad = "from . import x\nimport pybk\nimport pickle\nfrom pickle import loads\nimport pybk.flags as f\n"
-    assert [line for line, _ in bad_imports(ast.parse(bad))] == [1, 2, 3, 4, 5]
-    assert not list(bad_imports(ast.parse("from pybk.flags import LedgerType\n")))
+    assert [line for line, _ in bad_imports(nodes_of(bad))] == [1, 2, 3, 4, 5]
+    assert not list(bad_imports(nodes_of("from pybk.flags import LedgerType\n")))
     assert list(unfinished("x = 1  # TO" + "DO: y\n")) == [(1, "TO" + "DO")]
     private = "from pybk.x import _y\nself._a\ncls._b\nx._asdict()\nx.__class__\nself._a._b\nmanager._backend.close()\n"
-    assert list(private_uses(ast.parse(private))) == [(1, "_y"), (6, "self._a._b"), (7, "manager._backend")]
+    assert list(private_uses(nodes_of(private))) == [(1, "_y"), (6, "self._a._b"), (7, "manager._backend")]
     named = 'setattr(x, "_y", 1)\nm.setattr("pybk.x._Y", 1)\nSimpleNamespace(_y=1)\n'
     named += 'setattr(x, "y", 1)\nsetattr(x, y, "_z")\n'
-    assert list(private_uses(ast.parse(named))) == [(1, "_y"), (2, "pybk.x._Y"), (3, "_y")]
+    assert list(private_uses(nodes_of(named))) == [(1, "_y"), (2, "pybk.x._Y"), (3, "_y")]

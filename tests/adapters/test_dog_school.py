@@ -40,6 +40,7 @@ def child(store: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_a_school_that_is_killed_remembers_every_trick(tmp_path: Path) -> None:
     learned: dict[UUID, int] = {}
     last = 0

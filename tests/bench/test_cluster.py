@@ -26,6 +26,7 @@ from tests.cluster.inside import inside
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
 
 
+@pytest.mark.long
 def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -52,6 +52,7 @@ def test_rows_are_pybks_own_and_have_turns() -> None:
     assert not any(contest.once for contest, _ in rows().values())
 
 
+@pytest.mark.long
 def test_a_commit_is_compared_with_the_working_tree(tmp_path: Path) -> None:
     if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip("the sources are in no git repository, so there is no commit to compare with")

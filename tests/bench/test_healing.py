@@ -10,6 +10,7 @@ from bench.healing import planning
 from bench.healing.__main__ import main
 
 
+@pytest.mark.long
 def test_a_fresh_process_plans_for_the_loss_of_a_bookie() -> None:
     found = planning.measured(200, 0.1)
     assert found["ledgers"] == 200

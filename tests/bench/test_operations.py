@@ -10,6 +10,7 @@ from bench.operations import watching
 from bench.operations.__main__ import main
 
 
+@pytest.mark.long
 def test_a_watched_cluster_is_measured(tmp_path: Path) -> None:
     found = watching.measure(tmp_path, 1, 0.5)
     assert not found.failed
@@ -19,6 +20,7 @@ def test_a_watched_cluster_is_measured(tmp_path: Path) -> None:
     assert found.bystander_ratios[0] > 0
 
 
+@pytest.mark.long
 def test_a_page_of_a_large_cluster_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["page", "--quick", "--directory", str(tmp_path)]) == 0
     assert "1000 of 2000 ledgers" in capsys.readouterr().out

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.paths import ROOT
-from tests.sampling import ALL
 from tests.spark import clusters
 from tests.waiting import PROCESS_S
 
 
-@pytest.mark.skipif(not ALL, reason="one more Spark; PYBK_ALL_FAULTS=1 runs it")
+@pytest.mark.long
 def test_contests_run_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     done = subprocess.run(

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.paths import ROOT
-from tests.sampling import ALL
 from tests.waiting import PROCESS_S
 
 pytest.importorskip("rocksdict")
@@ -18,7 +17,7 @@ pytest.importorskip("rocksdict")
 from bench.streams.__main__ import CONTESTS
 
 
-@pytest.mark.skipif(not ALL, reason="it takes long; PYBK_ALL_FAULTS=1 runs it")
+@pytest.mark.long
 def test_the_contests_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.streams", "--quick", "--json", "--directory", str(tmp_path)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_S, check=False)

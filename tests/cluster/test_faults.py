@@ -84,6 +84,7 @@ def test_a_killed_bookie_is_replaced_by_the_spare_and_writing_continues(cluster:
     assert killed.name not in {bookie.bookie_id for bookie in metadata.fragments[1].ensemble}
 
 
+@pytest.mark.long
 def test_without_a_spare_writing_continues_and_missing_entries_are_recorded(cluster: Cluster) -> None:
     writer = cluster.writer()
     _spare(cluster, writer)[0].kill()
@@ -165,6 +166,7 @@ def test_a_stopped_bookie_delays_no_append_and_catches_up_when_it_resumes(cluste
     assert len(metadata.fragments) == 1, "a short stop replaced the bookie"
 
 
+@pytest.mark.long
 def test_the_bytes_queued_for_a_stopped_bookie_are_bounded(cluster: Cluster) -> None:
     writer = cluster.writer(largest=200_000, entries=700, window=8)
     _more(writer, 20)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.nemesis import torment
 
 
+@pytest.mark.long
 def test_some_seconds_of_random_faults(tmp_path: Path) -> None:
     counts = torment(tmp_path, 4.0, seed=7, faults=5)
     assert counts["ledgers"] >= 2

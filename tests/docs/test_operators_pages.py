@@ -178,6 +178,7 @@ def test_replace_a_disk(production: Production) -> None:
     production.follow("howto/replace-a-disk.md")
 
 
+@pytest.mark.long
 def test_replace_a_node(tmp_path: Path) -> None:
     with cluster(tmp_path) as made:
         made.follow("howto/replace-a-node.md", before={"pybk repair run": lambda: made.units["b2"].stop()})
@@ -222,6 +223,7 @@ def older_version(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_upgrade(tmp_path: Path) -> None:
     made = Production(tmp_path / "hosts")
     made.path = os.pathsep.join([str(SCALED), str(older_version(tmp_path / "older")), str(ROOT)])

@@ -352,6 +352,7 @@ def test_a_feed_misses_no_change_when_connections_and_sessions_are_lost(
     assert (mirror.nones, mirror.reported >= reported + 20) == (nones, True), "the watch was set again"
 
 
+@pytest.mark.long
 def test_a_feed_goes_on_after_the_server_died_and_came_back() -> None:
     server = ZooKeeperServer()
     try:

@@ -48,6 +48,7 @@ def test_a_pattern_names_one_place(source: str, places: int) -> None:
         replaced(source, "b", "d")
 
 
+@pytest.mark.long
 def test_the_same_seed_draws_the_same_mutants_of_every_kind_of_code() -> None:
     names = [str(each.name) for each in draw(1, 24)]
     assert names == [str(each.name) for each in draw(1, 24)]

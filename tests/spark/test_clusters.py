@@ -23,7 +23,6 @@ from pybk.spark.executors.executor import Process, is_locked
 from tests.cluster.checker import copies
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of, descriptor_of
-from tests.sampling import ALL
 from tests.spark.clusters import CONF, Driver, driver, standalone
 from tests.waiting import WAIT_S, wait_until
 
@@ -148,6 +147,7 @@ def test_each_executor_has_one_bookie_from_its_first_task_on(local: Driver, plac
     assert there == {(bookie["bookie_id"], bookie["address"]) for bookie in started}
 
 
+@pytest.mark.long
 def test_the_next_executors_take_over_what_others_had_that_ended(local: Driver, place: StoreOrUrl) -> None:
     before = local_reader(local, place)
     processes = [Process.of(bookie["pid"]) for bookie in before.values()]
@@ -270,6 +270,7 @@ def content(entry_id: int) -> bytes:
     return b"entry %d of a ledger; " % entry_id * 20
 
 
+@pytest.mark.long
 def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place: StoreOrUrl, tmp_path: Path) -> None:
     spare = LedgerManager.open(
         tmp_path / "spare", listen="tcp://127.0.0.1:*", metadata=place.url, cluster_secret=SECRET, bookie_id="spare"
@@ -280,7 +281,7 @@ def test_an_executor_that_is_lost_under_load_loses_nothing(local: Driver, place:
     wait_until(lambda: len(local_reader(local, place)) == 2, "the lost executor to be replaced")
 
 
-@pytest.mark.skipif(not ALL, reason="six more JVMs; PYBK_ALL_FAULTS=1 runs it")
+@pytest.mark.long
 def test_an_executor_of_a_standalone_cluster_that_is_lost_under_load_loses_nothing(tmp_path: Path) -> None:
     place = StoreOrUrl(tmp_path)
     with standalone(tmp_path, cores=3) as master, driver(tmp_path) as session:

@@ -344,6 +344,7 @@ def test_what_others_acknowledged_is_forgotten(
     assert given_back == [{4, 5, 6, 7}]
 
 
+@pytest.mark.long
 def test_persist_queue_136_processes_lose_nothing_when_some_are_killed(
     path: str, subscription: Subscription, writer: LogWriter
 ) -> None:

@@ -9,6 +9,8 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from pybk import LedgerManager
 from tests.paths import ROOT
 from tests.streams.subscription_workload import Model, opened
@@ -18,6 +20,7 @@ LINES = 120
 """Lines after which a consumer is killed, at most: it may write some more until then."""
 
 
+@pytest.mark.long
 def test_queuelib_5_a_killed_consumer_loses_nothing(tmp_path: Path) -> None:
     model, source, acked = Model(), random.Random(1), 0
     for number in range(ROUNDS):

@@ -31,6 +31,7 @@ def started(path: Path, seed: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path) -> None:
     model, source, appended = Model(), random.Random(1), 0
     for number in range(ROUNDS):

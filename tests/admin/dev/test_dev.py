@@ -101,6 +101,7 @@ def test_a_paused_bookie_neither_answers_nor_ends(local: Local) -> None:
     assert local.get("b3", "/livez") == "ok\n"
 
 
+@pytest.mark.long
 def test_slow_disks_delay_appends(local: Local) -> None:
     local.run("dev", "slow", "b1", "b2", "--ms", str(SLOW_MS))
     assert "writes take 300 ms longer" in local.run("dev", "status")
@@ -230,6 +231,7 @@ def test_options_that_cannot_be_are_refused(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_named_and_a_purge_leaves_nothing(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
     with local_cluster(tmp_path, "1") as local:

@@ -55,6 +55,7 @@ def test_bookie_down(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_too_few_bookies(cluster: Cluster, walk: Walk) -> None:
     pybk("bookie", "drain", "b1")
     cluster.dev("kill", "b2")
@@ -68,6 +69,7 @@ def test_too_few_bookies(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_no_spare_bookie(cluster: Cluster, walk: Walk) -> None:
     cluster.dev("kill", "b3")
     cluster.until(lambda: "no_spare_bookie" in cluster.codes())
@@ -77,6 +79,7 @@ def test_no_spare_bookie(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_read_only(cluster: Cluster, walk: Walk) -> None:
     cluster.dev("fill", "b1")
     cluster.until(lambda: cluster.bookie("b1").read_only)
@@ -105,6 +108,7 @@ def test_disk_fills(cluster: Cluster, walk: Walk) -> None:
     assert "0 moves left" in walk("cluster rebalance --status")
 
 
+@pytest.mark.long
 def test_limbo_stuck(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     back_up(cluster.directory("b1"), tmp_path / "backup")
     ledger = cluster.append_until(lambda names: "b1" in names)  # of which the backup has nothing
@@ -125,6 +129,7 @@ def test_limbo_stuck(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
 # ---- appends ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_sync_slow(cluster: Cluster, walk: Walk) -> None:
     def slowest_s() -> float:
         found = dict(
@@ -145,6 +150,7 @@ def test_sync_slow(cluster: Cluster, walk: Walk) -> None:
 # ---- without an alert ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_refused_cookie(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     directory = cluster.directory("b4")
 
@@ -181,6 +187,7 @@ def test_a_refused_cookie(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_all_power_was_lost(cluster: Cluster, walk: Walk) -> None:
     with cluster.settings(grace_s=600):
         cluster.append()
@@ -195,6 +202,7 @@ def test_all_power_was_lost(cluster: Cluster, walk: Walk) -> None:
             cluster.check(ledger)
 
 
+@pytest.mark.long
 def test_a_secret_has_leaked(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     file = Path(cluster.profile.secret_file)
     following = file.with_name(f"{file.name}.next")

@@ -48,6 +48,7 @@ def abandon(cluster: Cluster) -> int:
 # ---- ledgers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_entries_lost(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     [ledger] = cluster.append(1, bookies=1)
     [name] = cluster.holders(ledger)
@@ -80,6 +81,7 @@ def test_entries_lost(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     pybk("ledger", "delete", str(new), "--yes")  # it has one copy, which other walks may damage
 
 
+@pytest.mark.long
 def test_no_live_copy(cluster: Cluster, walk: Walk) -> None:
     with cluster.settings(grace_s=600):
         [ledger] = cluster.append(1, bookies=1)
@@ -96,6 +98,7 @@ def test_no_live_copy(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_one_copy_left(cluster: Cluster, walk: Walk) -> None:
     [ledger] = cluster.append(1)
     pybk("repair", "pause", "--for", "1h")
@@ -110,6 +113,7 @@ def test_one_copy_left(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_open_abandoned(cluster: Cluster, walk: Walk) -> None:
     with cluster.settings(open_grace_s=1, recover_abandoned=False):
         ledger, other = abandon(cluster), abandon(cluster)
@@ -158,6 +162,7 @@ def test_a_ledger_was_deleted_by_mistake(cluster: Cluster, walk: Walk, tmp_path:
 # ---- repairs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_repair_stalled(cluster: Cluster, walk: Walk) -> None:
     cluster.dev("fill", "b4")
     cluster.until(lambda: cluster.bookie("b4").read_only)
@@ -172,6 +177,7 @@ def test_repair_stalled(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_repair_hold(cluster: Cluster, walk: Walk) -> None:
     def holds() -> set[str]:
         return {code for code in cluster.codes() if code.startswith("hold_") and code != "hold_session_young"}
@@ -208,6 +214,7 @@ def test_no_auditor(cluster: Cluster, walk: Walk) -> None:
     cluster.until_whole()
 
 
+@pytest.mark.long
 def test_auditor_silent(cluster: Cluster, walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "SILENT_S", 4.0)
     name = cluster.admin.status().auditor

@@ -35,6 +35,7 @@ def write_profile(directory: Path, url: str, patch: pytest.MonkeyPatch) -> None:
 # ---- the metadata store ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_metadata_store_is_down(
     zookeeper_server: ZooKeeperServer, walk: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def versions(
         made.close()
 
 
+@pytest.mark.long
 def test_version_skew(versions: Versions, walk: Walk) -> None:
     versions.start("one", NEW)
     assert newer(walk("bookie list")) == {"one": True, "two": False}
@@ -151,6 +153,7 @@ def test_version_skew(versions: Versions, walk: Walk) -> None:
     versions.check()
 
 
+@pytest.mark.long
 def test_an_upgrade_is_rolled_back(versions: Versions, walk: Walk) -> None:
     versions.start("one", NEW)
     assert newer(walk("bookie list")) == {"one": True, "two": False}

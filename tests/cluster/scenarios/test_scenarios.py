@@ -19,6 +19,7 @@ def few_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "LEDGERS", 24)
 
 
+@pytest.mark.long
 def test_scenario_04_three_of_five_bookies_die(tmp_path: Path) -> None:
     assert scenario_04_three_of_five(tmp_path)["ledgers with one copy"]
 

@@ -204,6 +204,7 @@ def test_impossible_arguments_are_wrong_usage(commands: Commands, tmp_path: Path
         assert ended.value.code == 2
 
 
+@pytest.mark.long
 def test_a_command_starts_spark_by_itself(spark: SparkSession, tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager:
         fill(manager, 7, password=b"", insecure=True)

@@ -116,6 +116,7 @@ def test_a_stream_whose_worker_is_killed_resumes_where_it_was(
     assert rows(place, "worker") == payloads
 
 
+@pytest.mark.long
 def test_a_driver_that_was_succeeded_is_refused_and_one_that_is_killed_is_succeeded(
     spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
 ) -> None:

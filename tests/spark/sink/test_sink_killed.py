@@ -167,6 +167,7 @@ def test_a_stream_killed_at_any_step_is_written_once(
     assert orphans > len(ends)
 
 
+@pytest.mark.long
 def test_a_batch_write_killed_at_any_step_happens_once(cluster: Cluster) -> None:
     for step in count():
         app = f"job-{step}"
