@@ -1,0 +1,103 @@
+"""The how-to about Spark: its programs run as printed, in the session of the tests, and it has all options."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
+
+from pybk import spark as jobs
+from pybk.admin.cli import whole_parser
+from pybk.errors import UsageError
+from pybk.spark.connection import close_connections
+from pybk.spark.options import sink_options, source_options
+from tests.cluster.inside import SECRET, Inside, inside
+from tests.docs.walkthrough import DOCS, Block, blocks_of
+from tests.spark.queries import run_to_end
+from tests.storage.real_store import open_quick
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PAGE = "howto/spark.md"
+PASSWORD = b"the password of all ledgers here"
+URL = "zk://zk1:2181,zk2:2181/ledgers"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Inside]:
+    with inside(tmp_path / "cluster", count=3) as cluster:
+        yield cluster
+        close_connections()
+
+
+def programs() -> list[Block]:
+    return [block for block in blocks_of(PAGE) if block.kind == "python"]
+
+
+def test_the_programs_run_as_printed(
+    spark: SparkSession, cluster: Inside, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, secret in (("secret", SECRET), ("password", PASSWORD)):
+        (tmp_path / name).write_bytes(secret)
+    with open_quick(tmp_path / "data") as store:
+        for _ in range(10):
+            with store.create_ledger(password=PASSWORD) as writer:
+                writer.append(b"in a store")
+    with cluster.connect().create_ledger(password=PASSWORD, ledger_type="orders") as writer:
+        writer.append_many([b"one", b"two"])
+
+    def own(text: str) -> str:
+        text = text.replace("/etc/pybk/", f"{tmp_path}/").replace("/srv/", f"{tmp_path}/")
+        return text.replace(URL, cluster.url)
+
+    names: dict[str, Any] = {"spark": spark}
+    [reading, writing, _, verifying] = programs()
+    exec(own(reading.text), names)
+    assert [row.text for row in names["texts"].orderBy("entry_id").collect()] == ["one", "two"]
+    assert sorted(row.ledger_id for row in names["some"].select("ledger_id").collect()) == [3, 5, 7, 8, 9]
+    text = own(writing.text).replace(".start()", ".trigger(availableNow=True).start()")
+
+    def write() -> Any:
+        exec(text, names)
+        return names["query"]
+
+    run_to_end(write)
+    events: DataFrame = spark.read.format("pybk").options(**names["cluster"], ledgerType="events").load()
+    found = [bytes(row.payload) for row in events.select("payload").collect()]
+    assert found.count(b"one") == found.count(b"two") >= 2
+    capsys.readouterr()
+    exec(own(verifying.text), names)
+    assert capsys.readouterr().out.endswith("()\n")
+    assert names["found"].sound
+
+
+def test_the_calls_and_the_command_have_arguments_that_exist() -> None:
+    called = set()
+    for block in programs():
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and hasattr(jobs, node.func.id):
+                call = {each.arg: None for each in node.keywords if each.arg}
+                inspect.signature(getattr(jobs, node.func.id)).bind(*node.args, **call)
+                called.add(node.func.id)
+    assert called == {"configure", "start_bookies", "verify"}
+    [command] = [block.text for block in blocks_of(PAGE) if block.kind == "sh"]
+    assert whole_parser().parse_args(command.split()[1:]).name == "verify"
+
+
+def test_all_options_are_on_the_page() -> None:
+    names = set[str]()
+    for read in (True, False):
+        for streaming in (True, False):
+            with pytest.raises(UsageError) as refused:
+                (source_options if read else sink_options)({"XXXXXXXXXXXXX": ""}, streaming=streaming)
+            names.update(str(refused.value).partition("there are ")[2].split(", "))
+    text = (DOCS / PAGE).read_text(encoding="utf-8")
+    assert {"endEntry", "appId"} < names
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
