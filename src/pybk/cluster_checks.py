@@ -43,15 +43,16 @@ SPACE_FACTOR: Final = 1.2
 
 
 class ClusterVerdict(StrEnum):
-    """How a cluster is.
-
-    ``OK``: nothing needs attention. ``WARN``: something does, and no entry is in danger. ``BAD``: entries are lost, no
-    bookie runs, or repairs do not proceed by themselves.
-    """
+    """How a cluster is."""
 
     OK = "ok"
+    """Nothing needs attention."""
+
     WARN = "warn"
+    """Something needs attention, and no entry is in danger."""
+
     BAD = "bad"
+    """Entries are lost, no bookie runs, or repairs do not proceed by themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,18 @@ from typing import Final
 
 
 class FeatureLevel(IntEnum):
-    """What may be written.
-
-    ``BASE``: the first formats. ``SEALS``: ledgers whose kind and end are sealed, cookies and catalogs that repeat the
-    store's identity, named records and groups in the log, metadata values and descriptions with key epochs.
-    ``HEALING``: cookies with the state and location of a bookie, which older versions would lose; in clusters only.
-    """
+    """What may be written."""
 
     BASE = 0
+    """The first formats."""
+
     SEALS = 1
+    """Ledgers whose kind and end are sealed, cookies and catalogs that repeat the store's identity, named records and
+    groups in the log, metadata values and descriptions with key epochs.
+    """
+
     HEALING = 2
+    """Cookies with the state and location of a bookie, which older versions would lose; in clusters only."""
 
 
 NEWEST_LEVEL: Final = FeatureLevel.HEALING

@@ -100,11 +100,16 @@ class Fragment(NamedTuple):
 
 
 class LedgerState(StrEnum):
-    """``OPEN``: accepts entries. ``IN_RECOVERY``: a recovery looks for its end. ``CLOSED``: its end is final."""
+    """How far a ledger is in its life."""
 
     OPEN = "open"
+    """It accepts entries."""
+
     IN_RECOVERY = "in_recovery"
+    """A recovery looks for its end."""
+
     CLOSED = "closed"
+    """Its end is final."""
 
 
 _MEMBERS: Final = (

@@ -8,6 +8,8 @@ import re
 import runpy
 from collections.abc import Iterator
 from dataclasses import fields
+from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,21 @@ def test_each_alias_says_what_it_is_for() -> None:
         assert API["alias_of"](name)[1], f"{name} has no docstring after its assignment"
     listed = {name for text in PAGES.values() for name in directives("type-alias", text)}
     assert listed == {f"pybk.{name}" for name in aliases}
+
+
+def enumerations() -> list[type[Enum]]:
+    found = [getattr(import_module(module), name) for module in API["MODULES"] for name in API["names_of"](module)]
+    return [kind for kind in found if inspect.isclass(kind) and issubclass(kind, Enum)]
+
+
+def test_each_member_of_an_enumeration_has_a_docstring() -> None:
+    assert {"DigestType", "Scope"} < {kind.__name__ for kind in enumerations()}
+    for kind in enumerations():
+        [body] = [node.body for node in ast.parse(inspect.getsource(kind)).body if isinstance(node, ast.ClassDef)]
+        for node, after in zip(body, [*body[1:], None], strict=True):
+            if isinstance(node, ast.Assign):
+                said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert said, f"{kind.__name__}.{ast.unparse(node.targets[0])}"
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

@@ -23,22 +23,23 @@ class Flags(IntFlag, boundary=STRICT):
 
 
 class WriteFlag(Flags):
-    """How entries are written; recorded in the ledger's metadata.
-
-    ``NONE`` acknowledges an append when it is durable. ``DEFERRED_FORCE`` acknowledges it before, and moves last add
-    confirmed only when ``force()`` or close made everything up to there durable. An entry acknowledged more than 100 ms
-    before the end of the process survives it, however the process ends.
-    """
+    """How entries are written; recorded in the ledger's metadata."""
 
     NONE = 0
+    """An append is acknowledged when it is durable."""
+
     DEFERRED_FORCE = 1
+    """An append is acknowledged before, and last add confirmed moves only when ``force()`` or close made everything up
+    to there durable. An entry that was acknowledged more than 100 ms before the end of the process survives it, however
+    the process ends.
+    """
 
 
 class ReadFlag(Flags):
-    """How entries are read; belongs to the handle.
-
-    ``DONT_CACHE`` leaves no trace in the page cache or in the reader's cache.
-    """
+    """How entries are read; belongs to the handle."""
 
     NONE = 0
+    """Through the page cache and the reader's cache."""
+
     DONT_CACHE = 1
+    """Without a trace in the page cache or in the reader's cache."""

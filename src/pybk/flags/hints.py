@@ -6,11 +6,13 @@ from enum import StrEnum
 
 
 class StorageHint(StrEnum):
-    """Where a ledger's entries should live.
-
-    ``NVME`` is the log itself (one write), ``SSD`` a B+tree, ``HDD`` cold segments.
-    """
+    """Where a ledger's entries should live."""
 
     NVME = "nvme"
+    """In the log itself, so that they are written once."""
+
     SSD = "ssd"
+    """In a B+tree."""
+
     HDD = "hdd"
+    """In cold segments."""

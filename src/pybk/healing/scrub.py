@@ -39,11 +39,16 @@ _TIME_MAX: Final = (1 << 63) - 1
 
 
 class ScrubKind(StrEnum):
-    """What a check compares: ``QUICK`` a few entries, ``LIGHT`` the index with the files, ``DEEP`` every checksum."""
+    """What a check compares."""
 
     QUICK = "quick"
+    """A few entries of each ledger."""
+
     LIGHT = "light"
+    """The index with the files."""
+
     DEEP = "deep"
+    """Every checksum."""
 
 
 def part_of(ledger_id: int) -> int:

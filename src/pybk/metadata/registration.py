@@ -108,18 +108,22 @@ the bookies just before they name them (H14).
 
 
 class BookieState(StrEnum):
-    """What a bookie is wanted for.
-
-    ``ACTIVE``: it serves. ``MAINTENANCE``: it may be absent until a given time. ``DRAINING``: it is read-only, and its
-    entries are copied to others. ``DRAINED``: no ledger names it, and none will, so it can be removed. ``REMOVED``: it
-    no longer belongs to the cluster.
-    """
+    """What a bookie is wanted for."""
 
     ACTIVE = "active"
+    """It serves."""
+
     MAINTENANCE = "maintenance"
+    """It may be absent until a given time."""
+
     DRAINING = "draining"
+    """It is read-only, and its entries are copied to others."""
+
     DRAINED = "drained"
+    """No ledger names it, and none will, so it can be removed."""
+
     REMOVED = "removed"
+    """It no longer belongs to the cluster."""
 
     @property
     def read_only(self) -> bool:

@@ -68,19 +68,25 @@ _LAST_DIGITS: Final = 4
 
 
 class RepairReason(StrEnum):
-    """Why a ledger was marked, the most urgent reason first.
-
-    ``LOST``: the bookie is absent for longer than the grace. ``DAMAGED``: entries cannot be read, or have a wrong
-    checksum. ``MISSING``: entries are not there. ``DRAINING``: the bookie is being emptied. ``MISPLACED``: the ensemble
-    breaks the rules of placement. ``REBALANCE``: the bookie is fuller than others.
-    """
+    """Why a ledger was marked, the most urgent reason first."""
 
     LOST = "lost"
+    """The bookie is absent for longer than the grace."""
+
     DAMAGED = "damaged"
+    """Entries cannot be read, or have a wrong checksum."""
+
     MISSING = "missing"
+    """Entries are not there."""
+
     DRAINING = "draining"
+    """The bookie is being emptied."""
+
     MISPLACED = "misplaced"
+    """The ensemble breaks the rules of placement."""
+
     REBALANCE = "rebalance"
+    """The bookie is fuller than others."""
 
     @property
     def observed(self) -> bool:
@@ -97,18 +103,22 @@ _RANKS: Final = {reason: rank for rank, reason in enumerate(RepairReason)}
 
 
 class RepairState(StrEnum):
-    """How far the repair of a marked ledger is.
-
-    ``QUEUED``: it is to be tried. ``LOST``: no sound copy is left. ``WAITING_FOR_OWNER``: it needs a recovery by
-    somebody who has the ledger's password. ``NO_TARGET``: no bookie can take the copies. ``STUCK``: it failed
-    repeatedly.
-    """
+    """How far the repair of a marked ledger is."""
 
     QUEUED = "queued"
+    """It is to be tried."""
+
     LOST = "lost"
+    """No sound copy is left."""
+
     WAITING_FOR_OWNER = "waiting_for_owner"
+    """It needs a recovery by somebody who has the ledger's password."""
+
     NO_TARGET = "no_target"
+    """No bookie can take the copies."""
+
     STUCK = "stuck"
+    """It failed repeatedly."""
 
 
 class UnderReplicatedLedger(NamedTuple):

@@ -31,14 +31,16 @@ _NUMBERS: Final[Mapping[type, re.Pattern[str]]] = {
 
 
 class Scope(IntEnum):
-    """What a token allows, each with all before it.
-
-    ``READ``: to look. ``OPERATE``: to change what can be taken back, such as a pause or a drain. ``ADMIN``: everything.
-    """
+    """What a token allows, each with all before it."""
 
     READ = 0
+    """To look."""
+
     OPERATE = 1
+    """To change what can be taken back, such as a pause or a drain."""
+
     ADMIN = 2
+    """Everything."""
 
 
 class Range(NamedTuple):
