@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 import pytest
 
@@ -72,6 +72,7 @@ def test_closed_workers_take_no_call_and_drop_those_not_begun() -> None:
     assert begun.wait(WAIT_S)
     workers.close()
     assert waiting.cancelled()
+    assert wait([waiting], WAIT_S).done == {waiting}, "who waits for it would wait for ever"
     assert workers.submit(lambda: None) is None
     end.set()
     workers.close(wait=True)

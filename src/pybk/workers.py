@@ -123,6 +123,7 @@ class Workers:
             self.calls.put(None)
         for future, _ in dropped:
             future.cancel()
+            future.set_running_or_notify_cancel()  # else ``concurrent.futures.wait`` waits for it for ever
         if wait:
             for thread in self.threads:
                 thread.join()
