@@ -10,7 +10,8 @@ from pybk.backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
 from pybk.digest import EntryDigest
 from pybk.flags import LedgerType
-from pybk.healing.repairing import Candidate
+from pybk.healing.repairing import Candidate, Repairer
+from pybk.healing.throttle import TokenBucket
 from pybk.local_backend import StoreBackend
 from pybk.manager import LedgerManager
 from pybk.reader import LedgerReader
@@ -107,3 +108,29 @@ def repairer_of(
         _candidates=lambda ready, marks: candidates(ready),
         _repair_batch=repair,
     )
+
+
+def resting(
+    wait: Callable[[float], bool], sample: Callable[[], None], look_s: Callable[[], float], read: TokenBucket
+) -> Any:
+    """Return what ``Repairer`` uses of its object to rest between two passes.
+
+    Args:
+        wait: Waits for news, so many seconds at most.
+        sample: Looks at the appends.
+        look_s: Returns in how many seconds they are looked at next.
+        read: Counts what others read for copies.
+    """
+    return SimpleNamespace(
+        _news=SimpleNamespace(wait=wait, clear=lambda: None),
+        _sample=sample,
+        _look_s=look_s,
+        _outbound=read,
+        _read_bytes=0,
+        _unread_looks=1000,
+    )
+
+
+def rest(worker: Any) -> None:
+    """Let a worker rest until its next pass."""
+    Repairer._rest(worker)

@@ -21,18 +21,18 @@ from pybk.cluster_admin import ClusterAdmin
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
 from pybk.healing.repairing import BATCH, BUCKETS, TRIES, Candidate, Repairer, batches, bucket_of
-from pybk.healing.throttle import TokenBucket
+from pybk.healing.throttle import ForegroundCap, TokenBucket
 from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState
-from pybk.metrics import REPAIR_COPIED_BYTES, MetricKey
+from pybk.metrics import REPAIR_COPIED_BYTES, Histogram, MetricKey
 from pybk.replication.messages import Event, WriteMetadata
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
-from tests.internals import cluster_backend_of, repairer_of
+from tests.internals import cluster_backend_of, repairer_of, rest, resting
 from tests.test_spans import Recorder
 from tests.waiting import wait_until
 
@@ -473,3 +473,33 @@ def test_each_repair_has_a_span_with_its_requests(four: Inside, monkeypatch: pyt
     requests = [each for each in hook.spans if each.name.startswith("pybk.metadata.")]
     assert requests, "a repair reads the marks and the metadata of its ledger"
     assert {each.parent for each in requests} <= set(repairs)
+
+
+def test_a_worker_at_rest_watches_the_appends_while_others_read_also_after_the_rest_of_all_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Copies that appends notice are slowed down at their source, which knows appends without copies by the rests."""
+    now_ns, cap, bucket, appends = 5 * 10**9, ForegroundCap(1 << 16), TokenBucket(1 << 30, 0), Histogram()
+
+    def wait(seconds: float) -> bool:
+        nonlocal now_ns
+        until_ns = now_ns + max(1, round(seconds * 1e9))
+        while now_ns < until_ns:
+            reads = now_ns % 10**10 >= 1_100_000_000
+            appends.record(8_000_000 if reads else 4_000_000, 20)
+            if reads:
+                bucket.charge(1 << 14, 0)
+            now_ns = min(until_ns, now_ns + 50_000_000)
+        return False
+
+    def sample() -> None:
+        nonlocal appends
+        found, appends = appends, Histogram()
+        cap.look(now_ns, found.snapshot(), bucket.charged_bytes)
+
+    monkeypatch.setattr(repairing, "time", SimpleNamespace(monotonic=lambda: now_ns / 1e9))
+    worker = resting(wait, sample, lambda: cap.next_ns(now_ns) / 1e9, bucket)
+    for _ in range(12):
+        rest(worker)
+        wait(0.3)  # a pass that finds nothing to do here
+    assert cap.rate == cap.least

@@ -115,6 +115,9 @@ _NO_APPENDS: Final = HistogramSnapshot(0, 0, 0, ())
 
 _REBALANCE: Final = RepairReason.REBALANCE.rank
 _BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
+_UNREAD_LOOKS: Final = 4
+"""After so many looks in a row without reads for copies nobody copies from here; a rest of all bookies has two."""
+
 
 
 class RepairBookie(Protocol):
@@ -212,6 +215,10 @@ class Repairer:
         self._watch = self._metadata.watch_under_replicated(self._news.set)
         self._thread = threading.Thread(target=self._run, name="pybk-repair", daemon=True)
         start_thread(self._thread)
+        self._read_bytes = 0
+        """The bytes that were read for copies up to the last look between two passes."""
+        self._unread_looks = _UNREAD_LOOKS
+        """Looks in a row between passes that saw no such reads."""
 
     @property
     def _repair_settings(self) -> RepairSettings:
@@ -235,14 +242,13 @@ class Repairer:
     def _rest(self) -> None:
         """Wait for news, or the next look; watch the appends meanwhile if others read for copies here."""
         until = time.monotonic() + LOOK_S
-        charged = -1
-        while charged != self._outbound.charged_bytes and (left_s := until - time.monotonic()) > 0:
-            charged = self._outbound.charged_bytes
-            if self._news.wait(min(left_s, self._look_s())):
+        while (left_s := until - time.monotonic()) > 0:
+            watches = self._unread_looks < _UNREAD_LOOKS
+            if self._news.wait(min(left_s, self._look_s()) if watches else left_s):
                 break
             self._sample()
-        else:
-            self._news.wait(max(0.0, until - time.monotonic()))
+            before, self._read_bytes = self._read_bytes, self._outbound.charged_bytes
+            self._unread_looks = 0 if before != self._read_bytes else self._unread_looks + 1
         self._news.clear()
 
     def look(self) -> bool:
