@@ -98,8 +98,9 @@ def repairer_of(
     news: bool,
 ) -> Any:
     """Return what ``Repairer.look`` uses of its object: marks, the ledgers to repair, and how a batch is repaired."""
-    return SimpleNamespace(
+    worker = SimpleNamespace(
         **dict.fromkeys(("_sample", "_is_paused"), lambda: None),
+        _ready=lambda found, _now: list(found),
         _stopping=SimpleNamespace(is_set=lambda: False),
         _news=SimpleNamespace(is_set=lambda: news, clear=lambda: None),
         failures={},
@@ -108,6 +109,8 @@ def repairer_of(
         _candidates=lambda ready, marks: candidates(ready),
         _repair_batch=repair,
     )
+    worker._listing_share = property.__get__(vars(Repairer)["_listing_share"], worker)
+    return worker
 
 
 def resting(

@@ -118,8 +118,9 @@ class ClusterStatus:
             ``"0"``, ``"1"``, ``"2"`` or ``"more"``. Without an auditor, of the ledgers that are marked.
         queued_bytes: About how many bytes have to be copied.
         done_bytes: How many bytes were copied since the cluster was whole last; 0 without an auditor.
-        rate: Bytes per second that are copied.
-        eta_s: Seconds until all is copied; None if nothing was copied of late, or without an auditor.
+        rate: Bytes per second that were copied in ten minutes. A ledger counts once it is whole, so this is 0, or too
+            low, while large ones are copied; ``repair_copied_bytes`` of the bookies' metrics counts at once.
+        eta_s: Seconds until all is copied at that rate; None if it is 0, or without an auditor.
         holds: Why only urgent copies are made; empty if all are.
         paused_until_ns: When a pause of the repairs ends, nanoseconds since 1970; 0 if they are not paused.
         lost: Ledgers with entries that no bookie has.

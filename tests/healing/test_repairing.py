@@ -362,6 +362,44 @@ def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> Non
     assert all(len(batch) <= BATCH and len({bucket_of(each.ledger_id) for each in batch}) == 1 for batch in order)
 
 
+def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may take hours next to appends; what it copies then gets the urgent rate, as others wait for it."""
+    monkeypatch.setattr(repairing, "COPIES", 1)
+    monkeypatch.setattr(repairing, "BUCKETS", 1)
+    client = four.connect()
+    metadata = metadata_of(client)
+    rate(metadata, 64 << 10)
+    ledgers = [fill(client, 2000, ensemble_size=4, write_quorum=4) for _ in range(5)]
+    bookies = metadata.read_ledger(ledgers[0]).metadata.fragments[0].ensemble
+    own, *others = bookies
+    (manager,) = (each for each in four.bookies if service_of(each).bookie == own)
+    for ledger_id in ledgers:
+        service_of(manager).replicas.delete(ledger_id)
+        metadata.mark_under_replicated(ledger_id, own, 0, reason=RepairReason.DAMAGED)
+    copied: list[int] = []
+    begin = FragmentCopy.__init__
+
+    def begun(copy: FragmentCopy, driver: Any, ledger: RemoteLedger, *arguments: Any) -> None:
+        copied.append(ledger.ledger_id)
+        begin(copy, driver, ledger, *arguments)
+
+    monkeypatch.setattr(FragmentCopy, "__init__", begun)
+    start(manager)
+    wait_until(lambda: copied)
+    pace = service_of(manager).copy_reads.pace
+    assert isinstance(pace, TokenBucket)
+    assert pace.rate == 64 << 10
+    urgent = next(ledger_id for ledger_id in reversed(ledgers) if ledger_id not in copied)
+    for bookie in others[:2]:
+        metadata.mark_under_replicated(urgent, bookie, 0, reason=RepairReason.DAMAGED)
+    wait_until(lambda: pace.rate == metadata.settings.repair.urgent_bytes_per_second)
+    wait_until(lambda: len(copied) > 2)
+    assert copied[1] == urgent
+    rate(metadata, 32 << 20)
+
+
 def test_less_urgent_ledgers_wait_while_another_worker_has_the_lease_of_more_urgent_ones(
     four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,10 @@ token bucket. The rate is that of the batch that is repaired, times the share th
 most that of ``ForegroundCap`` unless the batch is urgent; ``throttle`` has the rules. Reads from this bookie are urgent
 as well if any marked ledger is, because this bookie may have its last copy and nothing to do for it.
 
+A batch may take hours at such a rate, and its ledgers may lose another copy meanwhile. So the marks are listed during
+it, too. If this bookie can do something for a ledger that is more urgent then, the copies under way get its rate,
+because it waits for them or is among them, and no other ledger of the batch is begun.
+
 Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing threads with single operations.
 """
 
@@ -111,13 +115,13 @@ _NO_COPIES_WANTED: Final = 1 << 30
 _WHOLE: Final = 2
 """Live copies from which on a ledger that lacks none is no more urgent than others."""
 
+_UNREAD_LOOKS: Final = 4
+"""After so many looks in a row without reads for copies nobody copies from here; a rest of all bookies has two."""
+
 _NO_APPENDS: Final = HistogramSnapshot(0, 0, 0, ())
 
 _REBALANCE: Final = RepairReason.REBALANCE.rank
 _BACKGROUND: Final = frozenset({RepairReason.MISPLACED, RepairReason.REBALANCE})
-_UNREAD_LOOKS: Final = 4
-"""After so many looks in a row without reads for copies nobody copies from here; a rest of all bookies has two."""
-
 
 
 class RepairBookie(Protocol):
@@ -197,6 +201,10 @@ class Repairer:
         """The first ledger of the batch that is repaired, or was repaired last in this pass."""
         self._urgent = False
         """Whether a ledger that was marked at the last look has a single live copy; other bookies may copy it."""
+        self._overtaken = False
+        """Whether a more urgent ledger waits for the end of the batch that is repaired."""
+        self._listing_s = 0.0
+        """How long the last listing of the marks took."""
         rate = self._repair_settings.bytes_per_second
         self._inbound = TokenBucket(rate, now_ns)
         self._outbound = bookie.copy_reads.pace = TokenBucket(rate, now_ns)
@@ -207,6 +215,10 @@ class Repairer:
         self._appends = _NO_APPENDS
         """The appends since the last sample of the guard."""
         self._sampled_ns = now_ns
+        self._read_bytes = 0
+        """The bytes that were read for copies up to the last look between two passes."""
+        self._unread_looks = _UNREAD_LOOKS
+        """Looks in a row between passes that saw no such reads."""
         self._stopping = threading.Event()
         self._news = threading.Event()
         self._known_leaving: frozenset[Bookie] = frozenset()
@@ -215,10 +227,6 @@ class Repairer:
         self._watch = self._metadata.watch_under_replicated(self._news.set)
         self._thread = threading.Thread(target=self._run, name="pybk-repair", daemon=True)
         start_thread(self._thread)
-        self._read_bytes = 0
-        """The bytes that were read for copies up to the last look between two passes."""
-        self._unread_looks = _UNREAD_LOOKS
-        """Looks in a row between passes that saw no such reads."""
 
     @property
     def _repair_settings(self) -> RepairSettings:
@@ -260,7 +268,7 @@ class Repairer:
         self._news.clear()
         marks = self._queued_marks()
         self.failures = {ledger_id: self.failures[ledger_id] for ledger_id in marks.keys() & self.failures.keys()}
-        ready = [ledger_id for ledger_id in marks if self.failures.get(ledger_id, (0, 0))[1] <= began]
+        ready = self._ready(marks, began)
         worked = False
         if ready:
             self._membership.refresh()  # no watch reports that a bookie has got space, or turned read-only
@@ -269,11 +277,12 @@ class Repairer:
             candidates = [each for each in candidates if each.rank != _REBALANCE]
         listed = batches(candidates)
         self._first = None
-        took = time.monotonic() - began
+        self._overtaken = False
+        self._listing_s = time.monotonic() - began
         waited_for: Candidate | None = None
         for batch in listed:
-            share = _LISTING_SHARE if self._news.is_set() else _LISTING_SHARE_WITHOUT_NEWS
-            if self._stopping.is_set() or self._is_paused() or time.monotonic() > began + max(PASS_S, share * took):
+            until = began + max(PASS_S, self._listing_share * self._listing_s)
+            if self._stopping.is_set() or self._is_paused() or time.monotonic() > until:
                 break
             # While another worker has the lease of more urgent ledgers, one ledger is repaired before the next look.
             less_urgent = waited_for is not None and batch[0][:2] > waited_for[:2]
@@ -283,7 +292,7 @@ class Repairer:
             worked |= done
             if not done:
                 waited_for = waited_for or batch[0]
-            elif less_urgent:
+            elif less_urgent or self._overtaken:
                 break
         return worked
 
@@ -296,6 +305,15 @@ class Repairer:
                 marks.setdefault(mark.ledger_id, []).append(mark)
             after = page[-1].ledger_id
         return {ledger_id: found for ledger_id, found in marks.items() if any(map(self._is_due, found))}
+
+    @property
+    def _listing_share(self) -> int:
+        """How many times as long as a listing of the marks it takes at least until the next one."""
+        return _LISTING_SHARE if self._news.is_set() else _LISTING_SHARE_WITHOUT_NEWS
+
+    def _ready(self, ledger_ids: Iterable[int], now: float) -> list[int]:
+        """Return the ledgers without those whose repair failed a moment ago."""
+        return [ledger_id for ledger_id in ledger_ids if self.failures.get(ledger_id, (0, 0))[1] <= now]
 
     def _is_due(self, mark: UnderReplicatedLedger) -> bool:
         """Return whether a worker may mend what a mark is about."""
@@ -342,12 +360,31 @@ class Repairer:
         return True
 
     def _repair_all(self, ledgers: Mapping[int, Sequence[UnderReplicatedLedger]]) -> None:
-        """Repair ledgers with their marks, several at a time; returns when all have ended."""
+        """Repair ledgers with their marks, several at a time; returns when all have ended, or were left."""
         submitted = [self._workers.submit(partial(self.try_repair, *each)) for each in ledgers.items()]
         left: Collection[Future[None]] = [future for future in submitted if future is not None]
+        looked = time.monotonic()
         while left:
             left = wait(left, self._look_s()).not_done
+            if left and time.monotonic() > looked + max(LOOK_S, self._listing_share * self._listing_s):
+                self._look_for_more_urgent()
+                looked = time.monotonic()
             self._sample()
+
+    def _look_for_more_urgent(self) -> None:
+        """List the marks during a batch, and let a more urgent ledger that this bookie can mend overtake it."""
+        began = time.monotonic()
+        try:
+            marks = self._queued_marks()
+            candidates = self._candidates(self._ready(marks, began), marks)
+        except PybkError as error:
+            logger.warning("%s does not see now what is urgent: %s", self._bookie.bookie, error)
+            return
+        self._listing_s = time.monotonic() - began
+        most = min(candidates, default=None)
+        if most is not None and self._first is not None and most[:2] < self._first[:2]:
+            self._first = most
+            self._overtaken = True
 
     # ---- one ledger ----------------------------------------------------------------------------------------------
 
@@ -360,10 +397,10 @@ class Repairer:
         """
         keys = [missing_key(ledger_id, mark.bookie) for mark in listed]
         try:
-            pause = 0.0
-            if not self._stopping.is_set() and not self._is_paused():
-                with operation(self._on_span, "pybk.bookie.repair", ledger_id=ledger_id, marks=len(keys)):
-                    pause = self._repair(ledger_id, keys)
+            if self._stopping.is_set() or self._overtaken or self._is_paused():
+                return
+            with operation(self._on_span, "pybk.bookie.repair", ledger_id=ledger_id, marks=len(keys)):
+                pause = self._repair(ledger_id, keys)
             if pause:
                 self._pause(ledger_id, pause)
             else:
