@@ -30,6 +30,7 @@ from pybk.adapters.eventsourcing.event_record import decode_event, encode_event
 from pybk.adapters.eventsourcing.tracking_log import CHECKPOINT_RECORDS, TrackingLog
 from pybk.errors import CorruptError, PybkError, StorageFailedError, StorageFullError, UnsupportedFormatError
 from pybk.streams.record_future import RecordFuture
+from tests.sampling import every
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
@@ -396,7 +397,7 @@ def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() 
     whole = SimFileSystem(0)
     run(whole, Acknowledged())
     assert len(whole.operations) > 80, "the workload hardly touches the disk"
-    for operation in range(len(whole.operations)):
+    for operation in range(0, len(whole.operations), every(3)):
         fs, answered = SimFileSystem(operation), Acknowledged()
         fs.crash_at(operation)
         with suppress(SimCrash, PybkError):
@@ -409,7 +410,7 @@ def test_nothing_acknowledged_is_lost_when_the_machine_stops_at_any_operation() 
 def test_nothing_is_lost_or_done_twice_when_any_operation_fails(error: ErrorName) -> None:
     whole = SimFileSystem(0)
     run(whole, Acknowledged())
-    for operation in range(len(whole.operations)):
+    for operation in range(0, len(whole.operations), every(3)):
         fs, answered = SimFileSystem(operation), Acknowledged()
         fs.fail_at(operation, error, forever=False)
         with suppress(PybkError):

@@ -52,6 +52,7 @@ def test_a_folder(tmp_path: Path) -> None:
     assert {line.split()[0] for line in text.splitlines() if line.endswith("verified")} == {"NVME", "SSD", "HDD"}
 
 
+@pytest.mark.long
 def test_a_file_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"x")
     text = demo(tmp_path, tmp_path / "one").stdout

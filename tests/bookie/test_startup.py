@@ -146,12 +146,12 @@ def entries(service: BookieServer, ledger_id: int, count: int) -> dict[int, byte
 @pytest.mark.parametrize(
     "harm",
     [
-        first_log_lost,
+        pytest.param(first_log_lost, marks=pytest.mark.long),
         log_destroyed,
-        middle_of_log_destroyed,
+        pytest.param(middle_of_log_destroyed, marks=pytest.mark.long),
         kept_log_lost,
-        cold_files_lost,
-        watermark_lost,
+        pytest.param(cold_files_lost, marks=pytest.mark.long),
+        pytest.param(watermark_lost, marks=pytest.mark.long),
         index_device_lost,
     ],
 )

@@ -49,6 +49,7 @@ def test_writing_needs_no_metadata_store_and_a_lost_bookie_is_replaced_when_it_i
     check_ledger(cluster, writer.ledger_id, 300, 300)
 
 
+@pytest.mark.long
 def test_bookies_whose_sessions_ended_register_again_and_a_writer_continues(
     cluster: Cluster, zookeeper_server: ZooKeeperServer
 ) -> None:

@@ -67,6 +67,7 @@ from pybk.replication.fragments import fragment_end
 from pybk.replication.locations import Location, PlacementPolicy
 from pybk.replication.placement import Candidate, choose
 from tests.healing.clusters import ledger as make_ledger
+from tests.sampling import some
 
 DRAINING: Final = RepairReason.DRAINING
 BEGIN_NS: Final = 10**18
@@ -83,6 +84,9 @@ LATE_NS: Final = 45 * SECOND_NS
 """How much later than the world an auditor and the workers may know of something, while one leads."""
 
 BYTES_PER_SECOND: Final = 1 << 20
+CHECKED_STEPS: Final = some(5, 1)
+"""Of how many steps one is compared with the plan of the whole state, which takes far longer than a step."""
+
 TRIES_MAX: Final = 8
 ERRORS_MAX: Final = 2
 """Tries of a repair that has no source, until something changes."""
@@ -182,6 +186,8 @@ class SimAuditor:
     reading: int = 0
     whole: ClusterMap | None = None
     """A map of ``told``; None after it has changed."""
+    steps: int = 0
+    """How often its plan could have been compared."""
     watching: bool = False
     """Whether the feed reports changes to it; begins before it reads everything."""
 
@@ -443,7 +449,8 @@ class World:
     def _check_plan(self, auditor: SimAuditor) -> None:
         """Compare what the machine keeps by deltas with the plan of the whole state."""
         machine = auditor.machine
-        if not machine.leading:
+        auditor.steps += 1
+        if not machine.leading or auditor.steps % CHECKED_STEPS:
             return
         whole = auditor.whole
         if whole is None:

@@ -329,7 +329,7 @@ def test_any_bit_of_the_catalog() -> None:
 
 # ---- LMDB's own file ---------------------------------------------------------------------------------------------
 
-FLIPS_IN_LMDB = 400 if EVERY_BIT else 28
+FLIPS_IN_LMDB = 400 if EVERY_BIT else 14
 
 
 def fill_real_store(path: Path) -> Given:

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from pybk import LedgerManager
 from pybk.errors import PybkError
 from tests.internals import store_of
+from tests.sampling import some
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import abandon, open_world
@@ -39,21 +40,22 @@ class Crashing(Generic[M]):
         Args:
             seed: Of the workload.
             first: The first operation to stop at.
-            every: Its distance from the next.
+            every: Its distance from the next; three times as much in a sample.
             at_least: Operations that the workload has to take.
         """
         count = self._operations(seed)
         assert count >= at_least, "the workload hardly touches the disk"
-        for operation in range(first, count, every):
+        step = every * some(3, 1)
+        for operation in range(first, count, step):
             fs, model = SimFileSystem(operation), self.model()
             fs.crash_at(operation)
             with suppress(SimCrash, PybkError):
                 self._run(fs, model, seed)
-            self._check(fs.crash() if operation // every % 2 else fs.kill(), model)
+            self._check(fs.crash() if operation // step % 2 else fs.kill(), model)
 
     def fail_at_operations(self, error: ErrorName, every: int, *, forever: bool) -> None:
         """Fail operations of a run, each for itself or with all that follow, and kill the process then."""
-        for operation in range(0, self._operations(0), every):
+        for operation in range(0, self._operations(0), every * some(3, 1)):
             fs, model = SimFileSystem(operation), self.model()
             fs.fail_at(operation, error, forever=forever)
             self._run_through(fs, model)
