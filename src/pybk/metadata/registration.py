@@ -198,7 +198,7 @@ class BookieRegistration:
         tiers: Free bytes of each tier that it has.
         capacity: All bytes of each tier, used and free; empty for versions of pybk that do not register it.
         load: How busy it is, from 0 up; meaningful only in comparison with other bookies.
-        rack: Its network location, such as ``/room/rack``; empty if unknown.
+        rack: Where it stands, ``zone/rack/host`` or less; empty if unknown.
         read_only: It takes no new ledgers.
         level_max: The highest feature level that it knows; 0 for versions of pybk that do not register one.
         version: The version of pybk that it runs; empty for versions that do not register it.

@@ -167,7 +167,7 @@ def configure(
         cluster_secret_file: The absolute path, on each host, of a file with the cluster's secret. With None, the
             executors' environment variable ``PYBK_CLUSTER_SECRET`` or ``PYBK_CLUSTER_SECRET_FILE`` gives the secret;
             if neither is set, there is none.
-        rack: The rack of the bookies, such as ``/room/rack``.
+        rack: Where the bookies stand, for placement: ``zone``, ``zone/rack`` or ``zone/rack/host``.
         linger_s: How long, in seconds, a bookie whose executor has ended still serves reads, so that its entries can
             be re-replicated. It ends earlier if another executor of the host takes its directory.
 
