@@ -20,6 +20,7 @@ from pybk.admin.bookie_options import OPTIONS
 from pybk.admin.cli import NOUNS, whole_parser
 from pybk.admin.exported_metrics import EXPORTED, exported_name
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
+from pybk.metadata.authenticated_values import ValueKind
 from pybk.metadata.settings import ClusterSettings
 from tests.paths import ROOT
 
@@ -179,6 +180,12 @@ def test_settings_of_a_cluster_are_those_of_its_sections() -> None:
     assert prefixes == ClusterSettings().as_dict().keys()
     listed = set(re.findall(r"`((?:repair|placement|scrub)\.\w+)`", page("metadata.md")))
     assert listed == {f"{group}.{name}" for group, names in ClusterSettings().as_dict().items() for name in names}
+
+
+def test_the_payload_of_each_kind_of_metadata_is_described() -> None:
+    table = page("metadata.md").partition("| Kind | Payload |\n")[2].partition("\n\n")[0]
+    described = set(re.findall(r"^\| ([A-Z_]+)\b", table, re.MULTILINE))
+    assert described == {kind.name for kind in ValueKind}
 
 
 # ---- variables of the environment, parameters of URLs, options of Spark --------------------------------------------
