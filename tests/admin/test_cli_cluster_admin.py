@@ -7,6 +7,8 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,19 @@ def test_a_drain_that_others_cannot_take_exits_with_3(cluster: Inside, capsys: p
     assert run(capsys, "bookie", "cancel-drain", cluster.url, other)[1] == f"bookie {other} is active\n"
     status, _, err = run(capsys, "bookie", "drain", cluster.url, "nobody")
     assert (status, "there are bookie-0" in err) == (2, True)
+
+
+def test_a_drain_says_what_open_ledgers_wait_for(
+    cluster: Inside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = cluster.connect()
+    _, name = make_ledger(client)
+    begun = replace(ClusterAdmin(client).drain(name), bytes_left=0)
+    looks = chain([begun, begun], repeat(replace(begun, ledgers_left=0, waits=())))
+    monkeypatch.setattr(ClusterAdmin, "drain_progress", lambda admin, name: next(looks))
+    status, _, err = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
+    assert (status, err.count("a ledger whose writer is gone waits for its owner to open it")) == (0, 1)
+    assert f"`pybk ledger list {cluster.url} --bookie {name} --state open` shows them" in err
 
 
 def test_a_drain_continues_after_ctrl_c(

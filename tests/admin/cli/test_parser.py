@@ -75,6 +75,10 @@ def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
     ("words", "error"),
     [
         ("bookie drain lmdb:///x b1 --dry-run", "pybk bookie drain: unrecognized arguments: --dry-run; see the usage:"),
+        (
+            "bookie drain b1",
+            "pybk bookie drain: the following arguments are required: NAME; the first one is PATH, unless `pybk --pr",
+        ),
         ("cluster status --profile dev", "pybk cluster status: --profile NAME stands before the command: pybk --prof"),
         ("cluster status lmdb:///x --profile=dev", "pybk cluster status: --profile NAME stands before the command"),
         ("cluster probe lmdb:///x --bytes -1", "pybk cluster probe: argument --bytes: '-1' is not a number; it takes"),

@@ -102,6 +102,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong, and where the usage is shown, in one line."""
+        over_clusters = self.get_default("path_help") in (CLUSTER, STORE_OR_CLUSTER)
+        if over_clusters and not self.profile and "arguments are required" in message:
+            message += "; the first one is PATH, unless `pybk --profile NAME` or PYBK_PROFILE names the cluster"
         self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")
 
 

@@ -31,6 +31,7 @@ from pybk.admin.cli.output import (
     counted,
     print_json,
     print_json_line,
+    print_note,
     print_table,
     progress_bar,
     shown_bytes,
@@ -51,6 +52,11 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 """The shortest time between two looks at a drain."""
+
+_LEFT_OPEN: Final = (
+    "what is left is open: a writer that lives leaves the bookie by itself, and a ledger whose writer is gone waits "
+    "for its owner to open it"
+)
 
 _EMPTYING: Final = ("draining", "drained")
 
@@ -245,7 +251,7 @@ def _drain(parsed: argparse.Namespace) -> int:
 
 def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgress) -> int:
     """Wait until a bookie can be removed; returns 1 if its drain was cancelled, or if what is left does not proceed."""
-    total = progress.bytes_left
+    total, noted = progress.bytes_left, False
     with progress_bar(parsed, f"drain of {parsed.name}") as show:
         while not progress.done and progress.state in _EMPTYING:
             if progress.ledgers_left and len({mark.ledger_id for mark in progress.stuck}) >= progress.ledgers_left:
@@ -254,6 +260,10 @@ def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgre
             new = admin.drain_progress(parsed.name)
             if _visible(new) != _visible(progress):
                 _print_progress(parsed, new)
+            if new.ledgers_left and not new.bytes_left and not noted:
+                listing = f"`pybk ledger list {parsed.path} --bookie {parsed.name} --state open` shows them"
+                print_note(parsed, f"{_LEFT_OPEN}; {listing}")
+                noted = True
             progress, total = new, max(total, new.bytes_left)
             show(total - progress.bytes_left, total)
             if not progress.done:
