@@ -205,6 +205,10 @@ def test_a_drain_is_refused_while_zones_would_be_missing(cluster: Inside, admin:
         admin.drain(name)
 
 
+def is_read_only(admin: ClusterAdmin, name: str) -> bool:
+    return next(each.read_only for each in admin.bookies() if each.name == name)
+
+
 def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
     client = cluster.connect()
     ledger_id = make_ledger(client)
@@ -217,7 +221,7 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, m
     with pytest.raises(SafetyCheckError, match=r"ask again in \d"):
         admin.ok_to_remove(name)
     monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.0)
-    wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name), "the bookie is read-only")
+    wait_until(lambda: is_read_only(admin, name), "the bookie is read-only")
     with pytest.raises(SafetyCheckError, match=f"1 ledger names it: {ledger_id};"):
         admin.ok_to_remove(name)
     with pytest.raises(SafetyCheckError, match="there is no proof"):
@@ -227,10 +231,11 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, admin: ClusterAdmin, m
     proof = admin.ok_to_remove(name)
     assert (proof.bookie.bookie_id, proof.ledgers) == (name, 1)
     admin.cancel_drain(name)
+    wait_until(lambda: not is_read_only(admin, name), "the bookie takes entries again")
     admin.drain(name)
     with pytest.raises(SafetyCheckError, match="the proof is of an earlier drain"):
         admin.remove(name, proof)
-    wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name), "the bookie is read-only")
+    wait_until(lambda: is_read_only(admin, name), "the bookie is read-only")
     assert admin.remove(name, admin.ok_to_remove(name)).state is BookieState.REMOVED
     assert name not in [each.name for each in admin.bookies()]
     assert states(admin)[name] is BookieState.REMOVED

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -147,11 +149,13 @@ def test_only_the_last_ten_minutes_count_as_normal() -> None:
 class Plant:
     """A bookie whose appends are the slower, the faster copies are made; looks at them as a worker does."""
 
-    def __init__(self, noticed_at: float, appends: int = 400) -> None:
+    def __init__(self, noticed_at: float, appends: int = 400, slow: float = 0.0) -> None:
         self.cap = ForegroundCap(LEAST)
         self.now = 0
         self.noticed_at = noticed_at
         self.appends = appends
+        self.slow = slow
+        self.random = Random(1)
         self.copied = 0
         self.worst: list[float] = []
 
@@ -162,7 +166,12 @@ class Plant:
             step = self.cap.next_ns(self.now)
             rate = 0.0 if self.cap.rest_ns else min(demand, self.cap.rate)
             latencies = Histogram()
-            latencies.record(int(4 * MS * (1 + rate / self.noticed_at)), self.appends * step // SECOND)
+            appends = self.appends * step // SECOND
+            slow = sum(self.random.random() < self.slow for _ in range(appends)) if self.slow else 0
+            latency = int(4 * MS * (1 + rate / self.noticed_at))
+            latencies.record(latency, appends - slow)
+            if slow:
+                latencies.record(20 * latency, slow)
             self.worst.append(1 + rate / self.noticed_at)
             self.now += step
             self.copied += int(rate * step / SECOND)
@@ -215,6 +224,15 @@ def test_copies_that_nobody_notices_for_days_are_not_slowed_down() -> None:
     plant.cap.rate = 1e308  # as after some hours, if nothing ended its growth
     plant.run(30)
     assert CAP_START < plant.cap.rate < math.inf
+
+
+@pytest.mark.parametrize("appends", [100, 400])
+def test_chance_does_not_slow_down_copies_that_nobody_notices(appends: int) -> None:
+    """One append of a hundred takes long, whatever is copied."""
+    plant = Plant(1e15, appends, slow=0.01)
+    plant.run(20, demand=0)
+    rates = [plant.run(10) for _ in range(180)]
+    assert statistics.median(rates[60:]) > 16 * MIB
 
 
 def test_looks_that_come_too_early_are_none() -> None:

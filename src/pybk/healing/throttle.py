@@ -9,8 +9,9 @@ a copy that is larger than the burst is not refused but paid for afterwards. Ove
 Two rules slow copies down. ``ForegroundGuard`` compares appends with those of the last ten minutes, and acts if they
 suffer badly, for whatever reason; it binds urgent copies and scrubs, too. ``ForegroundCap`` keeps copies to what
 appends hardly notice. How fast that is depends on the machine and on who else uses it, so it is found out: copies rest
-in the first second of each ten, and the appends of that second are compared with those of the other nine. The seconds
-are those of the time of day, so that all bookies rest together, because each of them slows down the others' appends.
+in the first second of each ten, and the appends of that second are compared with those of the other nine, as far as
+chance allows. The seconds are those of the time of day, so that all bookies rest together, because each of them slows
+down the others' appends.
 """
 
 from __future__ import annotations
@@ -63,6 +64,14 @@ CAP_START: Final = float(512 << 10)
 
 _NOTICED: Final = 1.25
 """How many times its value without copies the appends' 99th percentile may have: less than the target of 1.5."""
+
+_JUDGED: Final = 0.99
+_DOUBT: Final = 1.0
+"""How many standard errors an effect has to exceed.
+
+With none, chance alone halves the rate in half of the periods, and the rate falls to its least. With one it does so in
+a sixth of them, which is made up for. With two, copies are noticed twice as much as they need to be.
+"""
 
 _CAP_MAX: Final = float(1 << 40)
 """Bytes per second to which the limit grows; it would be infinite after nine hours, which stands for none yet."""
@@ -187,8 +196,8 @@ class ForegroundCap:
     """Says how fast copies may be for appends hardly to notice them; see the module.
 
     Once nobody has appended for some seconds there is no limit. With appends, copies begin slowly. Each period in which
-    the 99th percentile was above ``_NOTICED`` times that without copies halves the rate that was copied at; each other
-    one raises it by a quarter. With too few appends to judge it grows by a tenth.
+    the 99th percentile was surely above ``_NOTICED`` times that without copies halves the rate that was copied at; each
+    other one raises it by a quarter. With too few appends to judge it grows by a tenth.
 
     Attributes:
         least: Bytes per second that copies keep although appends notice them, because a slow repair is a longer time
@@ -277,7 +286,17 @@ class ForegroundCap:
             self.rate = max(self.least, CAP_START)
         elif min(busy.count, calm.count) < _JUDGED_MIN:
             self.rate = min(_CAP_MAX, self.rate * _CAP_GROWS_BLINDLY)
-        elif busy.quantile(0.99) > _NOTICED * calm.quantile(0.99):
+        elif _surely(busy, calm) > _NOTICED * calm.quantile(_JUDGED):
             self.rate = max(self.least, min(self.rate, copied * 1e9 / PERIOD_NS) * _SLOWER)
         else:
             self.rate = min(_CAP_MAX, self.rate * _CAP_GROWS)
+
+
+def _surely(busy: HistogramSnapshot, calm: HistogramSnapshot) -> int:
+    """Return what the 99th percentile of ``busy`` at least is, as far as both are enough to tell, nanoseconds.
+
+    Of n values, the share that is above their true 99th percentile has the standard error sqrt(0.99 * 0.01 / n). The
+    errors of both samples are counted here.
+    """
+    error = math.sqrt(_JUDGED * (1 - _JUDGED) * (1 / busy.count + 1 / calm.count))
+    return busy.quantile(_JUDGED - _DOUBT * error)
