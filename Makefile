@@ -23,7 +23,7 @@ help:
 	@echo "make demo [INPUT=path]   write, kill, recover, read back: embedded, then a cluster"
 	@echo "make demo-wal [INPUT=]   kill the primary of a database under load, promote its standby, look for losses"
 	@echo "make demo-spark [INPUT=] log files through ledgers and Spark, with an executor killed in the middle"
-	@echo "make test [ARGS=...]     run the tests, in four processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
+	@echo "make test [ARGS=...]     run the tests, in six processes; ARGS=\"-k replay -x\" goes to pytest, -n 0 takes one"
 	@echo "make test-long           run the tests that take long, which make test leaves out"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
 	@echo "make test-pure           run the tests of digests and of everyday use without the native core"
@@ -61,7 +61,7 @@ test: $(VENV)/.test
 	@tools/prometheus home >/dev/null || true
 	@tools/chromium home >/dev/null || true
 	tools/java run $(BIN)/python -m tests.spark.archiving
-	tools/java run $(BIN)/python -m pytest -n 4 -m "not long" $(ARGS)
+	tools/java run $(BIN)/python -m pytest -n 6 -m "not long" $(ARGS)
 
 test-long: $(VENV)/.test
 	tools/java run $(BIN)/python -m pytest -n 4 -m long $(ARGS)

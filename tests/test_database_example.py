@@ -381,6 +381,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_the_command_line(tmp_path: Path, sockets: Path) -> None:
     both = f"{sockets}/primary,{sockets}/standby"
     with server(str(tmp_path), f"{sockets}/primary", ENVIRONMENT) as primary:

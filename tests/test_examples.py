@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from pybk import LedgerManager
 from tests.paths import ROOT
 from tests.spark import clusters
@@ -51,13 +53,14 @@ def test_cluster(tmp_path: Path) -> None:
     assert read == "201 entries read"
 
 
-def test_pipeline(tmp_path: Path) -> None:
-    """With executors in processes of their own; ``local[2]`` runs the same code, but for the kill."""
+@pytest.mark.parametrize("master", ["local[2]", pytest.param("local-cluster[3,1,1024]", marks=pytest.mark.long)])
+def test_pipeline(master: str, tmp_path: Path) -> None:
+    """With executors in processes of their own one of them is killed."""
     (tmp_path / "input").write_text("".join(f"{'x' * (number % 7)} {number}\n" for number in range(3000)))
     environment = clusters.environment(tmp_path)
 
     def pipeline(directory: str) -> subprocess.CompletedProcess[str]:
-        where = ("--master", "local-cluster[3,1,1024]", "--directory", tmp_path / directory)
+        where = ("--master", master, "--directory", tmp_path / directory)
         return subprocess.run(
             command("pipeline", tmp_path / "input", *where),
             capture_output=True,
@@ -72,7 +75,8 @@ def test_pipeline(tmp_path: Path) -> None:
         done = pipeline("again")
     assert done.returncode == 0, done.stderr[-4000:]
     assert "All 3,000 lines are there, and each of 435 words was counted exactly." in done.stdout
-    assert re.search(r"killed executor \d and its bookie \S+ with SIGKILL", done.stdout)
+    killed = re.search(r"killed executor \d and its bookie \S+ with SIGKILL", done.stdout)
+    assert (killed is not None) == (master != "local[2]")
 
 
 def test_producers_asked_for_help_make_no_store(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def source(tmp_path: Path) -> Source:
     return Source.of(str(tmp_path / "input"))
 
 
+@pytest.mark.long
 def test_the_act_prints_the_replacement_of_a_killed_bookie(
     source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_without_a_spare_writing_continues_and_missing_entries_are_recorded(clus
     check_writer(cluster, writer)
 
 
+@pytest.mark.long
 def test_all_bookies_are_killed_at_once_and_start_clean(cluster: Cluster) -> None:
     writers = [cluster.writer(shape=shape) for shape in ((3, 3, 2), (4, 3, 2), (4, 2, 2))]
     for writer in writers:

@@ -97,6 +97,7 @@ def leading(prometheus: Prometheus) -> list[float]:
     return sorted(prometheus.values("pybk_auditor_leader").values())
 
 
+@pytest.mark.long
 def test_a_real_prometheus_fires_the_alert_for_a_bookie_that_was_killed(tmp_path: Path) -> None:
     program("prometheus")
     with local_cluster(tmp_path, "3", scaled=True) as local:

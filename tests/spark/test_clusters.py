@@ -171,6 +171,7 @@ def identities(bookies: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
     return {(bookie["bookie_id"], bookie["instance"]) for bookie in bookies.values()}
 
 
+@pytest.mark.long
 def test_executors_may_be_held(local: Driver, place: StoreOrUrl) -> None:
     local.ask("bookies", executors=2, hold_slot=True)
     local.ask("bookies", executors=2, hold_slot=True)
@@ -218,6 +219,7 @@ def test_the_secret_is_in_no_argument_log_or_page(local: Driver, place: StoreOrU
     assert any("events" in str(path) for path in files)
 
 
+@pytest.mark.long
 def test_secrets_of_a_read_are_in_no_plan_log_page_or_event(local: Driver, place: StoreOrUrl) -> None:
     local_reader(local, place)
     with place.connect() as client:

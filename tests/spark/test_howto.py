@@ -41,6 +41,7 @@ def programs() -> list[Block]:
     return [block for block in blocks_of(PAGE) if block.kind == "python"]
 
 
+@pytest.mark.long
 def test_the_programs_run_as_printed(
     spark: SparkSession, cluster: Inside, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

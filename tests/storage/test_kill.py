@@ -28,7 +28,7 @@ from pybk.manager import LedgerManager
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
-_ROUNDS: Final = 12
+_ROUNDS: Final = 6
 _LEDGER_ENTRIES: Final = 400
 _LEDGERS_MAX: Final = 40
 CONFIG: Final = StoreConfig(

@@ -66,7 +66,7 @@ class Contender:
         return self._child.poll() is None
 
 
-@pytest.fixture(params=["lmdb", "zookeeper"])
+@pytest.fixture(params=["lmdb", pytest.param("zookeeper", marks=pytest.mark.long)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "lmdb":
         yield ""
@@ -88,7 +88,7 @@ def read(manager: LedgerManager, kind: str) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("kind", ["log", "wal"])
+@pytest.mark.parametrize("kind", ["log", pytest.param("wal", marks=pytest.mark.long)])
 def test_processes_compete_for_a_log(tmp_path: Path, url: str, kind: str) -> None:
     source = Random(7)
     everyone: list[Contender] = []

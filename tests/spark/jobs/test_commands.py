@@ -116,6 +116,7 @@ def test_verify_with_the_passwords_of_many_ledgers(cluster: Inside, commands: Co
     assert f"ledger {other}: the seal is not that of" in out
 
 
+@pytest.mark.long
 def test_tier_and_inventory(cluster: Inside, commands: Commands) -> None:
     client = cluster.connect()
     fill(client, 20, ledger_type="logs")

@@ -196,6 +196,7 @@ def test_a_copy_killed_before_it_deleted_the_shorter_one_is_mended_by_the_next(
     assert contents(there, found.ledgers[writer.ledger_id], PASSWORD) == [b"first", b"second"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", ["copy", "import"])
 def test_a_commit_of_another_job_after_the_listing_is_not_duplicated(
     spark: SparkSession, source: Inside, target: Inside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
@@ -424,6 +425,7 @@ def test_no_secret_is_in_what_spark_shows(spark: SparkSession, source: Inside, t
     assert context.getLocalProperty("spark.jobGroup.id") is None
 
 
+@pytest.mark.long
 def test_an_incomplete_export_is_refused_and_makes_no_ledgers(
     spark: SparkSession, source: Inside, target: Inside, tmp_path: Path
 ) -> None:

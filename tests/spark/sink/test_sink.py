@@ -100,6 +100,7 @@ def test_of_a_write_of_which_a_task_fails_nothing_counts(
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_stream_whose_worker_is_killed_resumes_where_it_was(
     spark: SparkSession, cluster: Cluster, place: Connection, tmp_path: Path
 ) -> None:
