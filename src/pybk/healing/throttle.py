@@ -293,7 +293,7 @@ class ForegroundCap:
 
 
 def _surely(busy: HistogramSnapshot, calm: HistogramSnapshot) -> int:
-    """Return what the 99th percentile of ``busy`` at least is, as far as both are enough to tell, nanoseconds.
+    """Return what the 99th percentile of ``busy`` at least is, as far as their numbers allow, nanoseconds.
 
     Of n values, the share that is above their true 99th percentile has the standard error sqrt(0.99 * 0.01 / n). The
     errors of both samples are counted here.
