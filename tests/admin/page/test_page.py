@@ -130,8 +130,11 @@ def take_picture(page: Page, name: str) -> None:
         page.wait_for_timeout(20_000 if name == "light" else 500)  # so that the lines have a shape
         page.evaluate("window.scrollTo(0, 0)")
         below = page.evaluate("document.querySelector('#charts').closest('section').getBoundingClientRect().bottom")
-        shown = {"x": 0, "y": 0, "width": 1280, "height": below + 12}
-        page.screenshot(path=IMAGES / f"page-{name}.png", full_page=True, clip=shown)
+        page.screenshot(
+            path=IMAGES / f"page-{name}.png",
+            full_page=True,
+            clip={"x": 0, "y": 0, "width": 1280, "height": below + 12},
+        )
 
 
 def test_the_keyboard_reaches_everything_and_a_narrow_screen_shows_it(browser: Browser, shown: Shown) -> None:
