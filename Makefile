@@ -56,7 +56,7 @@ demo-spark: $(VENV)/.spark
 	JAVA_HOME="$$(tools/java home)" && export JAVA_HOME && \
 	    $(BIN)/python examples/pipeline.py --master "local-cluster[3,1,1024]" $(if $(INPUT),"$(INPUT)")
 
-# Four processes, as tests wait for others for a quarter of their time. Tests of alert rules need promtool, those of the page Chromium, or are left out.
+# Six processes on two cores, as tests wait for others for a third of their time. Tests of alert rules need promtool, those of the page Chromium, or are left out.
 test: $(VENV)/.test
 	@tools/prometheus home >/dev/null || true
 	@tools/chromium home >/dev/null || true
