@@ -390,5 +390,6 @@ def test_random_bits_of_the_lmdb_file(tmp_path: Path, environment: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PYBK_FLIP_EVERY_BIT"] = "1"
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
+    # In a process of its own, because pytest loads the plugin of pybk before anything else of it.
+    command = [sys.executable, "-m", "pytest", __file__, *sys.argv[1:]]
+    os.execve(sys.executable, command, {**os.environ, "PYBK_FLIP_EVERY_BIT": "1"})
