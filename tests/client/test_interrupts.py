@@ -62,7 +62,7 @@ def one_round(client: LedgerManager, line: int, others: int) -> bool:
 
 
 @pytest.mark.timeout(method="thread")
-@pytest.mark.parametrize(("others", "step", "lines", "with_bookie"), [(0, 29, 900, True), (2, 5, 60, False)])
+@pytest.mark.parametrize(("others", "step", "lines", "with_bookie"), [(0, 61, 900, True), (2, 11, 60, False)])
 def test_an_interrupt_at_any_line_of_the_client_strands_no_waiter(
     tmp_path: Path, others: int, step: int, lines: int, with_bookie: bool
 ) -> None:

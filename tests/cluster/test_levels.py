@@ -192,6 +192,7 @@ def test_a_bookies_directory_can_be_given_back_to_the_version_of_the_day_before(
             check(cluster.connect(), ledger_id, 30)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", RELEASES)
 def test_marks_are_read_and_written_by_members_that_know_no_reasons(
     tmp_path: Path, older: Callable[[FeatureLevel], Path], level: FeatureLevel

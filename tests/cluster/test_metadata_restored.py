@@ -131,7 +131,7 @@ class Cluster:
         return restore_metadata(self.url, copy, cluster_secret=self.given, write=True, **options)
 
 
-@pytest.fixture(params=["lmdb", "zookeeper"])
+@pytest.fixture(params=["lmdb", pytest.param("zookeeper", marks=pytest.mark.long)])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Cluster:
     if request.param == "zookeeper" and missing() is not None:
         pytest.skip(missing() or "")

@@ -20,7 +20,7 @@ from tests.cluster.proxy import Proxy
 from tests.waiting import WAIT_S, wait_until
 
 
-@pytest.fixture(scope="module", params=["secret", "no secret"])
+@pytest.fixture(scope="module", params=["secret", pytest.param("no secret", marks=pytest.mark.long)])
 def three_bookies(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     arguments = {} if request.param == "secret" else {"secret": None}
     with running(tmp_path_factory.mktemp("three"), 3, **arguments) as cluster:

@@ -62,7 +62,7 @@ def cluster(tmp_path: Path, file: Path, quick: None) -> Iterator[Inside]:
         yield cluster
 
 
-@pytest.fixture(params=["lmdb", "zookeeper"])
+@pytest.fixture(params=["lmdb", pytest.param("zookeeper", marks=pytest.mark.long)])
 def on_each_store(request: pytest.FixtureRequest, tmp_path: Path, file: Path, quick: None) -> Iterator[Inside]:
     if request.param == "zookeeper" and missing() is not None:
         pytest.skip(missing() or "")

@@ -142,6 +142,7 @@ def test_three_bookies_on_one_host(tmp_path: Path) -> None:
             subprocess.run(["kill", "-9", file.read_text().strip()], check=False, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.long
 def test_three_bookies_on_three_hosts(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The hosts are addresses of this one; without Java, LMDB takes the place of ZooKeeper."""
     if missing() is None:
@@ -184,6 +185,7 @@ def test_replace_a_node(tmp_path: Path) -> None:
         made.follow("howto/replace-a-node.md", before={"pybk repair run": lambda: made.units["b2"].stop()})
 
 
+@pytest.mark.long
 def test_rotate_the_secret(production: Production) -> None:
     again = {"pybk secret switch": 3, "pybk secret status": 0, "pybk secret retire": 3}
     production.follow("howto/rotate-the-secret.md", again=again)

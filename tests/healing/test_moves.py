@@ -97,6 +97,7 @@ def ended(cluster: Inside, admin: ClusterAdmin, client: LedgerManager) -> Callab
     return look
 
 
+@pytest.mark.long
 def test_an_empty_bookie_is_filled_by_small_plans(three: Inside) -> None:
     client = three.connect()
     admin = ClusterAdmin(client)

@@ -238,6 +238,7 @@ def test_the_error_without_a_server_names_its_address() -> None:
     assert not refused.value.outcome_unknown
 
 
+@pytest.mark.long
 def test_requests_that_were_not_sent_are_known_to_have_failed() -> None:
     server = ZooKeeperServer()
     try:

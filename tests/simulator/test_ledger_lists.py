@@ -9,7 +9,7 @@ from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, 
 from tests.simulator.ledger_lists import run
 from tests.simulator.mutating import Mutant
 
-SEEDS = some(140, 2800)
+SEEDS = some(280, 2800)
 
 
 def test_no_invariant_is_broken() -> None:

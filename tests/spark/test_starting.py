@@ -47,7 +47,7 @@ def end(file: Path) -> None:
         wait_until(lambda: not is_locked(str(file.with_suffix(".lock"))))
 
 
-@pytest.fixture(params=["context", "connect"])
+@pytest.fixture(params=["context", pytest.param("connect", marks=pytest.mark.long)])
 def either(spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """A session, and one in which all goes by what Spark Connect has, too."""
     if request.param == "connect":

@@ -365,6 +365,7 @@ def look_in_a_process(path: Path, given: Given) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("environment", ["index", "entries"])
 def test_random_bits_of_the_lmdb_file(tmp_path: Path, environment: str) -> None:

@@ -445,7 +445,7 @@ def test_a_group_is_whole_or_absent_when_the_machine_stops_at_any_operation(seed
     whole = SimFileSystem(0)
     run(whole, Model(), seed)
     found = set()
-    for operation in range(seed, len(whole.operations), every(5)):
+    for operation in range(seed, len(whole.operations), every(13)):
         fs, model = SimFileSystem(operation), Model()
         fs.crash_at(operation)
         with suppress(SimCrash, PybkError):
@@ -464,7 +464,7 @@ def test_a_group_is_whole_or_absent_when_the_machine_stops_at_any_operation(seed
 def test_a_group_is_whole_or_absent_when_any_operation_fails(error: ErrorName) -> None:
     whole = SimFileSystem(0)
     run(whole, Model(), 0)
-    for operation in range(0, len(whole.operations), every(5)):
+    for operation in range(0, len(whole.operations), every(13)):
         fs, model = SimFileSystem(operation), Model()
         fs.fail_at(operation, error, forever=bool(operation % 2))
         with suppress(PybkError):

@@ -87,6 +87,7 @@ def create(manager: LedgerManager) -> LedgerWriter:
     return manager.create_ledger(password=PASSWORD, ledger_type="t")
 
 
+@pytest.mark.long
 def test_every_entry_once_over_restarts(spark: SparkSession, manager: LedgerManager, tmp_path: Path) -> None:
     """Three ledgers written by turns, one that appears and one that goes; two triggers, a limit, four runs."""
     pipe = Pipe(spark, tmp_path, {"path": str(tmp_path / "store"), "maxEntriesPerTrigger": "150"})

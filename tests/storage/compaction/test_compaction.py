@@ -201,7 +201,10 @@ def test_space_is_freed_while_writes_continue(tmp_path: Path) -> None:
     assert disk_usage(tmp_path) < 22 * MIB + 1.3 * appended * KIB
 
 
-@pytest.mark.parametrize("hint", list(StorageHint))
+@pytest.mark.parametrize(
+    "hint",
+    [StorageHint.HDD, *(pytest.param(hint, marks=pytest.mark.long) for hint in (StorageHint.NVME, StorageHint.SSD))],
+)
 def test_entries_appended_singly_take_little_more_than_their_payload(tmp_path: Path, hint: StorageHint) -> None:
     count = 16_384
     with LedgerManager.open(tmp_path / "store", config=StoreConfig(background=False)) as manager:

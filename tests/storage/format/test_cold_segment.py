@@ -118,7 +118,7 @@ def test_empty_segment(tmp_path: Path) -> None:
     assert list(segment.verify()) == []
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("compression", [pytest.param(None, marks=pytest.mark.long), "zstd"])
 def test_every_flipped_bit(tmp_path: Path, compression: Compression) -> None:
     path = tmp_path / "s.cold"
     runs = write(path, compression)
