@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.operating import Hosts, blocks
 from tests.paths import ROOT
+from tests.waiting import PROCESS_S
 
 COMMAND = re.compile(r"\bpython -m ((?:tests|bench)[\w.]*)((?: [^`#\n|]+)?)")
 OUTPUT = re.compile(r"\bmake ([a-z-]+)(?: |`|$)")
@@ -37,6 +40,13 @@ def test_the_commands_of_campaigns_exist(module: str, options: tuple[str, ...]) 
     assert '__name__ == "__main__"' in source
     for option in options:
         assert f'"{option}"' in source, option
+
+
+def test_the_campaign_of_flipped_bits_is_a_run_of_pytest() -> None:
+    command = [sys.executable, "-m", "tests.storage.test_bitflips", "--collect-only", "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PROCESS_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_any_bit_of_files_with_entries" in done.stdout
 
 
 def test_the_targets_of_make_exist() -> None:
