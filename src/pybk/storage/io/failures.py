@@ -81,6 +81,8 @@ def start_thread(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # it came while ``start`` waited, with its lock given away
+            raise error.__context__ from None
         raise refused(error, f"starting the thread {thread.name}") from error
 
 
