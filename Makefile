@@ -171,6 +171,11 @@ $(VENV)/.test: $(BIN)/python $(PROJECT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench$(SPARK_TEST)]"
 	@touch $@
 
+# What checks, documents and tests need together: the native core is built once.
+$(VENV)/.ci: $(BIN)/python $(PROJECT)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs,test,metrics,zstd,bench,spark-test,dev]"
+	@touch $(VENV)/.check $(VENV)/.docs $(VENV)/.test $@
+
 $(VENV)/.http: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/http
 	$(VENV)/http/bin/python -m pip install --quiet --disable-pip-version-check "schemathesis >= 4.32, < 5"
