@@ -38,6 +38,7 @@ from pybk import (
     verify,
     verify_async,
 )
+from pybk.public_homes import HOMES
 from tests.paths import ROOT
 from tests.storage.real_store import open_quick
 from tests.waiting import PROCESS_S
@@ -51,10 +52,16 @@ def test_exported_names_exist_and_nothing_else_shows() -> None:
     defined = importlib.import_module("pybk.public")
     shown = {name for name, value in vars(defined).items() if name[0] != "_" and not inspect.ismodule(value)}
     assert sorted(shown) == sorted(PUBLIC) == EXPORTED, "all of them, each once, in alphabetical order"
-    assert set(vars(PYBK)) >= set(EXPORTED)
+    assert set(vars(PYBK)) >= set(EXPORTED), "each is found once, and then an attribute"
     assert inspect.ismodule(PYBK.manager), "and modules of the package, as attributes"
     with pytest.raises(AttributeError, match="has no attribute 'Ledger'"):
         _ = PYBK.Ledger
+
+
+def test_the_first_use_of_a_name_imports_the_module_that_the_type_checker_sees() -> None:
+    tree = ast.parse((ROOT / "src" / "pybk" / "public.py").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.name: node.module for node in imports for alias in node.names} == HOMES
 
 
 def test_every_error_is_exported() -> None:

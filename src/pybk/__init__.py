@@ -11,24 +11,26 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import all public names at the first use of one.
+        """Import the module of a public name at its first use, or a module of the package.
 
-        That takes half a second, which ``pybk --help`` and imports of single modules do not have to wait for.
+        All public names together take a second, which a program that uses a few does not have to wait for.
         """
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module  # `from pybk import public` would ask this function for `public`
+        from importlib import import_module  # `from pybk import public_homes` would ask this function for it
         from importlib.util import find_spec
 
-        if find_spec(f"{__name__}.{name}") is not None:  # `from pybk import keys`, in what all public names import
+        homes = import_module(f"{__name__}.public_homes").HOMES
+        if name in homes:
+            found = getattr(import_module(homes[name]), name)
+        elif name == "__all__":
+            found = sorted(homes)
+        elif find_spec(f"{__name__}.{name}") is not None:  # `from pybk import keys`
             return import_module(f"{__name__}.{name}")
-        public = import_module(f"{__name__}.public")
-        found = {each: getattr(public, each) for each in ("__all__", *public.__all__)}
-        globals().update(found)
-        try:
-            return found[name]
-        except KeyError:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
     def __dir__() -> list[str]:
         """Return the public names."""

@@ -19,11 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings
-from pybk.admin.http.server import AdminServer
 from pybk.admin.sd_notify import notify, reloading
 from pybk.admin.signals import STOPS, Signals
 from pybk.bookie.server import BookieServer
@@ -34,6 +33,9 @@ from pybk.log_events import log_event
 from pybk.manager import LedgerManager
 from pybk.metrics import code_of
 from pybk.version import __version__
+
+if TYPE_CHECKING:  # a bookie without an HTTP port starts without the modules of one
+    from pybk.admin.http.server import AdminServer
 
 logger = logging.getLogger(__name__)
 
