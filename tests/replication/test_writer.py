@@ -38,6 +38,8 @@ from pybk.replication.writer import METADATA_RETRY_NS, METADATA_TRIES, REVIVE_NS
 from tests.internals import inflight_of
 from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
 
+SECOND = 10**9
+
 
 def test_a_batch_is_one_message_per_bookie_and_is_confirmed_by_the_ack_quorum() -> None:
     writer = Writer()
@@ -310,6 +312,50 @@ def test_a_bookie_that_only_did_not_answer_for_a_while_takes_its_place_again() -
     writer.lose(1)
     writer.feed(BookiesChosen({}))
     assert writer.only(WakeAt).time_ns == writer.now + REVIVE_NS, "that was long ago"
+
+
+def given_up_for_long() -> Writer:
+    """Return a writer that has tried so often to fill a place that it waits for minutes until the next try."""
+    writer = Writer()
+    writer.submit(0, 0)
+    writer.lose(1)
+    for _ in range(6):
+        writer.feed(BookiesChosen({}))
+        writer.wake_up()
+    return writer
+
+
+def test_a_bookie_that_registers_while_others_are_chosen_takes_its_place_soon() -> None:
+    """Its registration came too late for that choice, and nobody reports it again."""
+    writer = given_up_for_long()
+    writer.take(writer.writer.bookies_changed(writer.now))
+    assert not writer.effects, "a choice is under way"
+    before = writer.now
+    writer.feed(BookiesChosen({}))
+    writer.wake_up()
+    assert writer.now - before == REVIVE_NS
+    assert writer.only(ChooseBookies) == ChooseBookies((1,), tuple(map(bookie, range(3))), frozenset())
+
+
+def test_a_bookie_that_registers_and_does_not_answer_at_once_takes_its_place_soon() -> None:
+    """The pauses of the time before it registered say nothing about it."""
+    writer = given_up_for_long()
+    writer.feed(BookiesChosen({}))
+    assert writer.only(WakeAt).time_ns > writer.now + 30 * REVIVE_NS
+    writer.now += SECOND
+    registered = writer.now
+    writer.take(writer.writer.bookies_changed(writer.now))
+    writer.feed(BookiesChosen({1: bookie(1)}))
+    writer.feed(MetadataWritten(8))
+    writer.now += 5 * SECOND
+    writer.lose(1)
+    assert writer.only(ChooseBookies).excluded == {bookie(1)}
+    for wait_ns in (REVIVE_NS, REVIVE_NS, 2 * REVIVE_NS):
+        writer.feed(BookiesChosen({}))
+        writer.wake_up()
+        assert writer.only(ChooseBookies).excluded == frozenset()
+        assert writer.now - registered == wait_ns
+        registered = writer.now
 
 
 def test_a_place_that_was_given_up_is_filled_although_another_wake_up_came_first() -> None:

@@ -69,6 +69,8 @@ REVIVE_NS: Final = 10_000_000_000
 REVIVE_NS_MAX: Final = 600_000_000_000
 """Wait before the places of bookies that were given up are filled again; doubles with each try up to the maximum.
 
+It begins anew when bookies register or leave.
+
 Each try that finds a bookie adds a fragment to the metadata, so that they may not be many.
 """
 
@@ -158,7 +160,7 @@ class WriterMachine:
         self._wake_at_ns: int | None = None
         """The wake-up that was asked for last and has not come."""
         self._revive_ns = REVIVE_NS
-        """The wait before that; begins anew after a time without such places."""
+        """The wait before that; begins anew after a time without such places, and when bookies register or leave."""
         self._close_asked = False
         self._watched = False
         """Whether a reader waits at some bookie for the LAC to move."""
@@ -275,13 +277,15 @@ class WriterMachine:
     def bookies_changed(self, now_ns: int) -> list[Effect]:
         """Try to fill the places of bookies that were given up, because a bookie registered; it may be the same one.
 
+        The pauses between tries begin anew, because this try may fail: bookies were chosen before that one came, an
+        answer that it owed before is missed only now, or it does not answer yet.
+
         Args:
             now_ns: The time.
         """
-        if self._phase is not _WriterPhase.STEADY or not self._inflight.dead or self._close_asked:
-            return []
-        self._inflight.avoided.clear()
-        return self._choose()
+        self._revive_ns = REVIVE_NS
+        self._revive_at_ns = min(self._revive_at_ns, now_ns + REVIVE_NS)
+        return self._fill_places()
 
     def _late(self, event: Event) -> list[Effect]:
         """Handle an answer that came after the ledger was closed (C13)."""
@@ -460,7 +464,7 @@ class WriterMachine:
         if self._phase is _WriterPhase.STEADY:
             if now_ns < self._revive_at_ns or not self._inflight.dead:
                 return []
-            return self.announce() + self.bookies_changed(now_ns)  # a network that failed has ended sessions (H12)
+            return self.announce() + self._fill_places()  # a network that failed has ended sessions (H12)
         if self._retry_at_ns is None or now_ns < self._retry_at_ns:
             return []
         self._retry_at_ns = None
@@ -511,6 +515,13 @@ class WriterMachine:
                 self._forces[token] = (place, inflight.ensemble[place], inflight.lac + 1)
                 effects.append(Send(token, inflight.ensemble[place], request))
         return effects
+
+    def _fill_places(self) -> list[Effect]:
+        """Ask for bookies for the places of those that were given up, unless something is under way."""
+        if self._phase is not _WriterPhase.STEADY or not self._inflight.dead or self._close_asked:
+            return []
+        self._inflight.avoided.clear()
+        return self._choose()
 
     def _choose(self) -> list[Effect]:
         """Ask for bookies for the places of those that failed or were given up."""
