@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Final
 
 ALL: Final = bool(os.environ.get("PYBK_ALL_FAULTS"))
@@ -16,3 +17,8 @@ def every(step: int) -> int:
 def some(few: int, many: int) -> int:
     """Return how many are tried: ``few``, or ``many``."""
     return many if ALL else few
+
+
+def bits_of(offset: int) -> Iterable[int]:
+    """Return which bits of the byte at an offset are flipped: two, others in the next byte, or all."""
+    return range(8) if ALL else (offset % 8, (offset + 3) % 8)

@@ -18,8 +18,8 @@ from tests.simulator.mutating import Mutant, kills
 from tests.simulator.plan import SURPLUS_SEEDS, draw
 from tests.simulator.real_disk import suits
 
-SEEDS = some(250, 4000)
-REAL_SEEDS = some(20, 400)
+SEEDS = some(160, 4000)
+REAL_SEEDS = some(12, 400)
 FAILED_ONCE = {
     **dict.fromkeys(
         (1109, 2354, 4266, 4708),

@@ -9,7 +9,7 @@ from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, 
 from tests.simulator.ledger_lists import run
 from tests.simulator.mutating import Mutant
 
-SEEDS = some(280, 2800)
+SEEDS = some(130, 2800)
 
 
 def test_no_invariant_is_broken() -> None:
@@ -20,7 +20,7 @@ def test_no_invariant_is_broken() -> None:
         for what, count in world.done.items():
             done[what] = done.get(what, 0) + count
     # A campaign in which nothing happens proves nothing.
-    assert min(done[what] for what in ("take over", "roll", "truncate", "upload")) > 100
+    assert min(done[what] for what in ("take over", "roll", "truncate", "upload")) > some(30, 100)
     assert min(done[what] for what in ("checkpoint", "cut", "close", "delete")) > 20
     assert done["failed"] > 100
     assert done["seal"] > 0

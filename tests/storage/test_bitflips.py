@@ -1,6 +1,6 @@
 """Bytes of a small store damaged: what is read is what was written, or an error; nothing is lost in silence.
 
-The tests flip one bit of every third byte, another one in each.
+The tests flip one bit of every fifth byte, another one in each.
 ``python -m tests.storage.test_bitflips`` flips every bit.
 """
 
@@ -159,7 +159,7 @@ def flips(
 
     Args:
         data: What is flipped, in place.
-        every_bit: Whether ``EVERY_BIT`` counts; else one bit of every third byte, another one in each.
+        every_bit: Whether ``EVERY_BIT`` counts; else one bit of every fifth byte, another one in each.
         every_bit_of: It counts for the bytes at these offsets only.
     """
     meaningful = bytearray(len(data))
@@ -168,10 +168,10 @@ def flips(
             low, high = max(0, offset - 8), min(len(data), offset + 9)
             meaningful[low:high] = b"\1" * (high - low)
     for offset in range(len(data)):
-        if (not meaningful[offset] and offset % ZEROS_STEP) or (offset % 3 and not EVERY_BIT):
+        if (not meaningful[offset] and offset % ZEROS_STEP) or (offset % 5 and not EVERY_BIT):
             continue
         whole = every_bit if every_bit_of is None else offset in every_bit_of
-        for bit in range(8) if whole and EVERY_BIT else (offset // 3 % 8,):
+        for bit in range(8) if whole and EVERY_BIT else (offset // 5 % 8,):
             data[offset] ^= 1 << bit
             try:
                 yield offset, bit

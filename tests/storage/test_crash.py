@@ -11,7 +11,7 @@ from pybk.storage.format.catalog import read_catalog
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.repair.rebuild import rebuild_index
 from tests.internals import store_of
-from tests.sampling import ALL
+from tests.sampling import ALL, every
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
 
@@ -21,9 +21,9 @@ _SHARDS = 8
 
 
 def stops(shard: int, *, power_loss: bool) -> Iterator[int]:
-    """Yield operations to stop at: all on demand, else half of them for power loss, and the others for the process."""
+    """Yield operations to stop at: all on demand, else a quarter for power loss, and another one for the process."""
     for operation in range(shard, count_operations(), _SHARDS):
-        if ALL or (operation // _SHARDS) % 2 == power_loss:
+        if ALL or (operation // _SHARDS) % 4 == 2 * power_loss:
             yield operation
 
 
@@ -98,6 +98,6 @@ def check_without_index(fs: SimFileSystem, world: World) -> bool:
 
 def test_the_index_may_be_lost_with_any_stop() -> None:
     made = 0
-    for operation in range(0, count_operations(), 4):
-        made += check_without_index(*stopped(operation, operation, power_loss=operation % 8 == 0))
-    assert made > 40
+    for operation in range(0, count_operations(), every(10)):
+        made += check_without_index(*stopped(operation, operation, power_loss=operation % 20 == 0))
+    assert made > 15

@@ -12,7 +12,7 @@ from pybk.errors import PybkError, StorageError, StorageFailedError, StorageFull
 from pybk.flags import StorageHint
 from pybk.manager import LedgerManager
 from tests.internals import store_of
-from tests.sampling import ALL
+from tests.sampling import ALL, every
 from tests.simdisk import READING, SimCrash, SimFileSystem
 from tests.simdisk.faults import ErrorName
 from tests.storage.store_harness import ROOT, World, abandon, open_world
@@ -111,9 +111,9 @@ def fail_and_check(operation: int, error: ErrorName, *, forever: bool, power_los
 
 
 def sampled() -> list[int]:
-    """Return every second operation, and the first of each kind on each file; all on demand."""
+    """Return every fourth operation, and the first of each kind on each file; all on demand."""
     first = [OPERATIONS.index(operation) for operation in dict.fromkeys(OPERATIONS)]
-    return sorted({*range(0, len(OPERATIONS), 1 if ALL else 2), *first})
+    return sorted({*range(0, len(OPERATIONS), every(4)), *first})
 
 
 def faults(shard: int) -> Iterator[tuple[int, ErrorName, bool, bool]]:
@@ -174,7 +174,7 @@ def stopped_recovery(fs: SimFileSystem, operation: int) -> SimFileSystem:
     return fs.crash() if operation % 4 < 2 else fs.kill()
 
 
-_STOPS = range(60, len(OPERATIONS), 17)
+_STOPS = range(60, len(OPERATIONS), every(31))
 
 
 @pytest.mark.parametrize("seed", _STOPS)

@@ -40,12 +40,12 @@ class Crashing(Generic[M]):
         Args:
             seed: Of the workload.
             first: The first operation to stop at.
-            every: Its distance from the next; three times as much in a sample.
+            every: Its distance from the next; five times as much in a sample.
             at_least: Operations that the workload has to take.
         """
         count = self._operations(seed)
         assert count >= at_least, "the workload hardly touches the disk"
-        step = every * some(3, 1)
+        step = every * some(5, 1)
         for operation in range(first, count, step):
             fs, model = SimFileSystem(operation), self.model()
             fs.crash_at(operation)
@@ -55,7 +55,7 @@ class Crashing(Generic[M]):
 
     def fail_at_operations(self, error: ErrorName, every: int, *, forever: bool) -> None:
         """Fail operations of a run, each for itself or with all that follow, and kill the process then."""
-        for operation in range(0, self._operations(0), every * some(3, 1)):
+        for operation in range(0, self._operations(0), every * some(5, 1)):
             fs, model = SimFileSystem(operation), self.model()
             fs.fail_at(operation, error, forever=forever)
             self._run_through(fs, model)

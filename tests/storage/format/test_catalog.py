@@ -27,6 +27,7 @@ from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_c
 from pybk.storage.index.index import LedgerRow, Totals
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from tests.golden.make_index import CATALOG, CATALOG_ID, FILES, MARK, STORE_ID, ledger_row, made_catalog
+from tests.sampling import bits_of
 
 FS = OsFileSystem()
 Event = tuple[str, int, bytes]
@@ -234,9 +235,9 @@ class BytesFile(OsFile):
 
 
 def flips(whole: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield byte and content for every bit of what is written and around it, and for one in 64 bytes of the padding."""
+    """Yield byte and content for bits of what is written and around it, and for one in 64 bytes of the padding."""
     for place, byte in enumerate(whole):
-        for bit in range(8) if any(whole[max(0, place - 8) : place + 8]) else range(place % 64 == 0):
+        for bit in bits_of(place) if any(whole[max(0, place - 8) : place + 8]) else range(place % 64 == 0):
             yield place, whole[:place] + bytes((byte ^ 1 << bit,)) + whole[place + 1 :]
 
 

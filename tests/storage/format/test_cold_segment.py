@@ -24,6 +24,7 @@ from pybk.storage.format.cold_segment import (
 from pybk.storage.format.record import LOCATION_DTYPE, Codec, RecordHeader, RecordKind, entry_ends
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from tests.paths import GOLDEN
+from tests.sampling import bits_of
 
 STORE = b"0123456789abcdef"
 Compression = Literal["zstd"] | None
@@ -132,7 +133,7 @@ def test_every_flipped_bit(tmp_path: Path, compression: Compression) -> None:
     at_open = 0
     for offset in range(len(data)):
         # Padding is compared with zeros as a whole, so one bit of each byte of it is enough.
-        for bit in range(8) if offset < 80 or offset >= 4096 else (offset % 8,):
+        for bit in bits_of(offset) if offset < 80 or offset >= 4096 else (offset % 8,):
             data[offset] ^= 1 << bit
             try:
                 segment = ColdSegment(fs, "s", STORE, 9)

@@ -81,7 +81,7 @@ def test_an_interrupt_at_any_line_of_the_commit_path_strands_no_waiter() -> None
 
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_while_the_log_switches_files_strands_no_waiter() -> None:
-    for line in range(0, 400, every(7)):
+    for line in range(0, 400, every(13)):
         manager = open_store(SimFileSystem(line))
         writer = manager.create_ledger(insecure=True)
         acknowledged = [writer.append(_BIG) for _ in range(9)]
@@ -113,7 +113,7 @@ def test_the_checkpoint_after_an_interrupt_has_all_that_is_durable() -> None:
         found = manager.open_ledger(writer.ledger_id, recover=False).read(0, last)
         assert [entry.payload for entry in found][-1] == after
         kept[writer].append(after)
-        line += every(4)
+        line += every(9)
     assert line > 100, "the commit path was not traced"
     manager.close()
     with open_store(fs) as manager:

@@ -16,6 +16,7 @@ from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_c
 from pybk.storage.log.replay import LogEnd, OpenLogFile, Replay, ReplayedCommit, proven_durable, scan_commits
 from pybk.storage.log.salvage import SalvagedLog
 from tests.paths import GOLDEN
+from tests.sampling import bits_of, some
 
 STORE = b"0123456789abcdef"
 ZEROS = bytes(BLOCK_BYTES)
@@ -242,7 +243,7 @@ def test_every_flipped_bit(durable: int) -> None:
     refused = known = 0
     for offset in range(len(log)):
         # Of the padding, which nobody reads, one bit of each byte is enough.
-        for bit in range(8) if log[offset] else (offset % 8,):
+        for bit in bits_of(offset) if log[offset] else (offset % 8,):
             view[offset] ^= 1 << bit
             replay = Replay(
                 iter([OpenLogFile(1, "x", memoryview(view))]), first_lsn=1, durable_lsn=durable, store_id=STORE
@@ -257,8 +258,8 @@ def test_every_flipped_bit(durable: int) -> None:
             except CorruptError:
                 refused += 1
             view[offset] ^= 1 << bit
-    assert refused > 1000
-    assert known > 500
+    assert refused > some(250, 1000)
+    assert known > some(125, 500)
 
 
 # ---- order and identity ------------------------------------------------------------------------------------
