@@ -189,9 +189,9 @@ def test_a_ledger_without_a_seal_opens_with_a_warning(
                 assert len(list(reader.read(0, 4))) == 5
         [warning] = [record.getMessage() for record in caplog.records]
         assert warning.startswith(f"ledger {ledger_id} is closed and not sealed")
-        assert "`pybk reseal`" in warning
+        assert "`pybk ledger reseal`" in warning
         assert manager.metrics().counters[MetricKey(UNSEALED_LEDGERS, "", "nvme")] == 3
-        with pytest.raises(LedgerUnsealedError, match="pybk reseal"):
+        with pytest.raises(LedgerUnsealedError, match="pybk ledger reseal"):
             manager.open_ledger(ledger_id, password=PASSWORD, require_seal=True)
 
 

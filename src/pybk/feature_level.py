@@ -1,8 +1,9 @@
 """The feature level: which formats a store or a cluster writes.
 
 A store and a cluster each have one. New ones begin at the newest level. One that was made by an older pybk keeps its
-level, and so stays readable by that pybk, until its owner raises the level with ``pybk upgrade --finalize``. A level is
-never lowered. Every pybk reads all released formats, whatever the level.
+level, and so stays readable by that pybk, until its owner raises the level with ``pybk store upgrade --finalize`` or
+``pybk cluster upgrade --finalize``. A level is never lowered. Every pybk reads all released formats, whatever the
+level.
 
 The newest level of a store is lower than that of a cluster if the levels between change nothing on disk: raising it
 would only keep older versions from opening the store. So the directory of a bookie can be given back to the version of

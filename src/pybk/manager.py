@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 _LEDGERS_AT_ONCE: Final = 500
 """Ledgers that a thread reads for an event loop at a time."""
 
-HOW_TO_SEAL: Final = "LedgerManager.reseal, or `pybk reseal`, checks a closed ledger and seals it"
+HOW_TO_SEAL: Final = "LedgerManager.reseal, or `pybk ledger reseal`, checks a closed ledger and seals it"
 
 # Without a handler of its own a library's warnings would be printed to stderr by logging's last resort.
 logging.getLogger("pybk").addHandler(logging.NullHandler())
@@ -710,8 +710,8 @@ class LedgerManager:
                 )
             if backend.feature_level < FeatureLevel.SEALS:
                 raise IllegalOperationError(
-                    f"{backend.where} is at feature level {backend.feature_level.name}, which has no seals; run "
-                    "`pybk upgrade --finalize` once no older pybk uses it"
+                    f"{backend.where} is at feature level {backend.feature_level.name}, which has no seals; raise it "
+                    "with --finalize of `pybk store upgrade` or `pybk cluster upgrade`, once no older pybk uses it"
                 )
             last_entry = checked_whole(reader)
             descriptor = backend.descriptor(ledger_id)

@@ -1,4 +1,4 @@
-"""Verification of a store and rebuild of its index, as ``pybk verify`` and ``pybk rebuild-index`` do them."""
+"""Verification of a store and rebuild of its index, for ``pybk store verify`` and ``pybk store rebuild-index``."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_rebuild_index(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     (index_of(tmp_path) / "data.mdb").write_bytes(b"garbage")
     status, out, err = run(capsys, "ls", tmp_path)
     assert (status, out) == (1, "")
-    assert "pybk rebuild-index" in err
+    assert "pybk store rebuild-index" in err
     status, out, err = run(capsys, "rebuild-index", tmp_path)
     assert (status, err) == (0, "")
     assert "index.damaged-1" in out

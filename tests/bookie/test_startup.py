@@ -215,7 +215,7 @@ def test_a_bookie_that_lost_its_index_is_mended_as_its_messages_say(
     service_of(three.bookies[0]).replicas.store.scheduler.checkpoint()
     three.bookies[0].close()
     root = three.directory / "bookie-0"
-    remedy = rf"run `pybk rebuild-index {root}`.*; if that fails, begin an empty directory .*--replace"
+    remedy = rf"run `pybk store rebuild-index {root}`.*; if that fails, begin an empty directory .*--replace"
 
     shutil.rmtree(root / "ssd" / "index")  # alone: the files have everything, so nothing is in doubt
     with pytest.raises(CorruptError, match=remedy):
@@ -227,7 +227,7 @@ def test_a_bookie_that_lost_its_index_is_mended_as_its_messages_say(
     manager.close()
 
     shutil.rmtree(root / "ssd")  # the whole device, with entries
-    with pytest.raises(CookieError, match=rf"make an empty directory there, and run `pybk rebuild-index {root}`"):
+    with pytest.raises(CookieError, match=rf"make an empty directory there, and run `pybk store rebuild-index {root}`"):
         three.open_bookie(0)
     (root / "ssd").mkdir()
     with pytest.raises(CorruptError, match=remedy):

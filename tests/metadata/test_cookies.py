@@ -114,7 +114,7 @@ def test_below_the_level_there_are_no_states_and_older_members_lose_nothing(leve
     cluster.record_boot(bookie(1), 1, **PLACE)
     assert not cluster.record_place(bookie(1), **PLACE)
     assert cluster.read_cookie(NAME) == BookieCookie(bookie(1), cluster.cluster_id, 1)
-    with pytest.raises(IllegalOperationError, match=rf"feature level {level.name}.*pybk upgrade"):
+    with pytest.raises(IllegalOperationError, match=rf"feature level {level.name}.*pybk cluster upgrade"):
         become(cluster, BookieState.DRAINING)
     assert cluster.upgrade(finalize=True).level is NEWEST_LEVEL
     assert cluster.record_place(bookie(1), **PLACE)

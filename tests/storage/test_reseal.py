@@ -24,7 +24,7 @@ def test_reseal_seals_what_it_has_checked(tmp_path: Path, digest_type: DigestTyp
     with open_at(FeatureLevel.BASE, tmp_path) as manager:
         with manager.create_ledger(password=PASSWORD, digest_type=digest_type, insecure=True) as writer:
             writer.append_many(b"x" * (number % 50) for number in range(entries))
-        with pytest.raises(IllegalOperationError, match="pybk upgrade"):
+        with pytest.raises(IllegalOperationError, match="pybk store upgrade"):
             manager.reseal(writer.ledger_id, password=PASSWORD)
         store_view_of(manager).feature_level = FeatureLevel.SEALS
         with pytest.raises(UnauthorizedError):

@@ -1,4 +1,4 @@
-"""No single small file can lose a store: each is made again from what repeats it, or by `pybk rebuild-index`."""
+"""No single small file can lose a store: each is made again from what repeats it, or by `pybk store rebuild-index`."""
 
 from __future__ import annotations
 

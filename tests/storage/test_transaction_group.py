@@ -222,7 +222,7 @@ def test_a_store_of_an_older_level_has_no_groups(tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager:
         writer = create(manager)
         store_of(manager).feature_level = FeatureLevel.BASE
-        with pytest.raises(IllegalOperationError, match="no groups; raise it with `pybk upgrade"):
+        with pytest.raises(IllegalOperationError, match="no groups; raise it with `pybk store upgrade"):
             put(manager, {writer: [b"1"]})
 
 

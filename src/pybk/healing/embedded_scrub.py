@@ -80,7 +80,8 @@ class EmbeddedScrub:
         root = self.store.volumes.root
         self.store.troubles.note(
             CHECKING,
-            f"{text_of(found)}; run `pybk verify {root}`, and restore the files that it names, or delete the ledgers",
+            f"{text_of(found)}; run `pybk store verify {root}`, and restore the files that it names, or delete the "
+            "ledgers",
         )
 
 

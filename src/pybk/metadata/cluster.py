@@ -292,7 +292,7 @@ class ClusterMetadata(
             if stored.level < FeatureLevel.HEALING:
                 raise IllegalOperationError(
                     f"the cluster's feature level is {stored.level} ({stored.level.name}), at which members know one "
-                    "secret only: upgrade them, and raise it with `pybk upgrade URL --finalize`"
+                    "secret only: upgrade them, and raise it with `pybk cluster upgrade URL --finalize`"
                 )
             return epochs.added(stored.identity.cluster_id, keys, new[0])
 

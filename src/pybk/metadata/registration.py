@@ -481,7 +481,7 @@ class Bookies(AuthenticatedValues):
         if self.feature_level < FeatureLevel.HEALING:
             raise IllegalOperationError(
                 f"the cluster is at feature level {self.feature_level.name}, at which bookies have no states; run "
-                "`pybk upgrade URL --finalize` once all members run this version of pybk"
+                "`pybk cluster upgrade URL --finalize` once all members run this version of pybk"
             )
 
         def changed(found: BookieCookie) -> BookieCookie:

@@ -207,14 +207,14 @@ def refuse_older(
             continue  # an older pybk left the size of the missing file in the index
         raise CorruptError(
             f"{volumes.path_of(row)} has {size} bytes, but the index says that it has {row.bytes}: it was cut, or is "
-            f"an older copy; restore it from a backup, or run `pybk rebuild-index {os.fspath(volumes.root)}`, which "
-            "lists the entries that are missing, and continues without them if asked to",
+            f"an older copy; restore it from a backup, or run `pybk store rebuild-index {os.fspath(volumes.root)}`, "
+            "which lists the entries that are missing, and continues without them if asked to",
             path=volumes.path_of(row),
             offset=size,
         )
     remedy = (
-        f"put the newer one back; or run `pybk rebuild-index {os.fspath(volumes.root)}`, which lists the entries that "
-        "are missing, and continues without them if asked to"
+        f"put the newer one back; or run `pybk store rebuild-index {os.fspath(volumes.root)}`, which lists the entries "
+        "that are missing, and continues without them if asked to"
     )
     for row, end in older_log_files(volumes, files.values()).items():
         raise CorruptError(

@@ -201,7 +201,7 @@ def store_directories(
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
                 "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if it is "
-                f"lost, make an empty directory there, and run `pybk rebuild-index {root}`"
+                f"lost, make an empty directory there, and run `pybk store rebuild-index {root}`"
             )
         check_cookie(found, replace(expected, instance=found.instance), directory.path)
     return directories
@@ -224,8 +224,8 @@ def check_doubtful(
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
                 "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
-                f"is the directory, and it is empty, run `pybk rebuild-index {volumes.root}`, which makes its cookie "
-                "again"
+                f"is the directory, and it is empty, run `pybk store rebuild-index {volumes.root}`, which makes its "
+                "cookie again"
             )
         logger.warning(
             "the cookie of %s is lost or damaged; it is made again, because the files that belong there are there",
@@ -321,8 +321,8 @@ def check_index_present(fs: FileSystem, path: str, root: str) -> None:
     """Raise CorruptError if there is no index: opening the environment would make an empty one."""
     if not environment_is_there(fs, path):
         raise CorruptError(
-            f"{path} is missing or empty, the index of {root}; mount its device, or, if that is lost, run `pybk "
-            f"rebuild-index {root}` to make it again from the files",
+            f"{path} is missing or empty, the index of {root}; mount its device, or, if that is lost, run "
+            f"`pybk store rebuild-index {root}` to make it again from the files",
             path=path,
         )
 
@@ -336,7 +336,7 @@ def checked_mark(index: Index, cookie: Cookie, root: str) -> CheckpointMark:
     mark = index.mark()
     if mark is None or mark.store_id != cookie.store_id.hex():
         raise CorruptError(
-            f"the index of {root} is {'empty' if mark is None else 'of another store'}; run `pybk rebuild-index "
+            f"the index of {root} is {'empty' if mark is None else 'of another store'}; run `pybk store rebuild-index "
             f"{root}` to make it again from the files"
         )
     return mark
@@ -384,7 +384,7 @@ def check_present(volumes: Volumes) -> None:
     for row in missing_files(volumes):
         raise CorruptError(
             f"{volumes.path_of(row)} is missing or empty, and the index says that entries lie in it; restore it from a "
-            f"backup, or run `pybk rebuild-index {volumes.root}` to continue without it"
+            f"backup, or run `pybk store rebuild-index {volumes.root}` to continue without it"
         )
 
 

@@ -290,7 +290,7 @@ def check_level(level: FeatureLevel, what: str) -> None:
     if level < FeatureLevel.SEALS:
         raise IllegalOperationError(
             f"the store has feature level {int(level)} ({level.name}), which has no {what}; raise it with "
-            "`pybk upgrade PATH --finalize`"
+            "`pybk store upgrade PATH --finalize`"
         )
 
 

@@ -58,7 +58,7 @@ def open_environment_read_only(path: str) -> Environment:
     """
     file = os.path.join(path, LMDB_FILE)
     if not os.path.exists(file) or not os.path.getsize(file):
-        raise CorruptError(f"{file} is missing or empty; run `pybk rebuild-index` on the store", path=path)
+        raise CorruptError(f"{file} is missing or empty; run `pybk store rebuild-index` on the store", path=path)
     return LmdbEnvironment(path, read_only=True)
 
 
@@ -168,7 +168,7 @@ class ReadOnlyStore(StoreReader):
                         raise
             raise CorruptError(
                 f"the log of {self.volumes.root} ends before LSN {self._lsn}, but commits up to "
-                f"{self._watermark.stored_lsn()} were durable; run `pybk verify {self.volumes.root}`"
+                f"{self._watermark.stored_lsn()} were durable; run `pybk store verify {self.volumes.root}`"
             )
 
     def cut(self) -> StoreCut:

@@ -289,8 +289,8 @@ class StoreReader:
                 digest_bytes=digest_bytes,
             )
         raise CorruptError(
-            f"ledger {descriptor.ledger_id} entry {first}: the file it lies in is not there; run `pybk "
-            f"verify {self.volumes.root}` and restore the file from a backup"
+            f"ledger {descriptor.ledger_id} entry {first}: the file it lies in is not there; run "
+            f"`pybk store verify {self.volumes.root}` and restore the file from a backup"
         )
 
     def refresh(self, descriptor: LedgerDescriptor) -> None:

@@ -306,7 +306,7 @@ def _summary(found: VerifiedLedgers) -> str:
             "known"
         )
     if found.unsealed:
-        text += f"; {counted(len(found.unsealed), 'closed ledger')} without a seal, `pybk reseal` makes it"
+        text += f"; {counted(len(found.unsealed), 'closed ledger')} without a seal, `pybk ledger reseal` makes it"
     if found.unread:
         text += f"; {len(found.unread)} ledgers are not closed, and checking their last fragment needs the password"
     if found.late:

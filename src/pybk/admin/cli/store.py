@@ -194,7 +194,7 @@ def _summary(found: VerifyReport) -> str:
             "not known"
         )
     if found.unsealed:
-        text += f"; {counted(found.unsealed, 'closed ledger')} without a seal, `pybk reseal` makes it"
+        text += f"; {counted(found.unsealed, 'closed ledger')} without a seal, `pybk ledger reseal` makes it"
     return text
 
 

@@ -30,7 +30,7 @@ MARK_KEY: Final = b"M"
 LAST_KEY: Final = b"\xff"
 """Greater than every key."""
 
-REMEDY: Final = "run `pybk rebuild-index` on the store to make the index again from the files"
+REMEDY: Final = "run `pybk store rebuild-index` on the store to make the index again from the files"
 
 _SIGN: Final = 1 << 63
 _ONE_ID: Final = struct.Struct(">cQ")

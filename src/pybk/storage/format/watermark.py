@@ -22,7 +22,9 @@ _LSN: Final = 3
 _COMPLEMENT: Final = 4
 _CLEAN: Final = 5
 _TRIES: Final = 100
-_REMEDY: Final = "restore the directory from a copy, or run `pybk rebuild-index` on the store, which makes it again"
+_REMEDY: Final = (
+    "restore the directory from a copy, or run `pybk store rebuild-index` on the store, which makes it again"
+)
 
 
 def _populate_nothing(start: int, size: int) -> None:

@@ -138,7 +138,8 @@ def _meaning(path: str, error: lmdb.Error) -> StorageError:
     """Return the pybk error for an LMDB error."""
     if isinstance(error, _CORRUPT):
         return CorruptError(
-            f"{path}: the LMDB environment is damaged: {error}; close the store and run `pybk rebuild-index` on it",
+            f"{path}: the LMDB environment is damaged: {error}; close the store and run `pybk store rebuild-index` on "
+            "it",
             path=path,
         )
     if isinstance(error, lmdb.MapFullError) or error.code in (errno.ENOSPC, errno.EDQUOT):
@@ -151,7 +152,7 @@ def _meaning(path: str, error: lmdb.Error) -> StorageError:
 
 
 def _cut(path: str, problem: str) -> CorruptError:
-    return CorruptError(f"{problem}; close the store and run `pybk rebuild-index` on it", path=path)
+    return CorruptError(f"{problem}; close the store and run `pybk store rebuild-index` on it", path=path)
 
 
 def _make_missing(path: str, access: Access) -> bool:

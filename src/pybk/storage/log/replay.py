@@ -52,7 +52,7 @@ _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
 _UNCOUNTED_COMMITS_MAX: Final = 1 << 40
 """An upper bound on the commits in files without a header, which do not say what their first LSN is."""
-_REMEDY: Final = "restore the file from a backup, or run `pybk verify` on the store to see what is left"
+_REMEDY: Final = "restore the file from a backup, or run `pybk store verify` on the store to see what is left"
 
 
 class OpenLogFile(NamedTuple):

@@ -83,8 +83,8 @@ class RecordReader:
         if header.ledger_id != ledger_id or header.kind != RecordKind.ENTRIES or said != (*run[:3], body_bytes, flags):
             raise CorruptError(
                 f"{where}: the record at offset {offset} is ledger {header.ledger_id}, (first, count, stride, body, "
-                f"flags) {said}, not ledger {ledger_id}, {(first, count, stride, body_bytes, flags)}; run `pybk "
-                f"rebuild-index {volumes.root}`"
+                f"flags) {said}, not ledger {ledger_id}, {(first, count, stride, body_bytes, flags)}; run "
+                f"`pybk store rebuild-index {volumes.root}`"
             )
         return header
 

@@ -339,7 +339,9 @@ class _Check:
         path = catalog_path(self._root, self._mark.catalog_file_id)
         if state.mark != self._mark or state.files != self._index.files():
             yield VerifyProblem(
-                f"{path} names other files than the index, or another mark; run `pybk rebuild-index {self._root}`", path
+                f"{path} names other files than the index, or another mark; run `pybk store rebuild-index "
+                f"{self._root}`",
+                path,
             )
         known = state.ledgers
         count = 0
@@ -353,7 +355,7 @@ class _Check:
                 )
         if list(state.named.values()) != self._index.all_named():
             yield VerifyProblem(
-                f"{path} has other named records than the index; run `pybk rebuild-index {self._root}`", path
+                f"{path} has other named records than the index; run `pybk store rebuild-index {self._root}`", path
             )
         if count != len(known):
             yield VerifyProblem(f"{path} names {len(known)} ledgers, the index {count}; {_RESTORE}", path)
@@ -362,7 +364,7 @@ class _Check:
         assert self._index is not None, "the caller looked"
         path = os.path.join(self._volumes.tier_paths(StorageHint.SSD)[0], INDEX)
         for what in self._index.check():
-            yield VerifyProblem(f"{path}: {what}; run `pybk rebuild-index {self._root}`", path)
+            yield VerifyProblem(f"{path}: {what}; run `pybk store rebuild-index {self._root}`", path)
 
     def _check_tail(self, mark: CheckpointMark) -> Iterable[VerifyProblem]:
         """Check the log from the mark up to the durable LSN."""
@@ -470,7 +472,8 @@ class _Check:
             wrong = untiled(runs, after) if len(runs) else None
             if wrong is not None:
                 yield VerifyProblem(
-                    f"ledger {ledger_id} has a gap: {wrong}; run `pybk rebuild-index {self._root}`", ledger_id=ledger_id
+                    f"ledger {ledger_id} has a gap: {wrong}; run `pybk store rebuild-index {self._root}`",
+                    ledger_id=ledger_id,
                 )
                 return
             for run in runs.tolist():
@@ -509,7 +512,7 @@ class _Check:
         if any(one != last for one in known) or (length is not None and any(one != length for one in lengths)):
             yield VerifyProblem(
                 f"ledger {metadata.ledger_id} ends with entry {last} and has {length} bytes, but entries {known} and "
-                f"bytes {lengths} are recorded; run `pybk rebuild-index {self._root}`",
+                f"bytes {lengths} are recorded; run `pybk store rebuild-index {self._root}`",
                 ledger_id=metadata.ledger_id,
                 first_entry_id=last + 1,
                 last_entry_id=max(known),

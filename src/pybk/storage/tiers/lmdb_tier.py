@@ -119,7 +119,7 @@ class LmdbTier(Tier):
                     raise KeyError(file_id)
                 raise CorruptError(
                     f"ledger {ledger_id} from entry {first} is missing in {root}'s SSD tier; run "
-                    f"`pybk verify {root}` and restore the tier from a backup"
+                    f"`pybk store verify {root}` and restore the tier from a backup"
                 )
             if check or len(value) != RECORD_HEADER_BYTES + body_bytes:
                 checked_record(memoryview(value), 0, ledger_id, first, file_id, root)

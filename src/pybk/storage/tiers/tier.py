@@ -14,7 +14,8 @@ A further tier is one module, and one line in ``registry.TIERS``. The module pro
   ``docs/reference/format.md``, that lie at ``RunLocation.offset`` in a file that can be mapped.
 - ``rows``: all records of a file, from the file alone, because ``rebuild-index`` has no index.
 - ``check``: the damage of a file that reading its entries does not find, for ``verify``.
-- ``dump``: what ``pybk dump`` prints of a file. The default prints the headers of the records that ``rows`` returns.
+- ``dump``: what ``pybk store dump`` prints of a file. The default prints the headers of the records that ``rows``
+  returns.
 - For records that do not lie in files of a directory, as in an object store: ``file_name`` and ``file_ids``,
   ``exists``, ``file_bytes``, ``disk_bytes``, ``unlink``, ``replace_missing`` and ``is_placeholder``.
 
@@ -61,7 +62,7 @@ Run = tuple[int, ...]
 """A row of ``LOCATION_DTYPE``: where a record lies."""
 
 DumpRow = dict[str, Any]
-"""What ``pybk dump`` prints of one thing, by name; ``what`` names its kind."""
+"""What ``pybk store dump`` prints of one thing, by name; ``what`` names its kind."""
 
 LocationWords = tuple[int, int, int, int]
 """A row of ``LOCATION_DTYPE`` as four words: first entry, count and stride, offset and file, body and flags."""
@@ -215,7 +216,7 @@ def checked_record(
     if header.kind != RecordKind.ENTRIES or header.ledger_id != ledger_id or header.first_entry_id != first:
         raise CorruptError(
             f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
-            f"not ledger {ledger_id} from entry {first}; run `pybk rebuild-index {root}`"
+            f"not ledger {ledger_id} from entry {first}; run `pybk store rebuild-index {root}`"
         )
     body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
     check_body(header, body, where=where)
@@ -223,7 +224,7 @@ def checked_record(
 
 
 def dumped_record(header: RecordHeader, offset: int, *, sound: bool | None = None) -> DumpRow:
-    """Return how ``pybk dump`` has a record.
+    """Return how ``pybk store dump`` has a record.
 
     Args:
         header: The record's header.
@@ -432,7 +433,7 @@ class Tier(ABC):
             yield FileDamage(f"{path} is shorter than the {row.bytes} bytes that the index names", path)
 
     def dump(self, files: TierFiles, row: FileRow) -> Iterator[DumpRow]:
-        """Yield what a file holds, in order, for ``pybk dump``, which prints a file without checking it.
+        """Yield what a file holds, in order, for ``pybk store dump``, which prints a file without checking it.
 
         Raises:
             PybkError: The rest of the file cannot be read.
