@@ -20,7 +20,18 @@ from pybk.client.rereplication import FragmentCopy
 from pybk.cluster_admin import ClusterAdmin
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
-from pybk.healing.repairing import BATCH, BUCKETS, TRIES, Candidate, Repairer, batches, bucket_of
+from pybk.healing.repairing import (
+    BATCH,
+    BUCKETS,
+    PAUSE_MAX_S,
+    SETTLE_MAX_S,
+    TRIES,
+    Candidate,
+    Repairer,
+    batches,
+    bucket_of,
+    overtaking,
+)
 from pybk.healing.throttle import ForegroundCap, TokenBucket
 from pybk.ledger import Bookie, LedgerState
 from pybk.manager import LedgerManager
@@ -398,6 +409,63 @@ def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
     wait_until(lambda: len(copied) > 2)
     assert copied[1] == urgent
     rate(metadata, 32 << 20)
+
+
+@pytest.mark.parametrize(
+    ("more", "leased", "overtakes"),
+    [
+        ([], set(), None),
+        ([(2, 3, 5)], set(), None),
+        ([(2, 2, 5)], set(), 5),
+        ([(1, 3, 5), (2, 2, 6)], set(), 5),
+        ([(1, 3, 5), (2, 2, 6)], {5}, 6),  # another worker has it, so copies here need not hurry for it
+        ([(1, 3, 5), (1, 3, 5 + BUCKETS), (2, 2, 6)], {5, 6}, None),
+        ([(1, 3, 7 + BUCKETS)], {7}, 7 + BUCKETS),  # the lease is that of the batch
+    ],
+)
+def test_a_ledger_that_another_worker_repairs_overtakes_nothing(
+    more: list[tuple[int, int, int]], leased: set[int], overtakes: int | None
+) -> None:
+    asked: list[int] = []
+
+    def is_leased(bucket: int) -> bool:
+        asked.append(bucket)
+        return bucket in leased
+
+    begun = Candidate(2, 3, 0, 7)
+    candidates = [begun, *(Candidate(copies, rank, 0, ledger_id) for copies, rank, ledger_id in more)]
+    found = overtaking(begun, candidates, is_leased)
+    assert (None if found is None else found.ledger_id) == overtakes
+    assert len(asked) == len(set(asked))
+
+
+def test_an_open_ledger_whose_last_fragment_misses_entries_is_not_urgent_and_is_looked_at_soon(
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody copies anything of that fragment; and an earlier failure must not make its mark stay for long."""
+    listed: list[Candidate] = []
+
+    def watched(candidates: list[Candidate]) -> list[list[Candidate]]:
+        listed.extend(candidates)
+        return batches(candidates)
+
+    monkeypatch.setattr(repairing, "batches", watched)
+    client = four.connect()
+    metadata = metadata_of(client)
+    with client.create_ledger(password=PASSWORD, ensemble_size=4, write_quorum=4, ack_quorum=2) as writer:
+        writer.append(b"entry")
+        ledger_id = writer.ledger_id
+        bookies = metadata.read_ledger(ledger_id).metadata.fragments[0].ensemble
+        (manager,) = (each for each in four.bookies if service_of(each).bookie == bookies[0])
+        service_of(manager).replicas.delete(ledger_id)
+        for bookie in bookies[:3]:
+            metadata.mark_under_replicated(ledger_id, bookie, 0, reason=RepairReason.MISSING)
+        worker = start(manager)
+        wait_until(lambda: ledger_id in worker.failures)
+        assert {each.copies for each in listed} == {4}
+        worker.failures[ledger_id] = (PAUSE_MAX_S, 0.0)
+        wait_until(lambda: worker.failures[ledger_id][1])
+        assert worker.failures[ledger_id][1] <= time.monotonic() + 1.25 * SETTLE_MAX_S
 
 
 def test_less_urgent_ledgers_wait_while_another_worker_has_the_lease_of_more_urgent_ones(

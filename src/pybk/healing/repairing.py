@@ -30,8 +30,8 @@ most that of ``ForegroundCap`` unless the batch is urgent; ``throttle`` has the 
 as well if any marked ledger is, because this bookie may have its last copy and nothing to do for it.
 
 A batch may take hours at such a rate, and its ledgers may lose another copy meanwhile. So the marks are listed during
-it, too. If this bookie can do something for a ledger that is more urgent then, the copies under way get its rate,
-because it waits for them or is among them, and no other ledger of the batch is begun.
+it, too. If this bookie can do something for a ledger that is more urgent then, and no other worker has its bucket, the
+copies under way get its rate, because it waits for them or is among them, and no other ledger of the batch is begun.
 
 Threads: one looks, ``COPIES`` repair. ``_failures`` is changed by the repairing threads with single operations.
 """
@@ -272,10 +272,7 @@ class Repairer:
         worked = False
         if ready:
             self._membership.refresh()  # no watch reports that a bookie has got space, or turned read-only
-        candidates = self._candidates(ready, marks)
-        if any(each.rank == _REBALANCE for each in candidates) and not self._metadata.is_quiet(time.time_ns()):
-            candidates = [each for each in candidates if each.rank != _REBALANCE]
-        listed = batches(candidates)
+        listed = batches(self._candidates(ready, marks))
         self._first = None
         self._overtaken = False
         self._listing_s = time.monotonic() - began
@@ -339,9 +336,14 @@ class Repairer:
                 continue
             urgent = urgent or self._copies(stored.metadata, ledger_marks, ended=True) <= 1
             work = self._work(stored.metadata, ledger_marks)
-            if work.fragments or work.partly or work.over or self._is_left(work, ledger_marks):
-                found.append(Candidate(self._copies(stored.metadata, ledger_marks), rank, since_ns, ledger_id))
+            is_left = self._is_left(work, ledger_marks)
+            if work.fragments or work.partly or work.over or is_left:
+                # Nothing is copied of a fragment without an end, so it is no reason to hurry; a recovery ends it.
+                copies = self._copies(stored.metadata, ledger_marks, ended=not is_left)
+                found.append(Candidate(copies, rank, since_ns, ledger_id))
         self._urgent = urgent
+        if any(each.rank == _REBALANCE for each in found) and not self._metadata.is_quiet(time.time_ns()):
+            return [each for each in found if each.rank != _REBALANCE]
         return found
 
     def _copies(self, metadata: LedgerMetadata, marks: Sequence[UnderReplicatedLedger], *, ended: bool = False) -> int:
@@ -351,40 +353,44 @@ class Repairer:
 
     def _repair_batch(self, batch: Sequence[Candidate], marks: Mapping[int, Sequence[UnderReplicatedLedger]]) -> bool:
         """Repair ledgers of one bucket, if its lease is free; return whether it was."""
-        lease = self._metadata.try_lock(f"repair-{bucket_of(batch[0].ledger_id)}", str(self._bookie.bookie))
+        lease = self._metadata.try_lock(_lease_of(bucket_of(batch[0].ledger_id)), str(self._bookie.bookie))
         if lease is None:
             return False
         with ExitStack() as leased:
             leased.callback(lease.release)
-            self._repair_all({each.ledger_id: marks[each.ledger_id] for each in batch})
+            self._repair_all(batch[0], {each.ledger_id: marks[each.ledger_id] for each in batch})
         return True
 
-    def _repair_all(self, ledgers: Mapping[int, Sequence[UnderReplicatedLedger]]) -> None:
-        """Repair ledgers with their marks, several at a time; returns when all have ended, or were left."""
+    def _repair_all(self, begun: Candidate, ledgers: Mapping[int, Sequence[UnderReplicatedLedger]]) -> None:
+        """Repair ledgers with their marks, several at a time; returns when all have ended, or were left.
+
+        Args:
+            begun: The one of them whose urgency they have.
+            ledgers: The marks by ledger.
+        """
         submitted = [self._workers.submit(partial(self.try_repair, *each)) for each in ledgers.items()]
         left: Collection[Future[None]] = [future for future in submitted if future is not None]
         looked = time.monotonic()
         while left:
             left = wait(left, self._look_s()).not_done
             if left and time.monotonic() > looked + max(LOOK_S, self._listing_share * self._listing_s):
-                self._look_for_more_urgent()
+                self._look_for_more_urgent(begun)
                 looked = time.monotonic()
             self._sample()
 
-    def _look_for_more_urgent(self) -> None:
+    def _look_for_more_urgent(self, begun: Candidate) -> None:
         """List the marks during a batch, and let a more urgent ledger that this bookie can mend overtake it."""
         began = time.monotonic()
         try:
             marks = self._queued_marks()
             candidates = self._candidates(self._ready(marks, began), marks)
+            most = overtaking(begun, candidates, lambda bucket: self._metadata.is_locked(_lease_of(bucket)))
         except PybkError as error:
             logger.warning("%s does not see now what is urgent: %s", self._bookie.bookie, error)
             return
         self._listing_s = time.monotonic() - began
-        most = min(candidates, default=None)
-        if most is not None and self._first is not None and most[:2] < self._first[:2]:
-            self._first = most
-            self._overtaken = True
+        self._first = most or begun
+        self._overtaken |= most is not None
 
     # ---- one ledger ----------------------------------------------------------------------------------------------
 
@@ -416,7 +422,7 @@ class Repairer:
 
     def _pause(self, ledger_id: int, most: float = PAUSE_MAX_S) -> None:
         """Leave a ledger alone for a while, longer each time, and for some seconds at most."""
-        pause, _ = self.failures.get(ledger_id, (PAUSE_S, 0.0))
+        pause = min(most, self.failures.get(ledger_id, (PAUSE_S, 0.0))[0])
         until = time.monotonic() + pause * random.uniform(0.75, 1.25)
         self.failures[ledger_id] = min(2 * pause, most), until
 
@@ -665,6 +671,26 @@ def batches(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
     return [group[at : at + BATCH] for group in alike for at in range(0, len(group), BATCH)]
 
 
+def overtaking(begun: Candidate, candidates: Iterable[Candidate], is_leased: Callable[[int], bool]) -> Candidate | None:
+    """Return the ledger that is to be repaired next instead of the rest of a batch; None if none is.
+
+    One whose bucket another worker has is left to that worker: copies here would hurry for nothing.
+
+    Args:
+        begun: A ledger of the batch; all are as urgent as it.
+        candidates: The ledgers for which this bookie can do something.
+        is_leased: Whether some worker has the lease of a bucket. That of the batch is this bookie's.
+    """
+    others: dict[int, bool] = {bucket_of(begun.ledger_id): False}
+    for each in sorted(each for each in candidates if each[:2] < begun[:2]):
+        bucket = bucket_of(each.ledger_id)
+        if bucket not in others:
+            others[bucket] = is_leased(bucket)
+        if not others[bucket]:
+            return each
+    return None
+
+
 def _reason_of(marks: Iterable[UnderReplicatedLedger]) -> str:
     """Return the most urgent reason of a ledger's marks, for metrics."""
     return min((mark.reason for mark in marks), key=lambda reason: reason.rank, default=RepairReason.MISSING).value
@@ -673,3 +699,8 @@ def _reason_of(marks: Iterable[UnderReplicatedLedger]) -> str:
 def bucket_of(ledger_id: int) -> int:
     """Return the bucket of a ledger; neighbouring ids are in different ones."""
     return ledger_id % BUCKETS
+
+
+def _lease_of(bucket: int) -> str:
+    """Return the name of a bucket's lease."""
+    return f"repair-{bucket}"
