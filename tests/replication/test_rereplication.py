@@ -281,6 +281,7 @@ class Slow:
     def __init__(self) -> None:
         self.charged: list[int] = []
         self.until_ns = 0
+        self.pause_ns = 1000
         self.piece_bytes = rereplication.READ_BYTES_MAX
 
     def wait_ns(self, now_ns: int) -> int:
@@ -288,7 +289,7 @@ class Slow:
 
     def charge(self, size_bytes: int, now_ns: int) -> None:
         self.charged.append(size_bytes)
-        self.until_ns = now_ns + 1000
+        self.until_ns = now_ns + self.pause_ns
 
 
 def test_a_given_target_takes_the_place() -> None:
@@ -336,6 +337,24 @@ def test_a_copy_pauses_between_windows_as_its_pace_says() -> None:
     assert isinstance(read, Read)
     assert (read.first, read.last) == (rereplication.WINDOW_ENTRIES, last)
     assert pace.charged == [sum(half.sizes)]
+
+
+def test_a_long_pause_ends_soon_after_the_rate_has_grown() -> None:
+    pace = Slow()
+    pace.pause_ns = 40 * rereplication.PAUSE_NS_MAX  # an entry of 5 MiB at 128 KiB/s
+    last = 2 * rereplication.WINDOW_ENTRIES - 1
+    machine = RereplicationMachine(LEDGER, 0, frozenset((bookie(1),)), target=bookie(9), pace=pace)
+    copy = Driven(machine)
+    copy.take(machine.start(0))
+    copy.feed(MetadataRead(closed(last), 3))
+    copy.answer(0, ReadReply(Status.OK, run(0, rereplication.WINDOW_ENTRIES - 1)))
+    copy.answer(9)
+    assert copy.only(WakeAt).time_ns == rereplication.PAUSE_NS_MAX
+    copy.wake_up()
+    assert copy.sends == []
+    pace.until_ns = copy.now
+    copy.wake_up()
+    assert [send.bookie for send in copy.sends] == [bookie(0)]
 
 
 def test_a_window_is_one_piece_if_the_pace_wants_small_ones() -> None:

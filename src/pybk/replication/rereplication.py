@@ -65,6 +65,9 @@ READ_BYTES_MAX: Final = 1 << 20
 
 _SPECULATIVE_NS: Final = 1_000_000_000
 
+PAUSE_NS_MAX: Final = 1_000_000_000
+"""How long a pause of the pace is until it is asked again, because its rate may have grown meanwhile."""
+
 
 class RereplicationMachine:
     """Copies the entries that some bookies of a fragment should hold to other bookies, which then replace the former.
@@ -241,7 +244,7 @@ class RereplicationMachine:
         wait_ns = 0 if self._pace is None else self._pace.wait_ns(now_ns)
         if wait_ns:
             self._resting = True
-            return [WakeAt(now_ns + wait_ns)]
+            return [WakeAt(now_ns + min(wait_ns, PAUSE_NS_MAX))]
         first, last = self._next, min(self._next + self._window_entries() - 1, self._last)
         self._next = last + 1
         residues = frozenset(residue for place in self._targets for residue in self._quorum.residues(place))
