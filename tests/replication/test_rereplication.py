@@ -354,7 +354,10 @@ def test_a_long_pause_ends_soon_after_the_rate_has_grown() -> None:
     assert copy.sends == []
     pace.until_ns = copy.now
     copy.wake_up()
-    assert [send.bookie for send in copy.sends] == [bookie(0)]
+    assert copy.now == 2 * rereplication.PAUSE_NS_MAX
+    (read,) = (send.request for send in copy.sends)
+    assert isinstance(read, Read)
+    assert read.first == rereplication.WINDOW_ENTRIES
 
 
 def test_a_window_is_one_piece_if_the_pace_wants_small_ones() -> None:
