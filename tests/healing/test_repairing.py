@@ -373,12 +373,13 @@ def test_the_most_urgent_ledgers_come_first_and_a_lease_covers_a_bucket() -> Non
     assert all(len(batch) <= BATCH and len({bucket_of(each.ledger_id) for each in batch}) == 1 for batch in order)
 
 
+@pytest.mark.parametrize("buckets", [1, BUCKETS], ids=["in the batch", "in another one"])
 def test_a_ledger_that_becomes_urgent_overtakes_the_batch_under_way(
-    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch
+    four: Inside, start: Callable[[LedgerManager], Repairer], monkeypatch: pytest.MonkeyPatch, buckets: int
 ) -> None:
     """A batch may take hours next to appends; what it copies then gets the urgent rate, as others wait for it."""
     monkeypatch.setattr(repairing, "COPIES", 1)
-    monkeypatch.setattr(repairing, "BUCKETS", 1)
+    monkeypatch.setattr(repairing, "BUCKETS", buckets)
     client = four.connect()
     metadata = metadata_of(client)
     rate(metadata, 64 << 10)

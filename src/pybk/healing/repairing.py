@@ -384,13 +384,16 @@ class Repairer:
         try:
             marks = self._queued_marks()
             candidates = self._candidates(self._ready(marks, began), marks)
-            most = overtaking(begun, candidates, lambda bucket: self._metadata.is_locked(_lease_of(bucket)))
+            most = overtaking(begun, candidates, self._is_leased)
         except PybkError as error:
             logger.warning("%s does not see now what is urgent: %s", self._bookie.bookie, error)
             return
         self._listing_s = time.monotonic() - began
         self._first = most or begun
         self._overtaken |= most is not None
+
+    def _is_leased(self, bucket: int) -> bool:
+        return self._metadata.lock_owner(_lease_of(bucket)) is not None
 
     # ---- one ledger ----------------------------------------------------------------------------------------------
 

@@ -172,10 +172,6 @@ class Locks(AuthenticatedValues):
                     lease = self._leases[name] = Lease(self, name, owner, session, version, epoch)
                     return lease
 
-    def is_locked(self, name: str) -> bool:
-        """Return whether this client or another holds a lock; see ``try_lock``."""
-        return self._store.get(_lock_key(name), latest=True) is not None
-
     def _lock_payload(self, owner: str) -> bytes:
         return encode_json({"by": self._by, "owner": owner})
 
