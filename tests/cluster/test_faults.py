@@ -206,7 +206,7 @@ def test_a_wiped_bookie_of_the_same_name_is_refused_with_the_remedy(cluster: Clu
     bookie.start()
 
 
-@pytest.mark.parametrize("same_port", [True, False])
+@pytest.mark.parametrize("same_port", [pytest.param(True, marks=pytest.mark.long), False])
 def test_clients_find_a_bookie_again_wherever_it_is(cluster: Cluster, same_port: bool) -> None:
     bookie = cluster.bookies["bookie-1"]
     client = cluster.connect()

@@ -139,7 +139,7 @@ def level_of(manager: LedgerManager) -> FeatureLevel:
     return cluster_backend_of(manager).feature_level
 
 
-@pytest.mark.parametrize("level", RELEASES)
+@pytest.mark.parametrize("level", [pytest.param(FeatureLevel.BASE, marks=pytest.mark.long), FeatureLevel.SEALS])
 def test_members_of_two_versions_work_together_until_the_level_is_raised(
     tmp_path: Path,
     older: Callable[[FeatureLevel], Path],

@@ -26,9 +26,10 @@ from pybk.errors import NoSuchLedgerError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from tests.paths import ROOT
+from tests.sampling import some
 from tests.waiting import wait_until
 
-_ROUNDS: Final = 6
+_ROUNDS: Final = some(3, 6)
 _LEDGER_ENTRIES: Final = 400
 _LEDGERS_MAX: Final = 40
 CONFIG: Final = StoreConfig(

@@ -222,7 +222,11 @@ _OF_OLD_KERNELS: Final = (
 
 
 @pytest.mark.parametrize(
-    ("case", "old_kernel"), [*((case, False) for case in _CASES), *((case, True) for case in _OF_OLD_KERNELS)]
+    ("case", "old_kernel"),
+    [
+        *((case, False) for case in _CASES),
+        *(pytest.param(case, True, marks=pytest.mark.long) for case in _OF_OLD_KERNELS),
+    ],
 )
 def test_a_file_that_is_cut_while_it_is_open_is_an_error(case: str, old_kernel: bool, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.storage.test_media", case, str(tmp_path / "store"), str(int(old_kernel))]

@@ -18,6 +18,7 @@ from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.repair.verify import verify_store
 from tests.golden.make_stores import CONFIG, PASSWORD
 from tests.internals import store_of
+from tests.sampling import every
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.store_harness import World, abandon, open_world
 from tests.storage.test_golden_stores import EMBEDDED, check, unpack
@@ -99,6 +100,6 @@ def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(
         assert store_of(manager).feature_level is FeatureLevel.SEALS
         world.check(manager)
         manager.close()
-        operation += 1
+        operation += every(3)
     assert operation > 5
     assert levels == {FeatureLevel.BASE, FeatureLevel.SEALS}

@@ -16,13 +16,14 @@ import pytest
 from pybk import LedgerManager, Log, WriteAheadLog
 from tests.cluster.inside import inside
 from tests.paths import ROOT
+from tests.sampling import some
 from tests.streams.contender_child import NAME
 from tests.waiting import WAIT_S, wait_until
 from tests.zookeeper_server import ZooKeeperServer, missing, zookeeper_server
 
 __all__ = ["zookeeper_server"]
 
-KILLS = 6
+KILLS = some(3, 6)
 ACKED_BETWEEN = 40
 """Records of both that are acknowledged between two kills."""
 

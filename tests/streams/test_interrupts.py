@@ -25,7 +25,7 @@ from tests.sampling import every
 from tests.waiting import WAIT_S
 
 FILES = ("pybk/streams/",)
-LINES = {"roll": 13, "truncate": 11, "truncate_after": 7, "transaction": 7, "close": 13, "writer": 29}
+LINES = {"roll": 29, "truncate": 23, "truncate_after": 17, "transaction": 17, "close": 29, "writer": 43}
 """Every how many lines calls that have many are interrupted."""
 
 
@@ -56,7 +56,7 @@ def test_an_interrupt_at_any_line_leaves_a_log_that_appends(tmp_path: Path, what
             assert len(list(WriteAheadLog.open(manager, f"{what}/{line}", mode="r", insecure=True).replay())) == len(
                 found
             )
-            line += every(LINES.get(what, 4))
+            line += every(LINES.get(what, 7))
         assert line > 20, "nothing was traced"
 
 
@@ -70,7 +70,7 @@ def test_an_interrupt_at_any_line_of_a_checkpoint_leaves_no_upload(tmp_path: Pat
     files: list[CheckpointWriter] = []
     with LedgerManager.open(tmp_path) as manager, WriteAheadLog.open(manager, insecure=True) as wal:
         wal.append(b"one")
-        line, fired, step = 0, True, every(11)
+        line, fired, step = 0, True, every(23)
         while fired:
             fired = interrupted_at(line, FILES, partial(checkpoint, b"%d" % line))
             files.clear()
@@ -138,7 +138,7 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
             with Log.open(manager, f"{what}/{line}", insecure=True) as again:
                 again.writer().close()
                 assert list(again.reader()) == records
-            line += every(LINES.get(what, 5))
+            line += every(LINES.get(what, 9))
         assert line > 20, "nothing was traced"
 
 

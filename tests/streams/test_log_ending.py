@@ -114,7 +114,7 @@ def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str)
                 if not again.is_sealed:
                     assert all(each.closed_ns for each in again.segments()), f"line event {line}"
                     again.writer().close()
-            line += every(7)
+            line += every(17)
         assert line > 100, "nothing was traced"
 
 

@@ -51,5 +51,5 @@ def test_an_interrupt_at_any_line_leaves_a_subscription_that_works(tmp_path: Pat
                 assert left <= found - {5, 6, 7, 8}, "an acknowledgement is lost"
                 # What was interrupted may have become durable; the next acknowledgement finds that out.
                 assert found - {5, 6, 7, 8} - left <= DURABLE.get(what, set())
-            line += every(5)
+            line += every(11)
         assert line > 20, "nothing was traced"

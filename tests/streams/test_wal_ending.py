@@ -11,6 +11,7 @@ import pytest
 from pybk import LedgerManager, UsageError, WriteAheadLog
 from pybk.errors import IllegalOperationError, LogLockedError
 from tests.interrupting import interrupted_at
+from tests.sampling import every
 from tests.storage.real_store import python
 from tests.waiting import PROCESS_S, wait_until
 
@@ -83,7 +84,7 @@ def test_an_interrupted_close_is_completed_by_another(tmp_path: Path, what: str)
                 with WriteAheadLog.open(manager, str(line), insecure=True) as again:
                     assert again.recovery is not None
                     assert not again.recovery.unclean, f"line event {line}"
-            line += 3
+            line += every(11)
         assert line > 100, "nothing was traced"
 
 

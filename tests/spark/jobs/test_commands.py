@@ -140,6 +140,7 @@ def test_tier_and_inventory(cluster: Inside, commands: Commands) -> None:
     assert "2 replicas of fragments under-replicated" in out
 
 
+@pytest.mark.long
 def test_export_import_and_copy(cluster: Inside, commands: Commands, tmp_path: Path) -> None:
     client = cluster.connect()
     ledger_id = fill(client, 20)
