@@ -171,9 +171,9 @@ $(VENV)/.test: $(BIN)/python $(PROJECT)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench$(SPARK_TEST)]"
 	@touch $@
 
-# What checks, documents and tests need together: the native core is built once.
+# What checks, documents and tests need together: the native core is built once, and what is imported is compiled then.
 $(VENV)/.ci: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs,test,metrics,zstd,bench,spark-test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[docs,test,metrics,zstd,bench,spark-test,dev]"
 	@touch $(VENV)/.check $(VENV)/.docs $(VENV)/.test $@
 
 $(VENV)/.http: $(BIN)/python

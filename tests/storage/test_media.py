@@ -216,6 +216,9 @@ _CASES: Final = {
 }
 
 
+_LONG: Final = {"log_by_batch", "cold_by_batch", "index_gone", "watermark_beside", "log_beside"}
+"""Cases that differ from another one in who reads, or when."""
+
 _OF_OLD_KERNELS: Final = (
     *("log_by_entry", "long_record_by_entry", "log_by_batch", "cold_by_entry", "watermark", "log_beside"),
 )
@@ -224,7 +227,7 @@ _OF_OLD_KERNELS: Final = (
 @pytest.mark.parametrize(
     ("case", "old_kernel"),
     [
-        *((case, False) for case in _CASES),
+        *(pytest.param(case, False, marks=[pytest.mark.long] * (case in _LONG)) for case in _CASES),
         *(pytest.param(case, True, marks=pytest.mark.long) for case in _OF_OLD_KERNELS),
     ],
 )

@@ -10,10 +10,11 @@ import pytest
 
 from pybk import LedgerManager
 from tests.cluster.inside import inside
+from tests.sampling import some
 from tests.streams.blob_workload import Model, opened, work
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(some(5, 10)))
 def test_a_store_does_what_its_model_does(seed: int, tmp_path: Path) -> None:
     model, random = Model(), Random(seed)
     for _ in range(5):

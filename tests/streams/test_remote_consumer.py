@@ -167,10 +167,15 @@ def test_other_requests_end_the_connection(path: str, request_bytes: bytes, capl
         assert connection.recv(10) == b""
     with RemoteConsumer.connect(path) as consumer:
         assert consumer.read() is not None
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_a_request_that_is_too_long_is_refused_before_it_is_sent(path: str) -> None:
+    with RemoteConsumer.connect(path) as consumer:
+        assert consumer.read() is not None
         with pytest.raises(UsageError, match="at most 4194304: name fewer records"):
             consumer.ack(range(0, 1_000_000, 2))
         assert consumer.read() is not None
-    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def test_a_consumer_does_not_wait_for_a_process_that_is_stopped(
