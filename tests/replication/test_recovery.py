@@ -594,6 +594,7 @@ def test_a_lac_in_an_entry_beyond_the_end_needs_the_owner() -> None:
 
 
 def test_a_doubt_ends_with_what_others_did_meanwhile() -> None:
+    """AM7: the ledger was closed or deleted meanwhile."""
     closed = replace(metadata(), state=LedgerState.CLOSED, last_entry_id=3)
     for found, kind in ((closed, Done), (None, Failed)):
         recovery = MemberRecovery()

@@ -160,8 +160,10 @@ def test_a_failed_bookie_is_replaced_from_the_first_entry_that_is_not_confirmed(
     writer.answer(0)
     writer.answer(2)
     assert writer.effects == [], "nothing is confirmed while the change is being written (C3)"
+    others = [writer.pending(number) for number in (0, 1, 2)]
     writer.feed(MetadataWritten(8))
     assert writer.effects == [EnsembleChanged((ChangeReason.NO_ANSWER,)), Confirmed(6)]
+    assert [writer.pending(number) for number in (0, 1, 2)] == others, "to the new bookie alone (AW6)"
     firsts = [send.request.runs[0].first for send in writer.pending(3) if isinstance(send.request, Add)]
     assert firsts == [5, 7], "what is pending is resent, lowest first (AW6)"
     assert {send.bookie for send in writer.sends if send.bookie != bookie(3)} == {bookie(0), bookie(1), bookie(2)}

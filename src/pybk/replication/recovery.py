@@ -585,7 +585,7 @@ class RecoveryMachine:
         return self._give_up_failed() + self._close(replace(self._metadata), self._version)
 
     def _look_again(self) -> list[Effect]:
-        """Read the metadata, as another client may have closed the ledger, or deleted it, which explains the doubt."""
+        """Read the metadata (AM7): if another client closed or deleted the ledger, that explains the doubt."""
         self._phase = _RecoveryPhase.DOUBTING
         return [ReadMetadata()]
 
