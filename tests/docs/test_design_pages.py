@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pybk.healing.rebalance import MOVED_MAX, MOVES_MAX, TOLERANCE
+from pybk.replication.placement import FULL_ABOVE, STEPS_MAX
+from pybk.replication.recovery import RETRY_FOR_NS
+from pybk.replication.writer import REVIVE_NS, REVIVE_NS_MAX
 from tests.docs.operating import Hosts, blocks
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
@@ -59,3 +63,16 @@ def test_the_tests_that_the_pages_name_exist() -> None:
     text = (ROOT / "docs" / "design" / "proofs.md").read_text(encoding="utf-8")
     for name in set(re.findall(r"`((?:tests|tools|deploy)/[\w/.-]+)", text)):
         assert (ROOT / name).exists(), name
+
+
+def test_the_numbers_of_the_rules_are_those_of_the_code() -> None:
+    text = " ".join((ROOT / "docs" / "design" / "replication.md").read_text(encoding="utf-8").split())
+    for stated in (
+        f"and {REVIVE_NS // 10**9} s later, then after pauses that double to {REVIVE_NS_MAX // (60 * 10**9)} min",
+        f"until none is left or {STEPS_MAX:,} were tried".replace(",", " "),
+        f"would be filled beyond {FULL_ABOVE * 100:.0f} % by them",
+        f"at most {MOVED_MAX * 100:.0f} % of the bytes of all copies, and at most {MOVES_MAX:,} copies",
+        f"is more than {TOLERANCE * 100:.0f} % of its capacity away",
+        f"again, for {RETRY_FOR_NS // 10**9} s from the first round without progress",
+    ):
+        assert stated in text, stated
