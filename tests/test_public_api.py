@@ -64,6 +64,32 @@ def test_the_first_use_of_a_name_imports_the_module_that_the_type_checker_sees()
     assert {alias.name: node.module for node in imports for alias in node.names} == HOMES
 
 
+ALL_AT_ONCE = """
+import threading, pybk
+wrong = []
+
+def use(name):
+    try:
+        getattr(pybk, name)
+    except Exception as error:
+        wrong.append((name, error))
+
+threads = [threading.Thread(target=use, args=(name,)) for name in pybk.__all__]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+
+
+def test_names_can_be_used_first_by_many_threads_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_AT_ONCE], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
 def test_every_error_is_exported() -> None:
     errors = importlib.import_module("pybk.errors")
     defined = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, PybkError)}

@@ -9,6 +9,14 @@ from pybk.version import __version__ as __version__
 if TYPE_CHECKING:
     from pybk.public import *  # noqa: F403
 else:
+    from threading import RLock as _RLock
+
+    _importing = _RLock()
+    """Held while the module of a name is imported.
+
+    Of two threads that use their first names at the same time, one may import a package, which needs a module of it,
+    and the other that module, which needs the package: the interpreter then gives one of them a part of the package.
+    """
 
     def __getattr__(name: str) -> object:
         """Import the module of a public name at its first use, or a module of the package.
@@ -21,15 +29,15 @@ else:
         from importlib.util import find_spec
 
         homes = import_module(f"{__name__}.public_homes").HOMES
-        if name in homes:
-            found = getattr(import_module(homes[name]), name)
-        elif name == "__all__":
-            found = sorted(homes)
-        elif find_spec(f"{__name__}.{name}") is not None:  # `from pybk import keys`
+        if name == "__all__":
+            return sorted(homes)
+        if name not in homes:
+            if find_spec(f"{__name__}.{name}") is None:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            # Such as `from pybk import keys`. What is imported below does that, too, so it takes no lock.
             return import_module(f"{__name__}.{name}")
-        else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = found
+        with _importing:
+            found = globals()[name] = getattr(import_module(homes[name]), name)
         return found
 
     def __dir__() -> list[str]:
