@@ -7,7 +7,7 @@ caller commits the new runs, and only then drops the old ones.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -223,20 +223,25 @@ class Mover:
         self.unmoved[ledger_id, path] = found._replace(records=found.records + len(runs))
 
     def _pieces(self, loaded: Loaded) -> Iterator[Piece]:
-        """Cut the entries of some records into pieces of consecutive ids and of the target's block size."""
+        """Cut the entries of some records into pieces of consecutive ids and of the target's block size.
+
+        Entries that lie one behind the other, as those of a record do, are one part of their piece.
+        """
         block_bytes = self._block_bytes
         ids, offsets, sizes = locate_entries(loaded.buffer, loaded.runs, loaded.body_starts, where="a record to move")
         ends = np.cumsum(sizes)
         jumps = [*(np.flatnonzero(np.diff(ids) != 1) + 1).tolist(), len(ids)]
+        stops = offsets + sizes
+        gaps = (np.flatnonzero(offsets[1:] != stops[:-1]) + 1).tolist()  # entries that do not lie behind the one before
         low = 0
         while low < len(ids):
             before = int(ends[low - 1]) if low else 0
             high = max(low + 1, int(np.searchsorted(ends, before + block_bytes, side="right")))
             high = min(high, jumps[bisect_right(jumps, low)])
-            starts = offsets[low:high].tolist()
-            lengths = sizes[low:high].tolist()
-            buffer = loaded.buffer
-            yield int(ids[low]), lengths, [buffer[a : a + n] for a, n in zip(starts, lengths, strict=True)]
+            edges = [low, *gaps[bisect_right(gaps, low) : bisect_left(gaps, high)], high]
+            starts, lasts = offsets[edges[:-1]].tolist(), stops[np.array(edges[1:]) - 1].tolist()
+            parts: list[bytes | memoryview] = [loaded.buffer[a:b] for a, b in zip(starts, lasts, strict=True)]
+            yield int(ids[low]), sizes[low:high].tolist(), parts
             low = high
 
     def finish(self) -> list[FileRow]:
