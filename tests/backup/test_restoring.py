@@ -223,6 +223,21 @@ def test_a_killed_restore_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> 
     assert not (tmp_path / "new.restoring").exists()
 
 
+def test_what_no_restore_made_stays_where_a_restore_would_begin(backup: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "new.restoring"
+    begun.mkdir()
+    (begun / "file").write_bytes(b"of somebody")
+    (tmp_path / "other.restoring").symlink_to(begun)
+    (tmp_path / "third.restoring").write_bytes(b"of somebody")
+    for name in ("new", "other", "third"):
+        with pytest.raises(UsageError, match="no restore has made what is there"):
+            restored(backup, tmp_path / name)
+    assert [each.name for each in begun.iterdir()] == ["file"]
+    (begun / "file").unlink()
+    restored(backup, tmp_path / "new")
+    assert not begun.exists()
+
+
 def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = os.rename
 

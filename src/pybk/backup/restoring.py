@@ -8,10 +8,11 @@ is complete, durable and closed. So whatever ends a restore leaves either nothin
 next restore to the same path removes what an interrupted one left.
 
 1. Read the chain of the backup, and check it.
-2. Make an empty store with the id, the salt, the scrypt cost and the named records of the backup, and a new
+2. Make the directory with the file ``accepted-loss``: a bookie that starts on it puts all its ledgers in limbo,
+   because it may have acknowledged entries after the backup. The file comes first, because the next restore knows by
+   it what an interrupted one left.
+3. Make an empty store with the id, the salt, the scrypt cost and the named records of the backup, and a new
    incarnation. Its log begins after the last LSN that was backed up.
-3. Leave the file ``accepted-loss`` there: a bookie that starts on the directory puts all its ledgers in limbo,
-   because it may have acknowledged entries after the backup.
 4. Append the entries with the bytes that they had, each checked before. Each ledger gets its last metadata when all its
    entries are there.
 5. Compare each ledger's end, length and last add confirmed with the backup, close the store, and rename it.
@@ -29,7 +30,7 @@ from typing import Final, NamedTuple
 
 from pybk.backup.chain import Chain, existing_chain
 from pybk.backup.manifest import STORE, KeptLedger, opened
-from pybk.backup.target import Target
+from pybk.backup.target import UNFINISHED, Target
 from pybk.backup.verifying import ChainReader, EntriesCheck, WantedEntries
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
@@ -38,7 +39,7 @@ from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import CorruptError, StoreLockedError, UsageError
 from pybk.ledger import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.directories import RestoredStore, create_store, note_accepted_loss
+from pybk.storage.directories import ACCEPTED_LOSS, RestoredStore, create_store, note_accepted_loss
 from pybk.storage.format.cookie import read_cookie
 from pybk.storage.io.failures import storage_error
 from pybk.storage.io.filesystem import OsFileSystem
@@ -129,11 +130,29 @@ def restore_store(
 
 
 def _remove_leftovers(fs: OsFileSystem, staging: str) -> None:
-    """Remove what an interrupted restore left; StoreLockedError if another restore is under way."""
-    if os.path.exists(staging):
+    """Remove what an interrupted restore left.
+
+    Raises:
+        StoreLockedError: Another restore is under way.
+        UsageError: Something is there that no restore made; nothing was changed.
+    """
+    if os.path.lexists(staging):
+        _check_leftover(staging)
         fs.lock(os.path.join(staging, _LOCK)).release()
         shutil.rmtree(staging)
     fs.make_directory(os.path.dirname(staging))
+
+
+def _check_leftover(staging: str) -> None:
+    """Raise UsageError unless a restore made what is at a path: its first file is there, or none is yet."""
+    if os.path.isdir(staging) and not os.path.islink(staging):
+        names = set(os.listdir(staging))
+        if ACCEPTED_LOSS in names or names <= {_LOCK, ACCEPTED_LOSS + UNFINISHED}:
+            return
+    raise UsageError(
+        f"a restore would make the store in {staging} first, and no restore has made what is there: move that away, or "
+        "name another directory"
+    )
 
 
 def _check_own(fs: OsFileSystem, staging: str, incarnation: int) -> None:
@@ -158,8 +177,8 @@ class _Restore:
     def run(self) -> RestoreReport:
         fs = OsFileSystem()
         fs.make_directory(self._staging)
-        cookie = create_store(fs, self._staging, None, open_environment, self._restored())
         note_accepted_loss(fs, self._staging)
+        cookie = create_store(fs, self._staging, None, open_environment, self._restored())
         store = Store.open(self._staging, config=StoreConfig())
         try:
             self._fill(store)
