@@ -150,7 +150,9 @@ class LedgersRestore:
         same = found.creation_time_ns == metadata.creation_time_ns
         if same and (found.state, found.last_entry_id, found.length) == (LedgerState.CLOSED, kept.last, kept.length):
             return None
-        what = "a restore that was cut off left a part of it there" if same else "another ledger has its id"
+        what = "another ledger has its id"
+        if same:
+            what = "it is there with another end, as of a restore that was cut off, or of entries after the run"
         return f"ledger {ledger_id} was not restored: {what}; restore it under a new id (new_ids=True, --new-ids)"
 
     def _restore(self, metadata: LedgerMetadata, kept: KeptLedger, password: bytes) -> int:
