@@ -522,6 +522,16 @@ def test_a_body_that_was_cut_changes_nothing(of_cluster: Client) -> None:
         assert waiting.recv(100).startswith(b"HTTP/1.1 200")
 
 
+def test_a_refusal_does_not_wait_for_the_body(of_store: Client) -> None:
+    head = b"POST /api/v1/cluster HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+    for length in (b"-1", b"+2", b"70000", b"99999999999", b"2\r\nContent-Length: 3"):
+        with socket.create_connection(("127.0.0.1", of_store.connection.port), timeout=60) as waiting:
+            began = time.monotonic()
+            waiting.sendall(head + length + b"\r\n\r\n")
+            assert waiting.recv(100).startswith(b"HTTP/1.1 413"), length
+            assert time.monotonic() - began < server.REQUEST_SECONDS
+
+
 def test_an_origin_that_is_no_url_is_another_one(of_store: Client) -> None:
     for origin in ("http://[", "null", "http://evil.example:x", ""):
         status, problem = of_store.ask("GET", "/api/v1/cluster", Origin=origin)

@@ -430,7 +430,6 @@ class _Answer(BaseHTTPRequestHandler):
         text = headers.get("content-length", "0")
         if "transfer-encoding" in headers or not text.isdecimal() or len(text) > 9 or int(text) > BODY_BYTES_MAX:
             self.close_connection = True
-            self._discard(int(text) if text.isdecimal() and len(text) <= 9 else DISCARDED_MAX)
             problem = ProblemError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 "too_long",
@@ -438,6 +437,8 @@ class _Answer(BaseHTTPRequestHandler):
                 headers=(("Connection", "close"),),
             )
             self._send(problem.response())
+            self.wfile.flush()  # before the wait for a body that may never come
+            self._discard(int(text) if text.isdecimal() and len(text) <= 9 else DISCARDED_MAX)
             return None
         body = self.rfile.read(int(text))
         if len(body) < int(text):  # the client has gone, and maybe did not mean what it has sent so far
@@ -446,7 +447,7 @@ class _Answer(BaseHTTPRequestHandler):
         return body
 
     def _discard(self, size: int) -> None:
-        """Read what a client sends in spite of a refusal, or else it might not see the refusal."""
+        """Read what a client sends in spite of a refusal, or else the close could take the refusal from it."""
         left = min(size, DISCARDED_MAX)
         while left > 0 and (found := self.rfile.read1(left)):
             left -= len(found)
