@@ -38,6 +38,13 @@ EVENTS: Final[Mapping[str, str]] = {
 """The meaning of each event."""
 
 
+NOT_LIMITED: Final[Mapping[str, Any]] = {"not_limited": True}
+"""The argument ``extra`` of a logging call each of whose lines counts, such as who has changed something.
+
+The caller bounds how many there are.
+"""
+
+
 def log_event(name: str, **fields: Any) -> dict[str, Any]:
     """Return the argument ``extra`` of a logging call that reports an event.
 

@@ -13,7 +13,7 @@ import pytest
 
 from pybk.admin import service_log
 from pybk.errors import UsageError
-from pybk.log_events import EVENTS, log_event
+from pybk.log_events import EVENTS, NOT_LIMITED, log_event
 from tests.paths import ROOT
 
 logger = logging.getLogger("pybk.of.a.test")
@@ -81,9 +81,10 @@ def test_lines_of_one_kind_are_limited(capsys: pytest.CaptureFixture[str]) -> No
     for number in range(30):
         logger.info("ledger %d", number)
         logger.debug("detail %d", number)
+        logger.info("change %d", number, extra=NOT_LIMITED)
     lines = capsys.readouterr().err.splitlines()
     assert sum("ledger" in line for line in lines) == service_log.LINES_MAX
-    assert sum("detail" in line for line in lines) == 30
+    assert sum("detail" in line for line in lines) == sum("change" in line for line in lines) == 30
 
 
 def test_events_are_those_of_the_code_and_of_the_documents() -> None:

@@ -60,10 +60,11 @@ class _TextFormatter(logging.Formatter):
 
 
 class _Limit(LogLimit):
-    """Limits what is not for debugging."""
+    """Limits what is neither for debugging nor ``NOT_LIMITED``."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno <= logging.DEBUG or super().filter(record)
+        kept = record.levelno <= logging.DEBUG or getattr(record, "not_limited", False)
+        return kept or super().filter(record)
 
 
 def begin(log_format: str, level: str) -> None:

@@ -34,6 +34,7 @@ from pybk.admin.http.tags import has, tag_of
 from pybk.admin.http.tokens import Token, find_token
 from pybk.admin.http.view import View
 from pybk.errors import PybkError
+from pybk.log_events import NOT_LIMITED
 from pybk.manager import LedgerManager
 
 if TYPE_CHECKING:
@@ -162,7 +163,11 @@ class AdminApplication:
         if route.scope is not Scope.READ:
             name = "" if token is None else token.name
             took_ms = (time.monotonic() - began) * 1e3
-            logger.info("%s %s by %s from %s in %.0f ms", request.method, request.path, name, request.peer, took_ms)
+            logger.info(
+                "%s %s by %s from %s in %.0f ms",
+                *(request.method, request.path, name, request.peer, took_ms),
+                extra=NOT_LIMITED,
+            )
         return self._with_etag(request, Response(200, JSON, as_body(result)))
 
     def _with_etag(self, request: Request, response: Response) -> Response:
