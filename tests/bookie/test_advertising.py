@@ -12,6 +12,7 @@ from pybk.bookie.advertising import advertised
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
+from pybk.transport.codec import Ping
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster
 from tests.internals import cluster_backend_of
@@ -47,8 +48,16 @@ def test_a_bookie_on_every_address_is_refused_without_an_advertised_one(tmp_path
 
 def test_an_address_that_does_not_lead_to_the_bookie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advertising, "REACH_SECONDS", 0.5)
+    pings: list[Ping] = []
+
+    def counted() -> Ping:
+        pings.append(Ping())
+        return pings[-1]
+
+    monkeypatch.setattr(advertising, "Ping", counted)
     with pytest.raises(UsageError, match=r"cannot be reached at tcp://127\.0\.0\.1:1, "):
         bookie(tmp_path, "tcp://127.0.0.1:*", advertise="tcp://127.0.0.1:1")
+    assert 1 <= len(pings) <= 10, "it waits before it tries again"
     with bookie(tmp_path, "tcp://127.0.0.1:*") as manager:
         registered = cluster_backend_of(manager).membership.metadata.list_bookies()
         assert [found.bookie.bookie_id for found in registered] == ["one"]

@@ -30,6 +30,7 @@ LOAD_CHANGE: Final = 1.25
 """Factor of change of ``1 + load``, the weight for placement, above which the bookie registers at once."""
 
 _PING_NS: Final = 2 * 10**9
+_AGAIN_SECONDS: Final = 0.1
 
 
 def is_notable(known: BookieRegistration, now: BookieRegistration) -> bool:
@@ -129,6 +130,8 @@ def check_reachable(bookie: Bookie, address: str, keys: HeldKeys | None, public_
                 if isinstance(reply, Reply) and reply.status is Status.OK:
                     return
                 why = link.why_down or why
+                if reply is None:
+                    time.sleep(_AGAIN_SECONDS)  # poll returns at once as long as nobody listens
                 if isinstance(reply, Reply) and reply.status is Status.WRONG_INSTANCE:
                     why, until = "another bookie answers there", 0.0
     raise UsageError(
