@@ -158,7 +158,8 @@ def _print_started(parsed: argparse.Namespace, cluster: DevCluster, seconds: flo
         print_json({**_as_json(cluster), "took_s": seconds})
     else:
         _print_members(cluster)
-        print(f"\n{counted(len(cluster.bookies), 'bookie')} serve after {seconds:.1f} s, in {cluster.directory}")
+        serving = counted(len(cluster.bookies), "bookie serves", "bookies serve")
+        print(f"\n{serving} after {seconds:.1f} s, in {cluster.directory}")
         print(f"the page: {cluster.console.http}/   its token, for changes: {cluster.path('token')}")
         print("\nnext:")
         print(f"  export PYBK_PROFILE={cluster.profile}")
