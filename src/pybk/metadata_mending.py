@@ -32,6 +32,7 @@ from pybk.bookie.holdings import HeldLedger, Holdings, open_holdings
 from pybk.connect import key_for, open_cluster
 from pybk.credentials import ClusterSecret, cluster_secrets
 from pybk.errors import (
+    CookieError,
     CorruptError,
     LedgerExistsError,
     MetadataError,
@@ -68,7 +69,7 @@ from pybk.metadata.ledger_description import LedgerDescription, description_body
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
-from pybk.metadata.registration import BOOKIES_KEY
+from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieState, decode_cookie, name_in_key
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
@@ -214,6 +215,7 @@ class Mending:
         for held in self._holdings:
             if held.identity.cluster_id != identity.cluster_id:
                 raise UsageError(f"{held.identity} is not of cluster {identity.cluster_id.hex()}; leave it out")
+        self._check_members()
         self._decode_ledgers()
         self._find_deletions()
         for ledger_id in sorted({each for held in self._holdings for each in held.known}):
@@ -294,6 +296,19 @@ class Mending:
             return {key: node.value for key, node in store.walk() if key.partition("/")[0] not in NOT_EXPORTED}
         finally:
             store.close()
+
+    def _check_members(self) -> None:
+        """Raise CookieError if the directory of a bookie that was removed is given: it cannot be a member again."""
+        for path, held in zip(self._paths, self._holdings, strict=True):
+            key = f"{COOKIES_KEY}/{name_in_key(held.bookie.bookie_id)}"
+            if key not in self._values:
+                continue
+            kind, payload = decode_authenticated(key, self._values[key], self._reading)
+            if kind is not ValueKind.COOKIE:
+                continue
+            cookie = decode_json(payload, decode_cookie, where=f"metadata key {key!r}")
+            if cookie.bookie == held.bookie and cookie.state is BookieState.REMOVED:
+                raise CookieError(f"{path} is of {held.bookie}, which was removed from the cluster; leave it out")
 
     def _decode_ledgers(self) -> None:
         """Decode the ledgers that the export or the store has."""
@@ -464,11 +479,12 @@ class Mending:
 
     def _do(self, cluster_value: bytes, next_id: int) -> int:
         """Write everything; return the number of the new epoch, 0 if there is none."""
-        if self._running:
-            running = _running_text(self._running)
-            raise SafetyCheckError(f"nothing was written to {self._url}: {running}", failures=(running,))
         store = open_metadata(self._url)
         self._stack.callback(store.close)
+        # Read again, because to look at large directories takes long, and a bookie may have started meanwhile.
+        if names := [unquote(name) for name in store.children(BOOKIES_KEY)]:
+            running = _running_text(names)
+            raise SafetyCheckError(f"nothing was written to {self._url}: {running}", failures=(running,))
         if self._overwrite:
             for key, node in list(store.walk()):
                 if key.partition("/")[0] not in NOT_EXPORTED:

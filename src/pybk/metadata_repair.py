@@ -202,7 +202,7 @@ def rebuild_metadata(
         UsageError: No directory is given, or they are of several clusters.
         MetadataForgedError: The secret is not the cluster's.
         StoreLockedError: A bookie serves from one of the directories.
-        CookieError: One is no bookie's directory, or of another cluster than the store's.
+        CookieError: One is no bookie's directory, of another cluster than the store's, or of a bookie that was removed.
         CorruptError: One is damaged.
 
     Durability: As for ``restore_metadata``.

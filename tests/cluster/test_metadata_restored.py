@@ -12,6 +12,7 @@ import pytest
 
 from pybk import (
     ClusterAdmin,
+    CookieError,
     LedgerDeletedError,
     LedgerFencedError,
     LedgerManager,
@@ -31,7 +32,7 @@ from pybk import (
 )
 from pybk.bookie import server
 from pybk.credentials import ClusterSecret
-from pybk.metadata.export import read_export
+from pybk.metadata.export import check_export, read_export
 from pybk.metadata.url import open_metadata
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster
@@ -501,3 +502,39 @@ def test_metadata_are_neither_restored_nor_rebuilt_under_a_bookie_that_runs(clus
         with pytest.raises(SafetyCheckError, match="must be closed first: bookie-0, bookie-1;"):
             cluster.rebuild(2)
     assert cluster.rebuild().written
+
+
+def test_a_bookie_that_starts_while_directories_are_looked_at_keeps_metadata_from_being_written(
+    local: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local.running(3) as running:
+        write(running.connect())
+    copy = local.copy()
+    with local.running(0) as running:
+        starts = iter(range(1))
+
+        def checked(path: str) -> None:
+            for place in starts:  # after the store was read, and before anything is written
+                running.start(place)
+            check_export(path)
+
+        monkeypatch.setattr("pybk.metadata_mending.check_export", checked)
+        with pytest.raises(SafetyCheckError, match=r"nothing was written to .*must be closed first: bookie-0;"):
+            local.restore(copy, overwrite=True)
+        assert check_metadata(local.url, cluster_secret=SECRET).ledgers == 1
+
+
+def test_the_directory_of_a_bookie_that_was_removed_is_refused_before_anything_is_written(local: Cluster) -> None:
+    with local.running(4) as running:
+        client = running.connect()
+        running.bookies.pop(3).close()
+        ClusterAdmin(client).remove("bookie-3", accept_loss=())
+        write(client)
+    copy = local.copy()
+    for write_it in (False, True):
+        with pytest.raises(CookieError, match=r"bookie-3@\w+, which was removed from the cluster; leave it out"):
+            local.rebuild(0, 1, 2, 3, write=write_it)
+    with pytest.raises(CookieError, match=r"bookie-3@\w+, which was removed"):
+        local.restore(copy, overwrite=True, directories=[local.bookie(3)])
+    with local.running():
+        assert check_metadata(local.url, cluster_secret=SECRET).ledgers == 1
