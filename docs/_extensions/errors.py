@@ -32,8 +32,10 @@ def outcome_of(kind: type[PybkError]) -> str:
 
 
 def retry_of(kind: type[PybkError]) -> str:
-    """Return whether the same call may be made again, in words."""
+    """Return whether the same call may be made again, in words, and that the attribute does not say so."""
     said = fields_in(kind.__doc__ or "").get("Retry")
+    if said and said.startswith("Yes") and not kind.retryable:
+        return f"{said.rstrip('.')}; ``retryable`` is False."
     return said or ("Yes." if kind.retryable else "No.")
 
 
