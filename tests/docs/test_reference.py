@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, PybkError, UsageError, public
+from pybk import ClusterOptions, LedgerManager, PybkError, StoreConfig, UsageError, public
 from pybk.admin.bookie_options import OPTIONS
 from pybk.admin.cli import NOUNS, whole_parser
 from pybk.admin.exported_metrics import EXPORTED, exported_name
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
+from pybk.arguments import join_cluster
 from pybk.metadata.authenticated_values import ValueKind
 from pybk.metadata.settings import ClusterSettings
 from tests.paths import ROOT
@@ -175,6 +176,22 @@ def test_each_setting_has_an_effect_and_a_default() -> None:
             assert words.keys() == names_in(kind), "defaults that the code does not show stand in settings.md"
 
 
+def test_the_defaults_of_a_bookie_that_stand_on_the_page_are_those_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: dict[str, Any] = {}
+
+    def join(root: str, listen: list[str], url: str, secret: object, config: StoreConfig, **others: Any) -> None:
+        taken.update(others, cluster_secret=secret, replace=others["replace_lost"])
+
+    monkeypatch.setattr("pybk.connect.join", join)
+    needed: ClusterOptions = {"listen": "tcp://127.0.0.1:*", "metadata": "lmdb:///x"}
+    join_cluster("x", None, StoreConfig(), read_only=False, options=needed)
+    [words] = [words for source, _, words in tables() if source is ClusterOptions]
+    in_words = {*needed, "advertise"}
+    assert {name: text.strip("`") for name, text in words.items() if name not in in_words} == {
+        name: repr(taken[name]) for name in words if name not in in_words
+    }
+
+
 def test_settings_of_a_cluster_are_those_of_its_sections() -> None:
     prefixes = set(re.findall(r"^   :prefix: (\w+)\.$", page("settings.md"), re.MULTILINE))
     assert prefixes == ClusterSettings().as_dict().keys()
@@ -288,10 +305,16 @@ def test_each_metric_is_listed() -> None:
 
 def test_each_route_is_listed() -> None:
     assert directives("http-routes", page("routes.md")) == [""]
-    listed = set(re.findall(r"^\| `((?:GET|POST) \S+)`", page("http.md"), re.MULTILINE))
-    known = {f"{each.method} {each.template}" for each in (*ROUTES, *OWN_ROUTES)}
-    plain = {re.sub(r"\{ledger_id\}", "ID", re.sub(r"\{name\}", "NAME", name)) for name in known}
-    assert {name.replace("/api/v1", "") for name in plain} == listed
+    listed = re.findall(r"^\| `((?:GET|POST) \S+)`( \*)? \| (\w+) \|", page("http.md"), re.MULTILINE)
+    assert len(set(listed)) == len(listed)
+    known = {
+        (f"{each.method} {each.template}", " *" * (each in ROUTES and not each.cluster), each.scope.name.lower())
+        for each in (*ROUTES, *OWN_ROUTES)
+    }
+    short = {"{ledger_id}": "ID", "{name}": "NAME", "/api/v1": ""}
+    for long, text in short.items():
+        known = {(name.replace(long, text), star, scope) for name, star, scope in known}
+    assert set(listed) == known
 
 
 # ---- programs ------------------------------------------------------------------------------------------------------
