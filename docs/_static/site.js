@@ -5,5 +5,10 @@ function reach() {
     else box.removeAttribute("tabindex");
   }
 }
+/* The theme makes the captions of the navigation headings without a level, which screen readers need. */
+function level() {
+  for (const caption of document.querySelectorAll('.caption[role="heading"]')) caption.setAttribute("aria-level", "2");
+}
 addEventListener("load", reach);
+addEventListener("load", level);
 addEventListener("resize", reach);
