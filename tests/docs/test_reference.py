@@ -22,6 +22,7 @@ from pybk.admin.exported_metrics import EXPORTED, exported_name
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from pybk.arguments import join_cluster
 from pybk.metadata.authenticated_values import ValueKind
+from pybk.metadata.pointers import POINTER_BYTES_MAX
 from pybk.metadata.settings import ClusterSettings
 from tests.paths import ROOT
 
@@ -203,6 +204,7 @@ def test_the_payload_of_each_kind_of_metadata_is_described() -> None:
     table = page("metadata.md").partition("| Kind | Payload |\n")[2].partition("\n\n")[0]
     described = set(re.findall(r"^\| ([A-Z_]+)\b", table, re.MULTILINE))
     assert described == {kind.name for kind in ValueKind}
+    assert f"POINTER: bytes of its owner, at most {POINTER_BYTES_MAX >> 10} KiB" in page("metadata.md")
 
 
 # ---- variables of the environment, parameters of URLs, options of Spark --------------------------------------------
