@@ -170,6 +170,8 @@ def test_logs_of_a_process_are_shown(local: Local) -> None:
     lines = local.run("dev", "logs", "b1", "-n", "100").splitlines()
     assert all(line.startswith("b1: ") for line in lines)
     assert any("[bookie.started]" in line for line in lines)
+    objects = [json.loads(line) for line in local.run("dev", "logs", "b1", "-n", "1", "--json").splitlines()]
+    assert [each.keys() for each in objects] == [{"name", "line"}]
 
 
 def test_what_it_did_not_make_is_left_alone(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import CommandParser, takes_output, whole_number
-from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_table
+from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
 from pybk.admin.profiles import Profile, path_of
 from pybk.errors import UsageError
 
@@ -257,10 +257,10 @@ def _logs(parsed: argparse.Namespace) -> int:
     files = {name: open(cluster.path("logs", f"{name}.log"), encoding="utf-8", errors="replace") for name in names}  # noqa: SIM115
     try:
         for name, file in files.items():
-            _print_lines(name, file.readlines()[-parsed.lines :] if parsed.lines else [])
+            _print_lines(parsed, name, file.readlines()[-parsed.lines :] if parsed.lines else [])
         while parsed.follow:
             for name, file in files.items():
-                _print_lines(name, file.readlines())
+                _print_lines(parsed, name, file.readlines())
             sys.stdout.flush()
             time.sleep(_FOLLOW_SECONDS)
     finally:
@@ -269,9 +269,12 @@ def _logs(parsed: argparse.Namespace) -> int:
     return SOUND
 
 
-def _print_lines(name: str, lines: list[str]) -> None:
+def _print_lines(parsed: argparse.Namespace, name: str, lines: list[str]) -> None:
     for line in lines:
-        print(f"{name}: {line.rstrip()}")
+        if parsed.json:
+            print_json_line({"name": name, "line": line.rstrip()})
+        else:
+            print(f"{name}: {line.rstrip()}")
 
 
 # ---- one process, and faults -----------------------------------------------------------------------------------------
