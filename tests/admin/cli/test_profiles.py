@@ -39,12 +39,14 @@ def test_the_profile_stands_for_a_path_that_is_left_out() -> None:
     assert parsed("bookie", "ok-to-stop", "b1", "b2") == (URL, "/secret")
     assert parsed("ledger", "list", "--json") == (URL, "/secret")
     assert parsed("metadata", "export", "/backup/metadata") == (URL, "/secret")
+    assert parsed("metadata", "check", "--json") == (URL, "/secret")
     assert parsed("cluster", "status", "--cluster-secret-file", "mine") == (URL, "mine")
 
 
 def test_a_path_that_is_given_counts(tmp_path: Path) -> None:
     assert parsed("cluster", "status", "--json", "lmdb:///other") == ("lmdb:///other", None)
     assert parsed("ledger", "list", str(tmp_path)) == (str(tmp_path), None)
+    assert parsed("metadata", "check", "export") == ("export", None)
     assert parser_of(["store"], "here").parse_args(["store", "verify", "there"]).path == "there"
 
 

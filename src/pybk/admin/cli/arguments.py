@@ -18,6 +18,13 @@ CLUSTER: Final = "the metadata URL of a cluster: zk://host:port/path, lmdb:///pa
 STORE_OR_CLUSTER: Final = (
     "the directory of a store, or the metadata URL of a cluster: zk://host:port/path, lmdb:///path"
 )
+CLUSTER_OR_EXPORT: Final = (
+    "where the cluster's metadata is: zk://host:port,host:port/path, or lmdb:///path; or a file of `pybk metadata "
+    "export`"
+)
+
+_CLUSTERS: Final = (CLUSTER, STORE_OR_CLUSTER, CLUSTER_OR_EXPORT)
+"""What PATH is where a profile may stand for it."""
 
 _WRONG_USAGE: Final = 2
 
@@ -65,11 +72,13 @@ class CommandParser(argparse.ArgumentParser):
     def _names_path(self, words: Sequence[str]) -> bool:
         """Return whether a command is given its PATH, or takes none that a profile could stand for."""
         path_help = self.get_default("path_help")
-        if path_help not in (CLUSTER, STORE_OR_CLUSTER) or any(each in ("-h", "--help") for each in words):
+        if path_help not in _CLUSTERS or any(each in ("-h", "--help") for each in words):
             return True
         if any(each.startswith(("zk://", "lmdb://")) for each in words):
             return True
         given = self._positional(words)
+        if path_help == CLUSTER_OR_EXPORT:
+            return bool(given)
         needed = sum(each.nargs in (None, "+") for each in self._get_positional_actions())
         if path_help == CLUSTER or not given or len(given) < needed:  # the TARGET of a backup is a directory, too
             return False
@@ -102,7 +111,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the process with what is wrong, and where the usage is shown, in one line."""
-        over_clusters = self.get_default("path_help") in (CLUSTER, STORE_OR_CLUSTER)
+        over_clusters = self.get_default("path_help") in _CLUSTERS
         if over_clusters and not self.profile and "arguments are required" in message:
             message += "; the first one is PATH, unless `pybk --profile NAME` or PYBK_PROFILE names the cluster"
         self.exit(_WRONG_USAGE, f"{self.prog}: {' '.join(message.split())}; see the usage: {self.prog} --help\n")

@@ -6,7 +6,15 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import CLUSTER, CommandParser, add_command, is_url, secret_needed, takes_confirmation
+from pybk.admin.cli.arguments import (
+    CLUSTER,
+    CLUSTER_OR_EXPORT,
+    CommandParser,
+    add_command,
+    is_url,
+    secret_needed,
+    takes_confirmation,
+)
 from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.admin.cli.output import DAMAGED, SOUND, confirm, counted, print_json, print_table, progress_bar
 from pybk.errors import UsageError
@@ -28,7 +36,7 @@ def add(parser: CommandParser) -> None:
     export.add_argument("file", metavar="FILE", help="the file, which must not exist")
     takes_secret(export)
     text = "decode and verify everything in a metadata store, or in an export; exit 1 if there are problems"
-    check = add_command(nested, "check", _check, text, f"{_URL}; or a file of `pybk metadata export`")
+    check = add_command(nested, "check", _check, text, CLUSTER_OR_EXPORT)
     check.set_defaults(path_may_be_file=True)
     takes_secret(check)
     text = "restore an export to an empty metadata store, or accept one that was put back; all bookies must be closed"
