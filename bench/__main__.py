@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from bench import appending, lifecycle, reading, report, tiering
+from bench import appending, lifecycle, reading, report, tails, tiering
 from bench.contest import Scale
 
 CONTESTS: Final = {
     contest.name: contest
-    for contest in (*appending.CONTESTS, *reading.CONTESTS, *lifecycle.CONTESTS, *tiering.CONTESTS)
+    for contest in (*appending.CONTESTS, *tails.CONTESTS, *reading.CONTESTS, *lifecycle.CONTESTS, *tiering.CONTESTS)
 }
 GIB: Final = 1 << 30
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,16 +19,13 @@ from bench.contest import (
     Scale,
     Target,
     at_least,
-    at_most,
     in_threads,
-    latencies_of,
     rate,
-    tail_of,
 )
 from bench.floors import BareGroupCommit, BareHash, BareWrite
-from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOAD, PAYLOADS
+from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
 from bench.peers import PEERS, READABLE_PEERS, Peer, Raw, Sqlite
-from pybk import DigestType, LedgerManager, LedgerWriter, StorageHint
+from pybk import DigestType, LedgerManager, LedgerWriter
 
 PRODUCERS: Final = 64
 WINDOW: Final = 1024
@@ -147,61 +143,6 @@ def by_threads(writer: LedgerWriter, seconds: float) -> float:
     return in_threads(lambda: writer.append(PAYLOAD), THREADS, seconds)
 
 
-@contextmanager
-def tail(part: int, busy: bool, directory: Path, _: Scale) -> Iterator[Run]:
-    """Append one by one; each run returns a percentile of the latencies, divided by their median.
-
-    Args:
-        part: One of so many appends takes longer than the percentile.
-        busy: Whether another ledger of 16 MiB is moved between its tiers meanwhile, over and over.
-        directory: Of the store.
-    """
-    with LedgerManager.open(directory) as manager, manager.create_ledger(password=PASSWORD) as writer:
-
-        def run(seconds: float) -> float:
-            with moves(manager) if busy else nullcontext():
-                return tail_of(latencies_of(lambda: writer.append(PAYLOAD), seconds), part)
-
-        yield run
-
-
-@contextmanager
-def moves(manager: LedgerManager) -> Iterator[None]:
-    """Move a ledger between log files and cold segments over and over, and checkpoint."""
-    ended = threading.Event()
-    with manager.create_ledger(password=PASSWORD) as other:
-        for _ in range((16 << 20) // (ENTRY_BYTES * BATCH)):
-            other.append_many(PAYLOADS)
-
-    def work() -> None:
-        while not ended.is_set():
-            for tier in (StorageHint.HDD, StorageHint.NVME):
-                manager.move_ledger(other.ledger_id, tier)
-                manager.checkpoint()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def tails() -> Iterator[Contest]:
-    """Yield the contests of the 99th percentile, and of the 99.9th, which has no target."""
-    for name, part, targets in (("p99", 100, [at_most(TAIL)]), ("p99.9", 1000, [])):
-        yield Contest(
-            f"append-{name}",
-            f"append, one thread, {name}",
-            "x p50",
-            [
-                Contestant("pybk", partial(tail, part, False), targets),
-                Contestant("pybk, moves", partial(tail, part, True), targets),
-            ],
-        )
-
-
 def peer(kind: PeerKind, payloads: Sequence[bytes], threads: int = 1) -> Contestant:
     """Return a peer or a floor as a contestant."""
 
@@ -230,9 +171,6 @@ def batches() -> Iterator[Contestant]:
 
 
 ONE_THREAD: Final = "pybk, 1 thread"
-TAIL: Final = 4.0
-"""How many times the median the 99th percentile may be."""
-
 CONTESTS: Final = (
     Contest(
         "append",
@@ -249,7 +187,6 @@ CONTESTS: Final = (
             *(peer(kind, [PAYLOAD]) for kind in (*PEERS, BareWrite, BareHash)),
         ],
     ),
-    *tails(),
     Contest(
         "threads",
         f"append, {THREADS} threads",

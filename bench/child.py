@@ -3,16 +3,19 @@
 ``fill`` prints a line when that many payload bytes are durable, and writes until it is killed; ``memory`` prints the
 most memory it had resident, in MiB. ``idle`` opens a store with a tier policy and prints the processor time that it
 takes while nothing happens, in ms per second; ``idle-looked`` lets the policy look at all ledgers before, and
-``idle-plain`` has no policy.
+``idle-plain`` has no policy. ``moves STORE`` prints a line when it begins to move a ledger between tiers, and does so
+until it is killed.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import sys
 import time
 from pathlib import Path
 
+from bench.moving import moves
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
 from pybk import LedgerManager, StorageHint, StoreConfig, TierPolicy
 from pybk.local_backend import StoreBackend
@@ -45,6 +48,10 @@ def main() -> None:
     if what.startswith("idle"):
         print(idle_ms(what, store, float(sys.argv[3])), flush=True)
         return
+    if what == "moves":
+        with LedgerManager.open(store) as manager, moves(manager):
+            print("moves", flush=True)
+            signal.pause()
     size = int(sys.argv[3])
     with LedgerManager.open(store) as manager, manager.create_ledger(password=PASSWORD) as writer:
         for _ in range(max(size // (BATCH * ENTRY_BYTES), 1)):
