@@ -546,6 +546,11 @@ class Log:
                 self._refused = {each for each in self._refused if not self._takes_again(each, commit)}
             if self.inflight is commit:
                 self.inflight = None
+        # Entries refer to their commit. A commit that refers to its entries could only be freed by the collector of
+        # cycles, which would run, and delay an append, after every sixty commits.
+        commit.staged = []
+        if commit.failed_with is not None:
+            commit.failed_with.staged = []
 
     @staticmethod
     def _takes_again(descriptor: LedgerDescriptor, kept: Commit) -> bool:

@@ -44,7 +44,12 @@ logger = logging.getLogger(__name__)
 
 FIRST_FILE_BYTES: Final = MIB
 _MAKING: Final = "making log files"
-_STEP_BYTES: Final = 4 * MIB
+_STEP_BYTES: Final = 128 << 10
+"""So many zeros are written between two pauses: an append that waits for them takes no more than thrice its time."""
+
+_SMALL_FILE_BYTES: Final = 4 * MIB
+"""Size of a file that an append waits for."""
+
 _FILES_QUEUED: Final = 2
 LARGE_COMMIT_BYTES: Final = 128 << 10
 _SHARE_AT_REST: Final = 16
@@ -147,7 +152,7 @@ class LogFileSupply:
 
     def _make_fitting(self, bytes_min: int) -> None:
         try:
-            self.make(max(bytes_min, min(self._next_bytes, _STEP_BYTES)), 0.0)
+            self.make(max(bytes_min, min(self._next_bytes, _SMALL_FILE_BYTES)), 0.0)
         except StorageRefusedError as error:
             # Tried again before a commit is refused: entries of deferred ledgers in it were acknowledged already.
             logger.warning("making a log file of %d bytes instead: %s", bytes_min, error)
@@ -248,11 +253,11 @@ class LogFileSupply:
             self._volumes.fs.unlink(path)
 
     def _fill(self, file: File, size: int, pause_ratio: float) -> None:
-        for offset in range(0, size, _STEP_BYTES):
+        step = _STEP_BYTES if pause_ratio else size
+        for offset in range(0, size, step):
             began = time.monotonic()
-            file.write_zeros(offset, min(_STEP_BYTES, size - offset))
-            if pause_ratio:
-                time.sleep((time.monotonic() - began) * pause_ratio)
+            file.write_zeros(offset, min(step, size - offset))
+            time.sleep((time.monotonic() - began) * pause_ratio)
 
     def rest(self, store_bytes: Callable[[], int]) -> None:
         """Keep the preallocated files small relative to the store, as nothing was appended for a while.
