@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from pybk.flags import WriteFlag
 from pybk.futures import AppendFuture, PiecesFuture
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
+from pybk.storage.descriptor import StagedEntries
 from pybk.storage.log.commit import Commit
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing
@@ -470,6 +472,26 @@ def test_errors_of_a_refused_writer_do_not_pile_up_tracebacks(manager: LedgerMan
             writer.append(b"x")
         depths.append(len(raised.traceback))
     assert depths[-1] == depths[0]
+
+
+def test_finished_appends_leave_nothing_to_the_collector_of_cycles(manager: LedgerManager) -> None:
+    """It would run after every sixty appends, and delay one of them."""
+    def append() -> None:
+        for _ in range(10):
+            writer.append(b"x")
+            writer.append_async(b"y").result()
+        writer.append_many([b"z"] * 3)
+
+    with manager.create_ledger(insecure=True) as writer:
+        append()
+        gc.collect()
+        gc.disable()
+        try:
+            append()
+            left = [each for each in gc.get_objects() if isinstance(each, StagedEntries)]
+        finally:
+            gc.enable()
+        assert len(left) < 10  # the last ones, of 21 and more
 
 
 def test_repr_names_the_ledger(manager: LedgerManager) -> None:

@@ -30,6 +30,7 @@ PROMISES: Final = [
     test_writer.test_recovery_fences_a_live_writer_and_has_all_it_was_acknowledged,
     test_writer.test_a_fence_leaves_pipelined_appends_in_or_out_but_never_acknowledged_and_out,
     test_writer.test_deleting_ends_a_writer,
+    test_writer.test_finished_appends_leave_nothing_to_the_collector_of_cycles,
     test_writer.test_repr_names_the_ledger,
     test_reader.test_both_ends_are_inclusive,
     test_reader.test_an_empty_ledger_reads_as_nothing,

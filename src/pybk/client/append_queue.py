@@ -30,7 +30,7 @@ class AppendBatch(Completion):
     """Entries of one ledger that are sent and acknowledged together.
 
     Attributes:
-        entries: The entries.
+        entries: The entries, until they are acknowledged.
         payload_bytes: Their encoded bytes, which count as outstanding until the batch is done.
         last: Id of the last entry; set when the batch is sent.
     """
@@ -255,6 +255,7 @@ class AppendQueue:
                 self._outstanding -= batch.payload_bytes
                 sent.popleft()
             entries.parts = []
+            del batch.entries  # they refer to the batch: only the collector of cycles would free both
             finished.append(entries)
         return finished
 
