@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from pybk.errors import NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import Bookie, Fragment
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata.registration import COOKIES_KEY, BookieRegistration, BookieState, RegisteredBookie
+from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieRegistration, BookieState, RegisteredBookie
 from pybk.metadata.settings import PlacementSettings
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
@@ -107,6 +107,15 @@ def test_ledgers_that_are_created_within_a_second_read_the_registrations_once(
         with pytest.raises(NotEnoughBookiesError):
             client.create_ledger(insecure=True, ensemble_size=4, write_quorum=2)
         assert len(reads) == 1, "who may have come meanwhile is looked for"
+
+
+def test_where_bookies_lack_it_is_said_whose_registrations_cannot_be_used(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster:
+        with closing(open_metadata(cluster.url)) as store:
+            store.create(f"{BOOKIES_KEY}/bookie-9", b"nobody's")
+        text = r"there are 3 \(.*\), and 1 whose registrations cannot be used: metadata key 'bookies/bookie-9'"
+        with pytest.raises(NotEnoughBookiesError, match=text):
+            cluster.connect().create_ledger(insecure=True, ensemble_size=4, write_quorum=2)
 
 
 def test_ledgers_in_too_few_zones_are_counted_or_refused(tmp_path: Path) -> None:

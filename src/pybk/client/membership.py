@@ -17,6 +17,7 @@ from pybk.errors import (
     MetadataVersionError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    PybkError,
     UnsupportedFormatError,
 )
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
@@ -90,6 +91,8 @@ class Membership:
         self.metrics: Final = metrics or Metrics()
         metadata.measure(self.metrics)
         self.too_old: Mapping[str, BookieRegistration] = {}
+        self._unusable: tuple[PybkError, ...] = ()
+        """Why the registrations that were left out cannot be used, such as without the cluster's new secret."""
         self.seen_ns = 0
         """When the registrations were read last, by the monotonic clock."""
         self.reads_are_shared = False
@@ -108,8 +111,9 @@ class Membership:
     def refresh(self) -> None:
         """Read the registrations; if that fails, log it and keep those that were read last."""
         seen_ns = time.monotonic_ns()
+        unusable: list[PybkError] = []
         try:
-            there = {found.bookie.bookie_id: found for found in self.metadata.list_bookies()}
+            there = {found.bookie.bookie_id: found for found in self.metadata.list_bookies(unusable.append)}
         except MetadataError as error:
             logger.warning("the registered bookies cannot be read now, so those read last are used: %s", error)
             return
@@ -122,6 +126,7 @@ class Membership:
                 "upgrade and restart it",
                 *(name, found.version or "before 0.2", found.level_max, level),
             )
+        self._unusable = tuple(unusable)
         self._places = {found.bookie: (found.addresses[0], found.public_key or None) for found in there.values()}
         self._candidates = tuple(map(self._candidate, there.values()))
         self._located = {**self._located, **{each.bookie: each.location for each in self._candidates}}
@@ -212,9 +217,12 @@ class Membership:
         """Return the text of an error: why a ledger gets no ensemble."""
         size, count = metadata.ensemble_size, len(choice.bookies)
         if sum(not each.read_only for each in self._candidates) < size:
+            text = f"an ensemble of {size} needs {size} writable bookies; there are {count} ({self._there()})"
+            if self._unusable:
+                return f"{text}, and {len(self._unusable)} whose registrations cannot be used: {self._unusable[0]}"
             return (
-                f"an ensemble of {size} needs {size} writable bookies; there are {count} ({self._there()}): start "
-                "more, free space where it is read-only, or create the ledger with a smaller ensemble_size"
+                f"{text}: start more, free space where it is read-only, or create the ledger with a smaller "
+                "ensemble_size"
             )
         needed = policy.needed(metadata.write_quorum)
         searched = "was found within the steps of a search" if choice.cut_off else "is possible"

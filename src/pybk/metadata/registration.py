@@ -52,6 +52,7 @@ from pybk.errors import (
     MetadataExistsError,
     MetadataForgedError,
     MetadataVersionError,
+    PybkError,
     UnsupportedFormatError,
     UsageError,
 )
@@ -614,10 +615,13 @@ class Bookies(AuthenticatedValues):
         _check_not_removed(found)
         return RegisteredBookie(self, registration, on_lost)
 
-    def list_bookies(self) -> list[BookieRegistration]:
+    def list_bookies(self, unusable: Callable[[PybkError], None] | None = None) -> list[BookieRegistration]:
         """Return the registrations of all running bookies, ordered by name.
 
         A registration that is damaged or forged is left out, with a warning in the log: its bookie counts as absent.
+
+        Args:
+            unusable: Called with the error for each registration that is left out.
 
         Cost: As ``children`` and ``get_many`` of the store; a registration that has not changed is not decoded again.
         """
@@ -630,6 +634,8 @@ class Bookies(AuthenticatedValues):
                 found.append(self.registration(key, node)[0])
             except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
                 logger.warning("a bookie counts as absent, because its registration cannot be used: %s", error)
+                if unusable is not None:
+                    unusable(error)
         for key in set(self._registrations) - set(keys):
             self._registrations.pop(key, None)
         return found
