@@ -184,6 +184,22 @@ def test_cat_of_a_cluster(
     assert run(capsys, "cat", url, 0, "--first", 1, *secret) == (0, "second\n", "")
 
 
+def test_cat_without_bookies_is_to_be_tried_again(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    with (
+        LedgerManager.open(
+            tmp_path / "a", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=SECRET, bookie_id="a"
+        ) as manager,
+        manager.create_ledger(ensemble_size=1, insecure=True) as writer,
+    ):
+        writer.append(b"entry")
+    status, out, err = run(capsys, "cat", url, 0)
+    assert (status, out) == (4, "")
+    assert "start the bookies that are missing" in err
+
+
 @pytest.mark.parametrize("command", [["ls"], ["cat"]])
 def test_looking_makes_no_cluster(
     command: list[str], tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
