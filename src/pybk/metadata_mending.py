@@ -298,7 +298,7 @@ class Mending:
             store.close()
 
     def _check_members(self) -> None:
-        """Raise CookieError if the directory of a bookie that was removed is given: it cannot be a member again."""
+        """Note which members are replaced; raise CookieError for a bookie that was removed: it cannot be one again."""
         for path, held in zip(self._paths, self._holdings, strict=True):
             key = f"{COOKIES_KEY}/{name_in_key(held.bookie.bookie_id)}"
             if key not in self._values:
@@ -309,6 +309,10 @@ class Mending:
             cookie = decode_json(payload, decode_cookie, where=f"metadata key {key!r}")
             if cookie.bookie == held.bookie and cookie.state is BookieState.REMOVED:
                 raise CookieError(f"{path} is of {held.bookie}, which was removed from the cluster; leave it out")
+            if cookie.bookie != held.bookie and cookie.state is not BookieState.REMOVED:
+                self._plan.notes.append(
+                    f"{held.bookie} of {path} becomes a member instead of {cookie.bookie}, which is then refused"
+                )
 
     def _decode_ledgers(self) -> None:
         """Decode the ledgers that the export or the store has."""

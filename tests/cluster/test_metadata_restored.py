@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -55,7 +56,7 @@ class Running:
         self._stack = stack
         self.bookies: dict[int, LedgerManager] = {}
 
-    def start(self, place: int) -> LedgerManager:
+    def start(self, place: int, **options: Any) -> LedgerManager:
         """Start a bookie."""
         manager = LedgerManager.open(
             self._cluster.bookie(place),
@@ -64,6 +65,7 @@ class Running:
             cluster_secret=self._cluster.given,
             bookie_id=f"bookie-{place}",
             config=StoreConfig(**QUICK),
+            **options,
         )
         self._stack.callback(manager.close)
         self.bookies[place] = manager
@@ -538,3 +540,13 @@ def test_the_directory_of_a_bookie_that_was_removed_is_refused_before_anything_i
         local.restore(copy, overwrite=True, directories=[local.bookie(3)])
     with local.running():
         assert check_metadata(local.url, cluster_secret=SECRET).ledgers == 1
+
+
+def test_a_directory_that_takes_the_place_of_another_one_is_named(local: Cluster) -> None:
+    with local.running() as running:
+        write(running.connect())
+    local.bookie(2).rename(local.directory / "before")
+    with local.running(0) as running:
+        running.start(2, replace=True)
+    found = rebuild_metadata(local.url, [local.directory / "before"], cluster_secret=SECRET)
+    assert re.search(r"bookie-2@\w+ of .*/before becomes a member instead of bookie-2@\w+", "\n".join(found.notes))
