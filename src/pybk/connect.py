@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from pybk.bookie.advertising import check_advertised
 from pybk.bookie.local_reader import LocalReader
 from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
@@ -174,7 +175,7 @@ def join(
     for address in listen:  # before anything is made
         check_address(address, secret=secret is not None)
     for address in advertise:
-        check_address(address, secret=True)
+        check_advertised(address)
     with operation(config.on_span, "pybk.bookie.start", location=path) as starting:
         metadata, keys = open_cluster_for(path, url, secret, tiers)
         metrics = Metrics()

@@ -109,6 +109,16 @@ def test_a_sound_file_is_checked(run: Run, file: Path) -> None:
         ("[cluster]\nmetadata = 'http://x'", "[cluster] metadata: "),
         ("[store]\nfree_bytes_ok = 1", "[store]: free_bytes_ok 1 is below free_bytes_low"),
         ("[tier]\ntape = ['/x']", "[tier] tape = "),
+        ("[tier]\nssd = ['/a', '/b/../a']", "[tier]: tiers[ssd] names /a, which is named before, or is"),
+        ("[tier]\nnvme = ['/a']\nhdd = ['/a']", "[tier]: tiers[hdd] names /a, which is named before, or is"),
+        ("[bookie]\ndirectory = '/b'\n[tier]\nssd = ['/b']", "[tier]: tiers[ssd] names /b, which is named before, or"),
+        (f"[bookie]\nid = '{'x' * 129}'", f"[bookie] id: name '{'x' * 129}' takes a string of 1 to 128 bytes"),
+        *(
+            (f"[bookie]\nid = '{name}'", f"[bookie] id: the name '{name}' of a bookie takes printable characters, not")
+            for name in (".", "..", "  ")
+        ),
+        ("[bookie]\nadvertise = ['tcp://0.0.0.0:5']", "[bookie] advertise: tcp://0.0.0.0:5 stands for every address"),
+        ("[bookie]\nadvertise = ['tcp://[::]:*']", "[bookie] advertise: tcp://[::]:* stands for every address"),
     ],
 )
 def test_a_wrong_file_is_refused(run: Run, tmp_path: Path, line: str, message: str) -> None:

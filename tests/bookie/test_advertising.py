@@ -35,6 +35,9 @@ def bookie(tmp_path: Path, listen: str, name: str = "one", **options: Any) -> Le
 def test_a_bookie_on_every_address_is_refused_without_an_advertised_one(tmp_path: Path, listen: str) -> None:
     with pytest.raises(UsageError, match=r"stands for every address .*advertise='tcp://HOST:[0-9]+'"):
         bookie(tmp_path, listen)
+    with pytest.raises(UsageError, match="stands for every address"):
+        bookie(tmp_path, "tcp://127.0.0.1:*", "other", advertise=listen)
+    assert not (tmp_path / "other").exists(), "nothing was made"
     with bookie(tmp_path, listen, advertise="tcp://127.0.0.1:*") as manager:
         service = service_of(manager)
         (port,) = {address.rpartition(":")[2] for address in service.server.addresses}
@@ -75,7 +78,7 @@ def test_addresses_that_other_hosts_cannot_use_are_refused() -> None:
     )
     assert advertised(("ipc:///tmp/x",), ("ipc:///tmp/x",), ()) == ("ipc:///tmp/x",)
     for wrong in ("tcp://0.0.0.0:5", "tcp://[::]:5", "tcp://*:5"):
-        with pytest.raises(UsageError, match="stands for every address"):
+        with pytest.raises(UsageError, match=r"stands for every address .*advertise='tcp://HOST:5'"):
             advertised(("tcp://127.0.0.1:*",), bound, (wrong,))
     with pytest.raises(UsageError, match="is not an address"):
         advertised(("tcp://127.0.0.1:*",), bound, ("other:5",))

@@ -368,19 +368,28 @@ def settings_of(settings: Mapping[str, Setting]) -> BookieSettings:
 
 
 def check(settings: Mapping[str, Setting]) -> None:
-    """Check what can be checked on any host: addresses, the URL, where the bookie stands, and the store's settings.
+    """Check what can be checked on any host: addresses, names, the URL, directories, and the store's settings.
 
     Raises:
         UsageError: A value is wrong.
     """
     # Imported here, because they import numpy and ZeroMQ, and `pybk bookie serve --help` needs the options alone.
+    from pybk.bookie.advertising import check_advertised
+    from pybk.metadata.registration import check_new_name
     from pybk.replication.locations import Location
+    from pybk.storage.volumes import check_distinct
     from pybk.transport.curve import check_address
 
-    for name in ("bookie.listen", "bookie.advertise"):
-        for address in settings[name].value:
-            with _named(settings[name]):
-                check_address(address, secret=True)
+    with _named(settings["bookie.listen"]):
+        for address in settings["bookie.listen"].value:
+            check_address(address, secret=True)
+    with _named(settings["bookie.advertise"]):
+        for address in settings["bookie.advertise"].value:
+            check_advertised(address)
+    name = settings["bookie.id"]
+    if name.value is not None:
+        with _named(name):
+            check_new_name(name.value)
     metadata = settings["cluster.metadata"]
     if metadata.value is not None:
         with _named(metadata):
@@ -389,6 +398,9 @@ def check(settings: Mapping[str, Setting]) -> None:
                 raise url.invalid(" has an unknown scheme")
     with _named(settings["bookie.rack"]):
         Location.parse(settings["bookie.rack"].value)
+    with _of_section(settings, "tier"):
+        tiers = _tiers_of({name: each.value for name, each in settings.items()}) or {}
+        check_distinct(settings["bookie.directory"].value, tiers)
     _config_of(settings)
 
 
@@ -402,16 +414,23 @@ def _named(setting: Setting) -> Iterator[None]:
         raise UsageError(f"{origin}: [{option.section}] {option.key}: {error}") from None
 
 
+@contextmanager
+def _of_section(settings: Mapping[str, Setting], section: str) -> Iterator[None]:
+    """Begin the text of an error with the origins of the settings of a section."""
+    try:
+        yield
+    except UsageError as error:
+        origins = {each.origin for each in settings.values() if each.option.section == section} - {DEFAULT}
+        raise UsageError(f"{', '.join(sorted(origins))}: [{section}]: {error}") from None
+
+
 def _config_of(settings: Mapping[str, Setting]) -> StoreConfig:
     values = {each.option.key: each.value for each in settings.values() if each.option.section == "store"}
     values["default_tier"] = StorageHint(values["default_tier"])
     if values["group"] is not None and values["group"].isdecimal():
         values["group"] = int(values["group"])
-    try:
+    with _of_section(settings, "store"):
         return StoreConfig(**values)
-    except UsageError as error:
-        origins = {each.origin for each in settings.values() if each.option.section == "store"} - {DEFAULT}
-        raise UsageError(f"{', '.join(sorted(origins))}: [store]: {error}") from None
 
 
 def _traced(config: StoreConfig, setting: Setting) -> StoreConfig:

@@ -67,25 +67,46 @@ def advertised(listen: Sequence[str], bound: Sequence[str], advertise: Sequence[
         UsageError: One of them is an address that other hosts cannot connect to, such as a wildcard.
     """
     for address in advertise:
-        check_address(address, secret=True)
+        check_advertised(address)
     found = []
     for place, address in enumerate(advertise or bound):
         if address.endswith(":*"):
             address = f"{address[:-1]}{urlsplit(bound[min(place, len(bound) - 1)]).port or 0}"
-        host = urlsplit(address).hostname or ""
-        asked = address if advertise else listen[place]
-        if address.startswith("tcp:") and _is_wildcard(host):
-            raise UsageError(
-                f"{asked} stands for every address of this host and is none that others can connect to: say which one "
-                f"they are to use, such as advertise='tcp://HOST:{urlsplit(address).port}' or `pybk bookie --advertise`"
-            )
-        if not advertise and _is_name_of_loopback(asked, host):
-            raise UsageError(
-                f"{asked} is {host} here, which no other host can connect to: listen on the address of a network "
-                "interface, or say what others are to use: advertise=... or `pybk bookie --advertise`"
-            )
+        if not advertise:
+            _check_bound(listen[place], address)
         found.append(address)
     return tuple(found)
+
+
+def check_advertised(address: str) -> None:
+    """Check that an address may be registered, as far as any host can say.
+
+    Raises:
+        UsageError: It is no address, or stands for every address of a host.
+    """
+    check_address(address, secret=True)
+    _check_not_wildcard(address, address)
+
+
+def _check_bound(asked: str, address: str) -> None:
+    """Raise UsageError if a bound address, which was asked for as ``asked``, is none that other hosts can use."""
+    _check_not_wildcard(asked, address)
+    host = urlsplit(address).hostname or ""
+    if _is_name_of_loopback(asked, host):
+        raise UsageError(
+            f"{asked} is {host} here, which no other host can connect to: listen on the address of a network "
+            "interface, or say what others are to use: advertise=... or `pybk bookie --advertise`"
+        )
+
+
+def _check_not_wildcard(asked: str, address: str) -> None:
+    parts = urlsplit(address)
+    if parts.scheme == "tcp" and _is_wildcard(parts.hostname or ""):
+        port = parts.netloc.rpartition(":")[2]
+        raise UsageError(
+            f"{asked} stands for every address of this host and is none that others can connect to: say which one "
+            f"they are to use, such as advertise='tcp://HOST:{port}' or `pybk bookie --advertise`"
+        )
 
 
 def _is_wildcard(host: str) -> bool:

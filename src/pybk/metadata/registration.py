@@ -100,6 +100,21 @@ def name_in_key(name: str) -> str:
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
+def check_new_name(name: str) -> None:
+    """Check the name of a bookie that is new.
+
+    Raises:
+        UsageError: It is too long; or logs and terminals do not show it; or it is ``.`` or ``..``, which leave the path
+            of a URL.
+    """
+    name_in_key(name)
+    if not name.isprintable() or name.isspace() or name in (".", ".."):
+        raise UsageError(
+            f"the name {name!r} of a bookie takes printable characters, not blanks alone, and is not . or ..; name "
+            "another one"
+        )
+
+
 REQUESTS_SECONDS: Final = 10.0
 """How long a request that was sent before a bookie began to drain may still change the metadata of a ledger.
 
@@ -408,7 +423,7 @@ class Bookies(AuthenticatedValues):
 
         Raises:
             CookieError: Another instance of the bookie belongs to the cluster, or this one was removed from it.
-            UsageError: The name of a new bookie has characters that are not printable.
+            UsageError: The name is one that ``check_new_name`` refuses, and the bookie is new.
         """
         key = f"{COOKIES_KEY}/{name_in_key(bookie.bookie_id)}"
         cookie = BookieCookie(bookie, self.cluster_id)
@@ -416,8 +431,7 @@ class Bookies(AuthenticatedValues):
             node = self._store.get(key, latest=True)
             try:
                 if node is None:
-                    if not bookie.bookie_id.isprintable():  # logs and terminals show it
-                        raise UsageError(f"the name {bookie.bookie_id!r} of a bookie takes printable characters")
+                    check_new_name(bookie.bookie_id)
                     self.create_value(ValueKind.COOKIE, key, encode_cookie(cookie))
                     return cookie
                 found = self._cookie(key, node)

@@ -41,14 +41,30 @@ def plan_directories(root: str, tiers: Mapping[StorageHint, str | Sequence[str]]
         UsageError: A key is not a StorageHint, a list is empty, or a path is named twice.
     """
     given = named_paths(tiers or {})
-    directories: list[Directory] = []
-    for tier in StorageHint:
-        paths = given.get(tier, [os.path.join(root, tier.value)])
-        directories += [Directory(tier, number, os.path.abspath(path)) for number, path in enumerate(paths)]
-    seen = {directory.path for directory in directories}
-    if len(seen) < len(directories) or os.path.abspath(root) in seen:
-        raise UsageError("tiers names a directory twice, or the store's own; each tier directory stands for itself")
-    return directories
+    paths = {tier: given.get(tier, [os.path.join(root, tier.value)]) for tier in StorageHint}
+    check_distinct(root, paths)
+    return [Directory(tier, number, os.path.abspath(path)) for tier in paths for number, path in enumerate(paths[tier])]
+
+
+def check_distinct(root: str | None, tiers: Mapping[StorageHint, Sequence[str]]) -> None:
+    """Check that no directory is named twice.
+
+    Args:
+        root: The store's own directory; None if it is not known yet.
+        tiers: The directories of tiers.
+
+    Raises:
+        UsageError: One of them is named twice, or is the store's own.
+    """
+    seen = set() if root is None else {os.path.abspath(root)}
+    for tier, paths in tiers.items():
+        for path in map(os.path.abspath, paths):
+            if path in seen:
+                raise UsageError(
+                    f"tiers[{tier}] names {path}, which is named before, or is the store's own directory; name another "
+                    "one, because each stands for itself"
+                )
+            seen.add(path)
 
 
 def named_paths(tiers: Mapping[StorageHint, str | Sequence[str]]) -> dict[StorageHint, list[str]]:
