@@ -105,12 +105,16 @@ def test_a_bookie_is_drained_and_removed(cluster: Inside, capsys: pytest.Capture
     wait_until(lambda: next(each.read_only for each in admin.bookies() if each.name == name))
     status, _, err = run(capsys, "bookie", "ok-to-remove", cluster.url, name)
     assert (status, f"1 ledger names it: {ledger_id}" in err) == (3, True)
+    status, found = run_json(capsys, "bookie", "ok-to-remove", cluster.url, name)
+    refusals = [f"1 ledger names it: {ledger_id}"]
+    assert (status, found) == (3, {"schema": 1, "ok": False, "bookie": name, "refusals": refusals})
     assert run(capsys, "bookie", "remove", cluster.url, name)[0] == 3
     status, done = run_json(capsys, "repair", "run", cluster.url, "--bookie", name)
     assert (status, done["fragments"], done["left"]) == (0, 1, [])
     status, out, _ = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
     assert (status, "0 ledgers left" in out) == (0, True)
-    assert run_json(capsys, "bookie", "ok-to-remove", cluster.url, name)[1]["ok"]
+    found = run_json(capsys, "bookie", "ok-to-remove", cluster.url, name)[1]
+    assert (found["ok"], found["bookie"], found["refusals"]) == (True, name, [])
     status, out, err = run(capsys, "bookie", "remove", cluster.url, name, "--dry-run", "--quiet")
     assert (status, out, err) == (0, f"bookie {name} would be removed for good\n", "")
     status, planned = run_json(capsys, "bookie", "remove", cluster.url, name, "--dry-run")

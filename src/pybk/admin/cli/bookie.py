@@ -41,6 +41,7 @@ from pybk.admin.cli.output import (
 from pybk.admin.cli.probing import probe, takes_entries
 from pybk.admin.cli.service import add_service, settings_given
 from pybk.admin.options import missing
+from pybk.errors import SafetyCheckError
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
@@ -339,10 +340,16 @@ def _ok_to_stop(parsed: argparse.Namespace) -> int:
 
 def _ok_to_remove(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        proof = admin.ok_to_remove(parsed.name)
+        try:
+            proof = admin.ok_to_remove(parsed.name)
+        except SafetyCheckError as error:
+            if not parsed.json:
+                raise
+            print_json({"ok": False, "bookie": parsed.name, "refusals": error.failures})
+            return REFUSED
     if parsed.json:
         values = {"state": proof.state, "state_since_ns": proof.state_since_ns, "scanned_ns": proof.scanned_ns}
-        print_json({"ok": True, **_bookie_as_json(proof.bookie), **values, "ledgers": proof.ledgers})
+        print_json({"ok": True, "refusals": [], **_bookie_as_json(proof.bookie), **values, "ledgers": proof.ledgers})
     else:
         print(f"{parsed.name}: ok to remove; none of {counted(proof.ledgers, 'ledger')} needs it")
     return SOUND
