@@ -84,6 +84,11 @@ def test_each_command_stands_in_the_list() -> None:
     assert len([line for line in table if line.startswith("| `")]) == len(lines), "a command of the list is gone"
 
 
+def test_the_nouns_that_do_not_ask_are_named() -> None:
+    assert not [each for each in COMMANDS if each.startswith("dev ") and "--yes" in COMMANDS[each].format_help()]
+    assert "`pybk dev` does not ask, not for `purge` and `wipe` either," in TEXT
+
+
 def test_the_exit_statuses_are_those_of_the_code() -> None:
     said = dict(re.findall(r"^\| (\d) \| (.*) \|$", TEXT, re.MULTILINE))
     assert said == {str(status): text for status, text in EXIT_STATUSES.items() if status < 100}
