@@ -15,7 +15,15 @@ from pybk import BlobStore, WriteAheadLog, keys
 from pybk.backup import restore_backup, verify_backup
 from pybk.backup.pack import PackBuilder, check_pack, read_pack
 from pybk.entry import EntryBatch
-from pybk.errors import CookieError, CorruptError, DigestMismatchError, SealMismatchError, StoreLockedError, UsageError
+from pybk.errors import (
+    CookieError,
+    CorruptError,
+    DigestMismatchError,
+    SealMismatchError,
+    StorageFailedError,
+    StoreLockedError,
+    UsageError,
+)
 from pybk.flags import StorageHint
 from pybk.ledger import LedgerMetadata
 from pybk.storage.format.cookie import read_cookie
@@ -248,8 +256,24 @@ def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, monke
 
     monkeypatch.setattr(os, "rename", fail)
     before = set(os.listdir(tmp_path))
-    with pytest.raises(Exception, match="restoring"):
+    with pytest.raises(StorageFailedError, match=r"restoring .*; name another directory, .*, and restore again$"):
         restored(backup, tmp_path / "new")
+    assert set(os.listdir(tmp_path)) == before
+
+
+def test_a_restore_whose_device_fails_says_to_restore_again(
+    backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(5, "no")
+
+    def break_device(done: int, total: int) -> None:
+        for name in ("pwrite", "pwritev"):
+            monkeypatch.setattr(os, name, fail)
+
+    before = set(os.listdir(tmp_path))
+    with pytest.raises(StorageFailedError, match=r"no: .*; name another directory, .*, and restore again$"):
+        restore_backup(backup, tmp_path / "new", progress=break_device)
     assert set(os.listdir(tmp_path)) == before
 
 

@@ -124,7 +124,8 @@ def restore_store(
             os.rename(staging, path)  # also onto an empty directory
             fs.sync_directory(os.path.dirname(path))
         except OSError as error:
-            raise storage_error(error, f"restoring {path}") from error
+            remedy = "name another directory, or mend the device, and restore again"
+            raise storage_error(error, f"restoring {path}", remedy) from error
         undo.pop_all()
     return report
 
@@ -184,8 +185,10 @@ class _Restore:
             self._fill(store)
             for ledger_id, kept in self._chain.ledgers.items():
                 _compare(store.descriptor(ledger_id), kept)
-        except BaseException:
+        except BaseException as error:
             store.close(clean=False)
+            if error is store.log.error and isinstance(error.__cause__, OSError):
+                raise OSError(str(error.__cause__)) from error  # its own remedy is for a store that stays
             raise
         store.close()
         report = planned(self._chain, self._chain.ledgers.values())

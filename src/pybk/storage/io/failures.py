@@ -45,18 +45,21 @@ def is_refused(error: BaseException) -> bool:
     return is_full(error) or is_passing(error)
 
 
-def storage_error(error: OSError, doing: str) -> StorageError:
+def storage_error(
+    error: OSError, doing: str, remedy: str = "close the store, mend the device, open it again"
+) -> StorageError:
     """Return the pybk error for an error of the operating system.
 
     Args:
         error: The error, whose text names the file.
         doing: The operation that failed, such as "closing /data".
+        remedy: What to do after a failure that is final.
     """
     if is_full(error):
         return StorageFullError(f"{doing}: {error}; free space on the device or delete ledgers, then try again")
     if is_passing(error):
         return refused(error, doing)
-    return StorageFailedError(f"{doing} failed: {error}; close the store, mend the device, open it again")
+    return StorageFailedError(f"{doing} failed: {error}; {remedy}")
 
 
 def refused(error: BaseException, doing: str) -> StorageRefusedError:
