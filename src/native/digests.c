@@ -6,6 +6,7 @@
 
 #include "crc32c.h"
 #include "sha256.h"
+#include "sha256_wide.h"
 
 #define XXH_INLINE_ALL
 #include "xxhash.h"
@@ -30,7 +31,7 @@ static int once(_Atomic int *answer, int (*ask)(void))
     return *answer == YES;
 }
 
-int digests_are_there(int type)
+int digests_are_there_alone(int type)
 {
     static _Atomic int crc32c, sha256;
     switch (type) {
@@ -45,6 +46,14 @@ int digests_are_there(int type)
         return 0;
     }
 }
+
+/* Whether digests of a type are computed in the lanes of vectors. */
+static int is_wide(int type)
+{
+    return type == DIGEST_HMAC_SHA256 && !digests_are_there_alone(type) && sha256_lanes() > 0;
+}
+
+int digests_are_there(int type) { return digests_are_there_alone(type) || is_wide(type); }
 
 size_t digest_bytes(int type)
 {
@@ -77,7 +86,20 @@ static hmac_key prepared(const uint8_t key[HMAC_KEY_BYTES])
         inner[i] = byte ^ 0x36;
         outer[i] = byte ^ 0x5C;
     }
-    sha256_two(&made.inner, inner, &made.outer, outer, 1);
+    if (is_wide(DIGEST_HMAC_SHA256)) {
+        sha256_states states;
+        const uint8_t *data[SHA256_LANES_MAX] = {inner, outer};
+        const size_t steps[SHA256_LANES_MAX] = {0};
+        for (size_t lane = 0; lane < sha256_lanes(); lane++) {
+            sha256_set_lane(&states, lane, &SHA256_INITIAL);
+            data[lane] = data[lane & 1];
+        }
+        sha256_wide(&states, data, steps, 1);
+        made = (hmac_key){sha256_lane(&states, 0), sha256_lane(&states, 1)};
+        forget(&states, sizeof states);
+    } else {
+        sha256_two(&made.inner, inner, &made.outer, outer, 1);
+    }
     forget(inner, sizeof inner);
     forget(outer, sizeof outer);
     return made;
@@ -109,6 +131,7 @@ static void split(message *into, const entry *of)
     into->has_first = of->payload_bytes >= BLOCK - HEADER_BYTES;
     if (!into->has_first) {
         memcpy(into->first + HEADER_BYTES, of->payload, of->payload_bytes);
+        into->middle = into->first;
         into->middle_blocks = 0;
         into->tail_blocks = finish(into->tail, into->first, HEADER_BYTES + of->payload_bytes, bytes);
         return;
@@ -152,6 +175,121 @@ static void hmac_of(const hmac_key *key, const entry *entries, size_t lanes, dig
     sha256_two(&states[0], outer[0], &states[1], outer[1], 1);
     for (size_t lane = 0; lane < lanes; lane++)
         sha256_write(&states[lane], into[lane]);
+}
+
+/* ---- the same, many at once ---------------------------------------------------------------------------------------- */
+
+/* Store a digest at its place, or compare it with what is there; return the bits that differ. */
+static uint8_t settle(const entry *of, const digest found, size_t size, int stores)
+{
+    uint8_t differs = 0;
+    if (stores)
+        memcpy(of->digest, found, size);
+    else
+        for (size_t i = 0; i < size; i++)
+            differs |= of->digest[i] ^ found[i];
+    return differs;
+}
+
+/* What a lane does: the parts of an entry's message one after the other, and then the block of the outer hash. */
+typedef struct {
+    const entry *of; /* NULL for none */
+    enum { FIRST, MIDDLE, TAIL, OUTER } part;
+    const uint8_t *at;
+    size_t left; /* blocks of the part */
+    message parts;
+} lane_work;
+
+static void begin(lane_work *work, const entry *of)
+{
+    work->of = of;
+    split(&work->parts, of);
+    work->part = FIRST, work->at = work->parts.first, work->left = work->parts.has_first;
+    if (work->left == 0)
+        work->part = TAIL, work->at = work->parts.tail, work->left = work->parts.tail_blocks;
+}
+
+/* Go on to the next part of the message; return whether there is one. */
+static int go_on(lane_work *work)
+{
+    if (work->part == FIRST && work->parts.middle_blocks > 0)
+        work->part = MIDDLE, work->at = work->parts.middle, work->left = work->parts.middle_blocks;
+    else if (work->part < TAIL)
+        work->part = TAIL, work->at = work->parts.tail, work->left = work->parts.tail_blocks;
+    else
+        return 0;
+    return 1;
+}
+
+static void begin_outer(lane_work *work, const sha256_state *inner)
+{
+    uint8_t hashed[SHA256_DIGEST_BYTES];
+    sha256_write(inner, hashed);
+    work->left = finish(work->parts.tail, hashed, sizeof hashed, BLOCK + sizeof hashed);
+    work->part = OUTER, work->at = work->parts.tail;
+}
+
+/* Compress as many blocks as all lanes have of their parts. */
+static void advance(sha256_states *states, lane_work *works, size_t lanes)
+{
+    static const uint8_t NOTHING[BLOCK]; /* of lanes without an entry */
+    const uint8_t *data[SHA256_LANES_MAX];
+    size_t steps[SHA256_LANES_MAX], blocks = SIZE_MAX;
+    for (size_t lane = 0; lane < lanes; lane++)
+        if (works[lane].of != NULL && works[lane].left < blocks)
+            blocks = works[lane].left;
+    for (size_t lane = 0; lane < lanes; lane++) {
+        lane_work *work = &works[lane];
+        data[lane] = NOTHING, steps[lane] = 0;
+        if (work->of != NULL) {
+            data[lane] = work->at, steps[lane] = BLOCK;
+            work->at += blocks * BLOCK;
+            work->left -= blocks;
+        }
+    }
+    sha256_wide(states, data, steps, blocks);
+}
+
+/* Compute, and store or compare, the digests of all entries: a lane that is done takes the next one. */
+static uint8_t hmac_of_many(const hmac_key *key, const entry *entries, size_t count, int stores)
+{
+    lane_work works[SHA256_LANES_MAX];
+    sha256_states states;
+    const size_t lanes = sha256_lanes();
+    size_t begun = 0, busy = 0;
+    uint8_t differs = 0;
+    for (size_t lane = 0; lane < lanes; lane++) {
+        sha256_set_lane(&states, lane, &key->inner);
+        works[lane].of = NULL;
+        if (begun < count) {
+            begin(&works[lane], &entries[begun++]);
+            busy++;
+        }
+    }
+    while (busy > 0) {
+        advance(&states, works, lanes);
+        for (size_t lane = 0; lane < lanes; lane++) {
+            lane_work *work = &works[lane];
+            if (work->of == NULL || work->left > 0 || go_on(work))
+                continue;
+            const sha256_state reached = sha256_lane(&states, lane);
+            if (work->part != OUTER) {
+                begin_outer(work, &reached);
+                sha256_set_lane(&states, lane, &key->outer);
+                continue;
+            }
+            digest found;
+            sha256_write(&reached, found);
+            differs |= settle(work->of, found, sizeof found, stores);
+            if (begun < count) {
+                begin(work, &entries[begun++]);
+                sha256_set_lane(&states, lane, &key->inner);
+            } else {
+                work->of = NULL, busy--;
+            }
+        }
+    }
+    return differs;
 }
 
 /* ---- CRC-32C and XXH3 --------------------------------------------------------------------------------------------- */
@@ -207,18 +345,16 @@ static int each(int type, const uint8_t key[HMAC_KEY_BYTES], const entry *entrie
     uint8_t differs = 0;
     if (type == DIGEST_HMAC_SHA256)
         prepared_key = prepared(key);
+    if (is_wide(type)) {
+        differs = hmac_of_many(&prepared_key, entries, count, stores);
+        count = 0;
+    }
     for (size_t at = 0; at < count; at += lanes) {
         if (lanes > count - at)
             lanes = count - at;
         compute(type, &prepared_key, entries + at, lanes, found);
-        for (size_t lane = 0; lane < lanes; lane++) {
-            uint8_t *place = entries[at + lane].digest;
-            if (stores)
-                memcpy(place, found[lane], size);
-            else
-                for (size_t i = 0; i < size; i++)
-                    differs |= place[i] ^ found[lane][i];
-        }
+        for (size_t lane = 0; lane < lanes; lane++)
+            differs |= settle(&entries[at + lane], found[lane], size, stores);
     }
     forget(&prepared_key, sizeof prepared_key);
     return differs == 0;

@@ -21,8 +21,10 @@ typedef struct {
     uint8_t *digest;
 } entry;
 
-/* Whether this processor computes digests of a type here. */
+/* Whether this processor computes digests of a type here: of many entries, or also of one in no more time than others
+   do. */
 int digests_are_there(int type);
+int digests_are_there_alone(int type);
 
 /* The size of a digest, 0 for none. */
 size_t digest_bytes(int type);

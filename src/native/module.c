@@ -527,7 +527,8 @@ static PyObject *entry_commit(PyObject *module, PyObject *arguments)
 
 /* ---- the module ---------------------------------------------------------------------------------------------------- */
 
-static int set_up(PyObject *module)
+/* Add a set of the digest types for which `is_there`. */
+static int add_types(PyObject *module, const char *name, int (*is_there)(int type))
 {
     const int types[] = {DIGEST_CRC32C, DIGEST_NONE, DIGEST_HMAC_SHA256, DIGEST_XXH3};
     PyObject *known = PyFrozenSet_New(NULL);
@@ -535,15 +536,20 @@ static int set_up(PyObject *module)
         return -1;
     int failed = 0;
     for (size_t i = 0; i < sizeof types / sizeof *types && !failed; i++) {
-        if (!digests_are_there(types[i]))
+        if (!is_there(types[i]))
             continue;
         PyObject *type = PyLong_FromLong(types[i]);
         failed = type == NULL || PySet_Add(known, type) < 0;
         Py_XDECREF(type);
     }
-    failed = failed || PyModule_AddObjectRef(module, "TYPES", known) < 0;
+    failed = failed || PyModule_AddObjectRef(module, name, known) < 0;
     Py_DECREF(known);
     return failed ? -1 : 0;
+}
+
+static int set_up(PyObject *module)
+{
+    return add_types(module, "TYPES", digests_are_there) < 0 ? -1 : add_types(module, "ALONE", digests_are_there_alone);
 }
 
 static PyMethodDef METHODS[] = {
@@ -571,7 +577,8 @@ static PyModuleDef_Slot SLOTS[] = {
 static PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT,
     .m_name = "pybk._native",
-    .m_doc = "The digests of entries; TYPES are the digest types that this processor computes here. "
+    .m_doc = "The digests of entries; TYPES are the digest types that this processor computes here, and ALONE those of "
+             "them that it computes for one entry as fast as others do. "
              "And the commit of one entry.",
     .m_size = 0,
     .m_methods = METHODS,

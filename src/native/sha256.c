@@ -15,8 +15,7 @@ void sha256_write(const sha256_state *state, uint8_t digest[SHA256_DIGEST_BYTES]
     }
 }
 
-#if defined(__x86_64__) || defined(__aarch64__)
-static const uint32_t ROUND_CONSTANTS[64] __attribute__((aligned(16))) = {
+const uint32_t SHA256_CONSTANTS[64] __attribute__((aligned(16))) = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
     0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
@@ -25,7 +24,6 @@ static const uint32_t ROUND_CONSTANTS[64] __attribute__((aligned(16))) = {
     0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-#endif
 
 #if defined(__x86_64__)
 
@@ -76,7 +74,7 @@ TARGET static inline __m128i words(__m128i w[4], const uint8_t *data, int group)
 
 TARGET static inline void four_rounds(registers *at, __m128i w, int group)
 {
-    __m128i sum = _mm_add_epi32(w, _mm_load_si128((const __m128i *)ROUND_CONSTANTS + group));
+    __m128i sum = _mm_add_epi32(w, _mm_load_si128((const __m128i *)SHA256_CONSTANTS + group));
     at->cdgh = _mm_sha256rnds2_epu32(at->cdgh, at->abef, sum);
     at->abef = _mm_sha256rnds2_epu32(at->abef, at->cdgh, _mm_shuffle_epi32(sum, 0x0E));
 }
@@ -127,7 +125,7 @@ TARGET static inline uint32x4_t words(uint32x4_t w[4], const uint8_t *data, int 
 
 TARGET static inline void four_rounds(registers *at, uint32x4_t w, int group)
 {
-    uint32x4_t sum = vaddq_u32(w, vld1q_u32(ROUND_CONSTANTS + 4 * group));
+    uint32x4_t sum = vaddq_u32(w, vld1q_u32(SHA256_CONSTANTS + 4 * group));
     uint32x4_t before = at->abcd;
     at->abcd = vsha256hq_u32(at->abcd, at->efgh, sum);
     at->efgh = vsha256h2q_u32(at->efgh, before, sum);

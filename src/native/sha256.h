@@ -14,8 +14,9 @@ typedef struct {
     uint32_t words[8];
 } sha256_state;
 
-/* The state before the first block. */
+/* The state before the first block, and the constants of the rounds. */
 extern const sha256_state SHA256_INITIAL;
+extern const uint32_t SHA256_CONSTANTS[64];
 
 /* Whether this processor has the instructions; without them nothing below may be called. */
 int sha256_is_there(void);

@@ -9,7 +9,8 @@ To add a digest, add a line to ``DigestType`` and a subclass of ``EntryDigest`` 
 registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_keyed`` only.
 
 Digests are computed, and single entries opened, by the native core, if there is one and it has the digest
-(``pybk.native``). Otherwise batches of 32 entries or more go through numpy, and others one by one. All ways give the
+(``pybk.native``). It has HMAC-SHA256 of lone entries on processors with instructions for SHA-256 only, and of batches
+also on those with AVX2 or AVX-512. Otherwise batches of 32 entries or more go through numpy, and others one by one. All ways give the
 same bytes and the same errors.
 """
 
@@ -31,13 +32,16 @@ from xxhash import xxh3_64_intdigest
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.keys import KEY_BYTES
-from pybk.native import CORE
+from pybk.native import CORE, NativeCore
 
 _HASH_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER_PAD: Final = bytes(byte ^ 0x5C for byte in range(256))
 _VECTOR_MIN: Final = 32
 """From this many entries on, numpy makes or verifies the headers of a batch faster than a loop does."""
+
+_LANES_MIN: Final = 3
+"""So many entries take less time in the lanes of a processor's vectors, most of which they leave empty, than alone."""
 
 _new_tuple = tuple.__new__
 _pack_header = Struct(">qqqq").pack
@@ -76,11 +80,12 @@ class EntryDigest(ABC):
         keyed: Whether the digest needs the ledger's entry key.
         ledger_id: The ledger whose id the entries carry.
         core: The native core, which computes digests and opens entries; None if Python does.
+        core_alone: The core for a lone entry; None where Python is faster, as without instructions for SHA-256.
 
     Threads: any; nothing changes after construction.
     """
 
-    __slots__ = ("_key", "core", "ledger_id")
+    __slots__ = ("_key", "core", "core_alone", "ledger_id")
 
     digest_type: ClassVar[DigestType]
     size: ClassVar[int]
@@ -95,6 +100,7 @@ class EntryDigest(ABC):
         self.ledger_id: Final = ledger_id
         self._key: Final = key if self.keyed else b""
         self.core = CORE if CORE is not None and self.digest_type in CORE.TYPES else None
+        self.core_alone = CORE if CORE is not None and self.digest_type in CORE.ALONE else None
 
     def __repr__(self) -> str:
         """Name the digest and the ledger; never the key."""
@@ -112,8 +118,8 @@ class EntryDigest(ABC):
         Returns:
             Header and digest, ``ENTRY_HEADER_BYTES + size`` bytes.
         """
-        if self.core is not None:
-            return self.core.prefix(self.digest_type, self._key, self.ledger_id, entry_id, lac, length, payload)
+        if self.core_alone is not None:
+            return self.core_alone.prefix(self.digest_type, self._key, self.ledger_id, entry_id, lac, length, payload)
         header = _pack_header(self.ledger_id, entry_id, lac, length)
         return header + self._digest(header, payload)
 
@@ -137,11 +143,12 @@ class EntryDigest(ABC):
         Returns:
             Header and digest of each, ``(n,)`` of ``ENTRY_HEADER_BYTES + size`` bytes.
         """
-        if self.core is not None:
-            return self.core.prefixes(
+        count = len(payloads)
+        core = self._core_for(count)
+        if core is not None:
+            return core.prefixes(
                 self.digest_type, self._key, self.ledger_id, first_entry_id, lac, length_before, payloads
             )
-        count = len(payloads)
         if count < _VECTOR_MIN:
             prefixes = []
             length = length_before
@@ -186,8 +193,8 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: As ``check``.
         """
-        if self.core is not None:
-            entry = self.core.open(Entry, self._key, buffer, self.digest_type, self.ledger_id, entry_id, start, end)
+        if self.core_alone is not None:
+            entry = self.core_alone.open(Entry, self._key, buffer, self.digest_type, self.ledger_id, entry_id, start, end)
             if entry is not None:
                 return entry
         body = start + ENTRY_HEADER_BYTES + self.size
@@ -211,20 +218,25 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: Names the first entry that fails.
         """
-        if self.core is None and len(batch) < _VECTOR_MIN:
+        core = self._core_for(len(batch))
+        if core is None and len(batch) < _VECTOR_MIN:
             self._check_each(batch)
-        elif not self._all_match(batch):
+        elif not self._all_match(batch, core):
             self._check_each(batch)
             raise self._mismatch(int(batch.entry_ids[0]), "it or a later one of its batch changed while being checked")
 
-    def _all_match(self, batch: EntryBatch) -> bool:
+    def _core_for(self, count: int) -> NativeCore | None:
+        """Return the core for a batch of so many entries; None if Python does not take longer."""
+        return self.core if count >= _LANES_MIN else self.core_alone
+
+    def _all_match(self, batch: EntryBatch, core: NativeCore | None) -> bool:
         """Return whether all entries of a batch pass, without saying which entry fails."""
         if batch.ledger_id != self.ledger_id or batch.digest_bytes != self.size:
             return False
-        if self.core is not None:
+        if core is not None:
             # A caller's arrays may have other integers, or be slices: the core reads contiguous int64.
             places = (np.ascontiguousarray(each, np.int64) for each in (batch.offsets, batch.sizes, batch.entry_ids))
-            return self.core.matches(self.digest_type, self._key, self.ledger_id, batch.buffer, *places)
+            return core.matches(self.digest_type, self._key, self.ledger_id, batch.buffer, *places)
         prefix_bytes = ENTRY_HEADER_BYTES + self.size
         starts = batch.offsets
         if (
@@ -373,8 +385,8 @@ class _HmacDigest(EntryDigest):
 
     def prefix(self, entry_id: int, lac: int, length: int, payload: bytes) -> bytes:
         """See ``EntryDigest.prefix``; written out, because every append waits for it."""
-        if self.core is not None:
-            return self.core.prefix(self.digest_type, self._key, self.ledger_id, entry_id, lac, length, payload)
+        if self.core_alone is not None:
+            return self.core_alone.prefix(self.digest_type, self._key, self.ledger_id, entry_id, lac, length, payload)
         header = _pack_header(self.ledger_id, entry_id, lac, length)
         inner = self._inner.copy()
         inner.update(header)

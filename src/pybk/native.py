@@ -27,6 +27,9 @@ class NativeCore(Protocol):
     TYPES: frozenset[int]
     """The digest types that this processor computes there."""
 
+    ALONE: frozenset[int]
+    """Those of them that it computes for a lone entry as fast as Python does."""
+
     def decode(
         self,
         entry_type: type[EntryTuple],

@@ -67,7 +67,7 @@ class Pure:
 
     def __init__(self, kind: DigestType, ledger_id: int, key: bytes) -> None:
         self.digest: EntryDigest = entry_digest(kind, ledger_id, key)
-        self.digest.core = None
+        self.digest.core = self.digest.core_alone = None
 
     def matches(self, batch: EntryBatch) -> bool:
         """Return whether pure Python finds all entries right."""
