@@ -27,7 +27,7 @@ help:
 	@echo "make test-long           run the tests that take long, which make test leaves out"
 	@echo "make test-floors         run the tests with the lowest versions of packages that are admitted; without Spark"
 	@echo "make test-pure           run the tests of digests and of everyday use without the native core"
-	@echo "make test-native         fuzz the native core under sanitizers, and check it for 64-bit ARM under an emulator"
+	@echo "make test-native         fuzz the native core under sanitizers, and check it on emulated processors"
 	@echo "make wheel               build a wheel with the native core into dist, for all Python versions from 3.11 on"
 	@echo "make test-http           run Schemathesis over the administration interface of a local cluster; ARGS=\"--seed 2\""
 	@echo "make man                 write the manual pages of the command pybk to build/man/man1"
@@ -79,6 +79,7 @@ test-pure: $(VENV)/.test
 test-native: $(VENV)/.test
 	tools/native sanitized
 	tools/native arm
+	tools/native avx2
 
 wheel: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/wheel

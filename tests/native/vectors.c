@@ -7,7 +7,7 @@
 
 #include "digests.h"
 
-#define BATCH_MAX 7
+#define BATCH_MAX 40 /* more than twice the lanes of a processor, so that they take entries anew */
 #define LINE_MAX (1 << 16)
 #define VECTORS_MAX 1024
 
