@@ -10,8 +10,8 @@ registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_
 
 Digests are computed, and single entries opened, by the native core, if there is one and it has the digest
 (``pybk.native``). It has HMAC-SHA256 of lone entries on processors with instructions for SHA-256 only, and of batches
-also on those with AVX2 or AVX-512. Otherwise batches of 32 entries or more go through numpy, and others one by one. All ways give the
-same bytes and the same errors.
+also on those with AVX2 or AVX-512. Otherwise batches of 32 entries or more go through numpy, and others one by one. All
+ways give the same bytes and the same errors.
 """
 
 from __future__ import annotations
@@ -193,8 +193,9 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: As ``check``.
         """
-        if self.core_alone is not None:
-            entry = self.core_alone.open(Entry, self._key, buffer, self.digest_type, self.ledger_id, entry_id, start, end)
+        core = self.core_alone
+        if core is not None:
+            entry = core.open(Entry, self._key, buffer, self.digest_type, self.ledger_id, entry_id, start, end)
             if entry is not None:
                 return entry
         body = start + ENTRY_HEADER_BYTES + self.size
