@@ -159,7 +159,7 @@ def test_the_error_of_too_few_bookies_names_the_read_only_ones(five: Inside, mon
     client = five.connect()
     metadata = cluster_backend_of(client).membership.metadata
     found = [replace(each, read_only=each.bookie.bookie_id == "bookie-3") for each in metadata.list_bookies()]
-    monkeypatch.setattr(metadata, "list_bookies", lambda: found)
+    monkeypatch.setattr(metadata, "list_bookies", lambda *_: found)
     cluster_backend_of(client).membership.refresh()
     expected = r"needs 5 .*there are 4 \(bookie-0, bookie-1, bookie-2, bookie-3 read-only, bookie-4\)"
     with pytest.raises(NotEnoughBookiesError, match=expected):

@@ -49,7 +49,7 @@ def in_state(state: BookieState) -> ClusterMetadata:
 
 def test_a_new_bookie_has_a_name_that_can_be_printed() -> None:
     cluster = cluster_on(SimWorld().open())
-    for name in ("b1\nb2", "b\x1b[2J", " ", ".", ".."):
+    for name in ("b1\nb2", "b\x1b[2J", " "):
         with pytest.raises(UsageError, match="takes printable characters"):
             cluster.claim_cookie(bookie(1)._replace(bookie_id=name))
     for name in ("Bücherwurm 1", "..."):

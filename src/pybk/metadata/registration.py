@@ -104,14 +104,12 @@ def check_new_name(name: str) -> None:
     """Check the name of a bookie that is new.
 
     Raises:
-        UsageError: It is too long; or logs and terminals do not show it; or it is ``.`` or ``..``, which leave the path
-            of a URL.
+        UsageError: It is too long, or logs and terminals do not show it.
     """
     name_in_key(name)
-    if not name.isprintable() or name.isspace() or name in (".", ".."):
+    if not name.isprintable() or name.isspace():
         raise UsageError(
-            f"the name {name!r} of a bookie takes printable characters, not blanks alone, and is not . or ..; name "
-            "another one"
+            f"the name {name!r} of a bookie takes printable characters, and not blanks alone; name another one"
         )
 
 
