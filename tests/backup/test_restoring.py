@@ -268,7 +268,7 @@ def test_a_restore_whose_device_fails_says_to_restore_again(
         raise OSError(5, "no")
 
     def break_device(done: int, total: int) -> None:
-        monkeypatch.setattr(os, "pwritev", fail)  # commits of the log; making its files goes on
+        monkeypatch.setattr(os, "pwritev", fail)  # commits of the log; making its files still works
 
     before = set(os.listdir(tmp_path))
     with pytest.raises(StorageFailedError, match=r"no: .*; name another directory, .*, and restore again$"):
