@@ -13,6 +13,7 @@
 
 #define LANES_MAX CRC32C_LANES
 #define BLOCK SHA256_BLOCK_BYTES
+#define BELOW_BYTES (16 * 1024) /* more than all frames of `hmac_of_many` and of what it calls */
 
 _Static_assert(HEADER_BYTES + 32 == BLOCK, "a header and 32 bytes of a payload are a block");
 
@@ -77,7 +78,16 @@ static void forget(void *secret, size_t size)
     __asm__ volatile("" : : "r"(secret) : "memory"); /* or the compiler would leave the memset out */
 }
 
-static hmac_key prepared(const uint8_t key[HMAC_KEY_BYTES])
+/* Overwrite what functions that were called, and have returned, left of keys on the stack: a compiler keeps vectors there
+   that it has no registers for. */
+__attribute__((noinline)) static void forget_below(void)
+{
+    uint8_t below[BELOW_BYTES];
+    forget(below, sizeof below);
+}
+
+/* Not inlined, like others below, so that `forget_below` reaches all that it leaves. */
+__attribute__((noinline)) static hmac_key prepared(const uint8_t key[HMAC_KEY_BYTES])
 {
     hmac_key made = {SHA256_INITIAL, SHA256_INITIAL};
     uint8_t inner[BLOCK], outer[BLOCK];
@@ -96,7 +106,6 @@ static hmac_key prepared(const uint8_t key[HMAC_KEY_BYTES])
         }
         sha256_wide(&states, data, steps, 1);
         made = (hmac_key){sha256_lane(&states, 0), sha256_lane(&states, 1)};
-        forget(&states, sizeof states);
     } else {
         sha256_two(&made.inner, inner, &made.outer, outer, 1);
     }
@@ -251,7 +260,7 @@ static void advance(sha256_states *states, lane_work *works, size_t lanes)
 }
 
 /* Compute, and store or compare, the digests of all entries: a lane that is done takes the next one. */
-static uint8_t hmac_of_many(const hmac_key *key, const entry *entries, size_t count, int stores)
+__attribute__((noinline)) static uint8_t hmac_of_many(const hmac_key *key, const entry *entries, size_t count, int stores)
 {
     lane_work works[SHA256_LANES_MAX];
     sha256_states states;
@@ -347,6 +356,7 @@ static int each(int type, const uint8_t key[HMAC_KEY_BYTES], const entry *entrie
         prepared_key = prepared(key);
     if (is_wide(type)) {
         differs = hmac_of_many(&prepared_key, entries, count, stores);
+        forget_below();
         count = 0;
     }
     for (size_t at = 0; at < count; at += lanes) {

@@ -11,9 +11,11 @@ import struct
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -73,6 +75,41 @@ def test_a_large_batch_is_checked_whole_by_its_threads(core: NativeCore, sizes: 
             changing[last] ^= 1
             assert core.matches(kind, KEY, 7, buffer, offsets, whole, ids) is (kind == DigestType.NONE), number
             changing[last] ^= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a thread's stack as Linux shows it")
+def test_the_lanes_leave_no_key_on_the_stack(core: NativeCore) -> None:
+    kind = DigestType.HMAC_SHA256
+    if kind not in core.TYPES - core.ALONE:
+        pytest.skip("this processor does not compute HMAC-SHA256 in lanes")
+    key = random.Random(2).randbytes(KEY_BYTES)
+    made, seen = threading.Event(), threading.Event()
+
+    def make() -> None:
+        core.prefixes(kind, key, 7, 0, -1, 0, [b"x" * 100] * 3)
+        made.set()
+        seen.wait(PROCESS_S)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        assert made.wait(PROCESS_S)
+        stack = memory_around(cast("int", thread.ident))
+    finally:
+        seen.set()
+        thread.join()
+    words = [bytes(byte ^ pad for byte in key[at : at + 4]) for pad in (0x36, 0x5C) for at in range(0, KEY_BYTES, 4)]
+    assert not [word for word in words if word in stack or word[::-1] in stack]
+
+
+def memory_around(address: int) -> bytes:
+    """Return what the mapping of this process that has an address holds."""
+    with open("/proc/self/maps", encoding="ascii") as maps:
+        ranges = [[int(number, 16) for number in line.split()[0].split("-")] for line in maps]
+    (low, high) = next(each for each in ranges if each[0] <= address < each[1])
+    with open("/proc/self/mem", "rb") as memory:
+        memory.seek(low)
+        return memory.read(high - low)
 
 
 def test_no_entries_match_and_have_no_prefixes(core: NativeCore) -> None:
