@@ -1,12 +1,17 @@
-"""Log files are made with zeros for small commits and without them for large ones, whichever come now."""
+"""Log files are made with zeros for small commits and without them for large ones; pauses end when one is urgent."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from pybk.digest import DigestType
 from pybk.flags import WriteFlag
-from pybk.storage.log.preallocation import LogFileSupply
+from pybk.storage.log import preallocation
+from pybk.storage.log.preallocation import FIRST_FILE_BYTES, LogFileSupply
 from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick
 
@@ -50,3 +55,25 @@ def test_small_commits_after_a_burst_go_to_files_with_zeros(tmp_path: Path) -> N
         assert len(contents(manager, deferred.ledger_id, b"p")) == 120 * 256
     with open_quick(tmp_path, background=False) as manager:
         assert contents(manager, writer.ledger_id, b"p", recover=True) == [b"%d" % number for number in range(401)]
+
+
+def test_pauses_end_when_the_log_has_taken_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log waits for the file that is made if it fills the one that it took before."""
+    pauses: list[float] = []
+    with open_quick(tmp_path, background=False) as manager, manager.create_ledger(password=b"p") as writer:
+        store = store_of(manager)
+        supply = store.supply
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                store.log.cut(lambda: None)
+                writer.append(b"x")
+
+        supply.give_back()
+        with supply.making:
+            supply.make(FIRST_FILE_BYTES, 1.0)
+            monkeypatch.setattr(preallocation, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+            supply.make(FIRST_FILE_BYTES, 1.0)
+        assert len(pauses) == 3
+        assert len(supply.queued()) == 1

@@ -206,10 +206,16 @@ class LogFileSupply:
                 size = min(size, space - space // 8)
                 if count >= _FILES_QUEUED or size < FIRST_FILE_BYTES:
                     return
-                self.make(size, 1.0 if pause and count else 0.0)
+                self.make(size, 1.0 if pause else 0.0)
 
     def make(self, size: int, pause_ratio: float) -> None:
-        """Make one durable file of zeros and put it in the queue; the caller holds ``making``."""
+        """Make one durable file of zeros and put it in the queue; the caller holds ``making``.
+
+        Args:
+            size: Bytes of the file.
+            pause_ratio: Length of the pause after each step of zeros, in parts of the time of the step. There are
+                pauses only while another file is ready, because the log would wait for this one otherwise.
+        """
         size += -size % BLOCK_BYTES
         volumes = self._volumes
         zeroed = self._zeroed
@@ -253,11 +259,16 @@ class LogFileSupply:
             self._volumes.fs.unlink(path)
 
     def _fill(self, file: File, size: int, pause_ratio: float) -> None:
-        step = _STEP_BYTES if pause_ratio else size
-        for offset in range(0, size, step):
+        offset = 0
+        while offset < size:
+            with self._lock:
+                pauses = pause_ratio > 0 and len(self.queued()) > 0
+            step = min(_STEP_BYTES if pauses else size, size - offset)
             began = time.monotonic()
-            file.write_zeros(offset, min(step, size - offset))
-            time.sleep((time.monotonic() - began) * pause_ratio)
+            file.write_zeros(offset, step)
+            offset += step
+            if pauses:
+                time.sleep((time.monotonic() - began) * pause_ratio)
 
     def rest(self, store_bytes: Callable[[], int]) -> None:
         """Keep the preallocated files small relative to the store, as nothing was appended for a while.
