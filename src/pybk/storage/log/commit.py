@@ -79,7 +79,8 @@ class Commit(Completion):
     Attributes:
         creations: Control records that create ledgers: the ledger, and the two functions of a ``Control``. They come
             before the entries, which may be of these ledgers; other control records come after them.
-        staged: The entries in the order in which they were staged; those of one ledger stand together.
+        staged: The entries in the order in which they were staged; those of one ledger stand together. None are left
+            once the commit is done and its waiters were woken.
         controls: Control records, in order.
         groups: Groups among ``staged``, in order.
         payload_bytes: Encoded bytes of all entries, which count as outstanding until the commit is done.
