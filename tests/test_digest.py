@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -351,3 +351,32 @@ def test_one_digest_serves_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert results == [True] * 4
+
+
+@pytest.mark.parametrize(("sizes", "lanes"), [([10, 10], False), ([10, 10, 10], True), ([100, 10, 10], False)])
+def test_only_batches_that_fill_some_lanes_are_computed_in_lanes(sizes: list[int], *, lanes: bool) -> None:
+    taken: list[int] = []
+
+    class Lanes:
+        def prefixes(self, *given: Any) -> list[bytes]:
+            taken.append(len(given[-1]))
+            return []
+
+        def matches(self, *given: Any) -> bool:
+            taken.append(len(given[-1]))
+            return True
+
+    digest = entry_digest(DigestType.HMAC_SHA256, 7, bytes(KEY_BYTES))
+    digest.core = digest.core_alone = None
+    payloads = [bytes(size) for size in sizes]
+    prefixes = digest.prefixes(0, -1, 0, payloads)
+    entries = [prefix + payload for prefix, payload in zip(prefixes, payloads, strict=True)]
+    whole = np.array([len(entry) for entry in entries], np.int64)
+    batch = EntryBatch(
+        7, np.arange(len(sizes)), memoryview(b"".join(entries)), np.cumsum(whole) - whole, whole, digest.size
+    )
+    digest.core = cast("Any", Lanes())
+    digest.prefixes(0, -1, 0, payloads)
+    digest.prefixes(0, -1, 0, payloads, np.array(sizes))
+    digest.check_many(batch)
+    assert taken == [len(sizes)] * (3 if lanes else 0)

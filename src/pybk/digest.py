@@ -41,7 +41,10 @@ _VECTOR_MIN: Final = 32
 """From this many entries on, numpy makes or verifies the headers of a batch faster than a loop does."""
 
 _LANES_MIN: Final = 3
-"""So many entries take less time in the lanes of a processor's vectors, most of which they leave empty, than alone."""
+"""So many entries take less time in the lanes of a processor's vectors, most of which they leave empty, than alone.
+
+A batch of which one entry is more than a third fills fewer lanes, most of the time.
+"""
 
 _new_tuple = tuple.__new__
 _pack_header = Struct(">qqqq").pack
@@ -144,7 +147,9 @@ class EntryDigest(ABC):
             Header and digest of each, ``(n,)`` of ``ENTRY_HEADER_BYTES + size`` bytes.
         """
         count = len(payloads)
-        core = self._core_for(count)
+        if lengths is None and self.core is not self.core_alone:
+            lengths = np.fromiter(map(len, payloads), np.int64, count)
+        core = self.core if lengths is None else self._core_for(lengths)
         if core is not None:
             return core.prefixes(
                 self.digest_type, self._key, self.ledger_id, first_entry_id, lac, length_before, payloads
@@ -219,16 +224,19 @@ class EntryDigest(ABC):
         Raises:
             DigestMismatchError: Names the first entry that fails.
         """
-        core = self._core_for(len(batch))
+        core = self._core_for(batch.sizes)
         if core is None and len(batch) < _VECTOR_MIN:
             self._check_each(batch)
         elif not self._all_match(batch, core):
             self._check_each(batch)
             raise self._mismatch(int(batch.entry_ids[0]), "it or a later one of its batch changed while being checked")
 
-    def _core_for(self, count: int) -> NativeCore | None:
-        """Return the core for a batch of so many entries; None if Python does not take longer."""
-        return self.core if count >= _LANES_MIN else self.core_alone
+    def _core_for(self, sizes: npt.NDArray[np.int64]) -> NativeCore | None:
+        """Return the core for a batch of entries of these sizes; None if Python does not take longer."""
+        if self.core is self.core_alone:
+            return self.core
+        fill = len(sizes) >= _LANES_MIN and int(sizes.max()) * _LANES_MIN <= int(sizes.sum())
+        return self.core if fill else None
 
     def _all_match(self, batch: EntryBatch, core: NativeCore | None) -> bool:
         """Return whether all entries of a batch pass, without saying which entry fails."""
