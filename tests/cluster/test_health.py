@@ -92,10 +92,16 @@ def test_a_report_that_cannot_be_read_is_no_good_news(five: Inside, monkeypatch:
     wait_until(lambda: client.health().state == "ok")
     monkeypatch.setattr(ClusterMetadata, "write_auditor_report", lambda *_: None)
     with closing(open_metadata(five.url)) as store:
-        node = store.get(REPORT_KEY, latest=True)
-        assert node is not None
-        store.put(REPORT_KEY, b"what no member wrote", node.version, reused=True)
-        wait_until(lambda: codes(client) == {"report_unreadable"})
+
+        def is_reported() -> bool:
+            """Return whether the client sees it; a report that was being written meanwhile may have replaced it."""
+            node = store.get(REPORT_KEY, latest=True)
+            assert node is not None
+            if node.value != b"what no member wrote":
+                store.put(REPORT_KEY, b"what no member wrote", node.version, reused=True)
+            return codes(client) == {"report_unreadable"}
+
+        wait_until(is_reported)
 
 
 def test_a_bookie_says_what_it_is_wanted_for(five: Inside) -> None:
