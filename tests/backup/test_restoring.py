@@ -238,7 +238,7 @@ def test_what_no_restore_made_stays_where_a_restore_would_begin(backup: Path, tm
     (tmp_path / "other.restoring").symlink_to(begun)
     (tmp_path / "third.restoring").write_bytes(b"of somebody")
     for name in ("new", "other", "third"):
-        with pytest.raises(UsageError, match="no restore has made what is there"):
+        with pytest.raises(UsageError, match="exists without being the beginning of a restore"):
             restored(backup, tmp_path / name)
     assert [each.name for each in begun.iterdir()] == ["file"]
     (begun / "file").unlink()

@@ -151,8 +151,8 @@ def _check_leftover(staging: str) -> None:
         if ACCEPTED_LOSS in names or names <= {_LOCK, ACCEPTED_LOSS + UNFINISHED}:
             return
     raise UsageError(
-        f"a restore would make the store in {staging} first, and no restore has made what is there: move that away, or "
-        "name another directory"
+        f"a restore writes to {staging} first, and that exists without being the beginning of a restore: move it away, "
+        "or name another directory"
     )
 
 
