@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError, StorageFailedError
 from pybk.flags import StorageHint
+from pybk.ledger import LedgerMetadata
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import Add, LacReply, Read, ReadLac, ReadReply, Reply, Status
+from pybk.storage.format.extent import Extent
 from pybk.storage.tiers.tier import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
@@ -203,6 +207,28 @@ def test_a_ledger_of_which_only_a_part_was_deleted_denies_nothing(fs: SimFileSys
         replicas.delete(LEDGER)
     assert replicas.read(LEDGER, 0, 0, 1, 1)[0] in (Status.UNKNOWN, Status.OK)
     assert replicas.read(LEDGER, 50, 50, 1, 1)[0] is Status.UNKNOWN
+
+
+def test_a_ledger_that_is_loaded_in_part_alone_denies_nothing(
+    fs: SimFileSystem, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed load leaves no object behind that knows some of the extents."""
+    add(replicas, make_run(0, 3))
+    add(replicas, make_run(10, 3))
+    fs, replicas = after_crash(fs, replicas)
+    loaded: list[Extent | None] = []
+
+    def failing(metadata: LedgerMetadata) -> Extent | None:
+        loaded.append(None if loaded else Extent.of(metadata))
+        return loaded[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pybk.bookie.replicas.Extent", SimpleNamespace(of=failing))
+        with pytest.raises(CorruptError, match="none now"):
+            replicas.read(LEDGER, 10, 12, 1, 1 << 20)
+    assert len(loaded) == 2
+    assert_reads(replicas, 0, 2)
+    assert_reads(replicas, 10, 12)
 
 
 def test_a_machine_answers_from_replicas(fs: SimFileSystem, replicas: Replicas) -> None:

@@ -101,7 +101,10 @@ class Replicas:
         self._stored: dict[int, array[int]] = {}
         """Found at the start: the store's ledgers that are parts of a replicated ledger, by its id."""
         self._replicas: dict[int, Replica] = {}
-        """The one object of each ledger that was used since the start; the others are loaded on first use."""
+        """The one object of each ledger that was used since the start; the others are loaded on first use.
+
+        It may be read without the lock, as it has only objects that are loaded whole.
+        """
         self._limbo: set[int] = set()
         """Ledgers found in limbo at the start and not brought out of it yet, loaded or not."""
         self._commits: list[Completion] = []
@@ -295,7 +298,7 @@ class Replicas:
 
     def state(self, ledger_id: int) -> ReplicaState | None:
         """Return the state of a ledger; None if the bookie knows nothing of it."""
-        replica = self.replica(ledger_id)
+        replica = self._replicas.get(ledger_id) or self.replica(ledger_id)
         if replica is None:
             return None
         with replica.lock:
@@ -310,15 +313,13 @@ class Replicas:
         with self._lock:
             replica = self._load(ledger_id)
             if replica is None:
-                replica = self._new(ledger_id, header)
+                replica = self._replicas[ledger_id] = self._new(ledger_id, header)
             if replica.header is None:
                 replica.header = header
         return replica
 
     def _new(self, ledger_id: int, header: LedgerHeader | None) -> Replica:
-        replica = Replica(self.store, ledger_id, header, self._keep, self._staged)
-        self._replicas[ledger_id] = replica
-        return replica
+        return Replica(self.store, ledger_id, header, self._keep, self._staged)
 
     def replica(self, ledger_id: int) -> Replica | None:
         """Return the one object of a ledger, loaded on first use; None if the bookie knows nothing of it."""
@@ -351,6 +352,7 @@ class Replicas:
                 replica.extents.add(ReplicaExtent(descriptor, None, extent.first, extent.stride, extent.replaces))
         replica.fenced = bool(replica.fences)
         replica.limbo, replica.gap = ledger_id in self._limbo, bool(replica.marks)
+        self._replicas[ledger_id] = replica  # last, because a part of it would deny entries that are here
         return replica
 
     def put_in_limbo(self, ledgers: Mapping[int, LedgerHeader | None]) -> None:
@@ -506,7 +508,7 @@ class Replicas:
 
         Cost: 20 microseconds plus 0.1 per entry; one synced write more for a new extent if not ``durable``.
         """
-        replica = self.replica(ledger_id)
+        replica = self._replicas.get(ledger_id) or self.replica(ledger_id)
         if replica is None:
             return Status.NO_SUCH_LEDGER
         return replica.stage(run, durable=durable, recovery=recovery)
@@ -623,7 +625,7 @@ class Replicas:
             lac: The last add confirmed.
             packet: The writer's signed packet that proves it; empty if it came without one.
         """
-        replica = self.replica(ledger_id)
+        replica = self._replicas.get(ledger_id) or self.replica(ledger_id)
         if replica is not None:
             with replica.lock:
                 replica.note_lac(lac, packet)
