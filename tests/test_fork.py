@@ -330,6 +330,7 @@ def test_a_child_keeps_no_port_and_no_connection(tmp_path: Path) -> None:
         with Client(server.url) as client, Client(server.url) as resting:
             assert client.ask("GET", "/livez")[0] == resting.ask("GET", "/livez")[0] == 200
             begin, end = os.pipe()
+            closed, close = os.pipe()
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()
@@ -337,11 +338,14 @@ def test_a_child_keeps_no_port_and_no_connection(tmp_path: Path) -> None:
                 os.close(end)
                 signal.alarm(60)
                 server.close()  # it has nothing to stop, and waits for nobody
+                os.write(close, b"c")
                 os.read(begin, 1)
                 os._exit(0)
             os.close(begin)
+            os.close(close)
             try:
                 assert client.ask("GET", "/livez")[0] == 200, "the parent continues to answer"
+                assert os.read(closed, 1) == b"c", "the child runs"
                 server.close()
                 for each in (client, resting):
                     assert each.connection.sock.recv(1) == b"", "its end has come although the child is there"
@@ -350,4 +354,5 @@ def test_a_child_keeps_no_port_and_no_connection(tmp_path: Path) -> None:
                     socket.create_connection(("127.0.0.1", parts.port or 0))
             finally:
                 os.close(end)
+                os.close(closed)
                 assert os.waitpid(pid, 0)[1] == 0

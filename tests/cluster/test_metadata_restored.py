@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from pybk import (
 )
 from pybk.bookie import server
 from pybk.credentials import ClusterSecret
+from pybk.errors import MetadataExistsError, MetadataVersionError
 from pybk.metadata.export import check_export, read_export
 from pybk.metadata.url import open_metadata
 from tests.client.test_limbo_repair import service_of
@@ -113,7 +114,14 @@ class Cluster:
         self.empty()
         store = open_metadata(self.url)
         for key, value in read_export(str(copy)):
-            store.create(key, value)
+            while True:
+                try:
+                    store.create(key, value)
+                    break
+                except MetadataExistsError:  # a bookie that runs has written it meanwhile
+                    node = store.get(key, latest=True)
+                    with suppress(MetadataVersionError):
+                        store.delete(key, 0 if node is None else node.version)
         store.close()
 
     def empty(self) -> None:
