@@ -286,7 +286,7 @@ def test_the_driver_runs_while_any_thread_waits_for_a_writer(
     writing: Any = SimpleNamespace(
         forcing=[(9, None)] * forcing,
         ledger=SimpleNamespace(deferred=deferred),
-        machine=SimpleNamespace(outstanding=outstanding),
+        appender=SimpleNamespace(sent=[None] * outstanding),
         completion=SimpleNamespace(done=done),
         driver=SimpleNamespace(active=lambda writer, waited: told.append(waited)),
     )

@@ -48,12 +48,12 @@ def test_a_batch_is_one_message_per_bookie_and_is_confirmed_by_the_ack_quorum() 
     assert len({id(send.request) for send in writer.sends}) == 1, "what all take is one message"
     writer.answer(0)
     assert writer.effects == []
-    assert writer.writer.outstanding == 10
+    assert (writer.writer.last_submitted, writer.writer.last_add_confirmed) == (9, -1)
     writer.answer(2)
     assert writer.effects == [Confirmed(9)]
     writer.answer(1)
     assert writer.effects == []
-    assert writer.writer.outstanding == 0
+    assert writer.writer.last_add_confirmed == 9
 
 
 def test_batches_are_confirmed_in_order() -> None:

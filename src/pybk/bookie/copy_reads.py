@@ -33,6 +33,7 @@ class CopyReads:
 
     Attributes:
         pace: The rate; None answers every read at once. Any thread may replace it.
+        due_ns: When the next read is to be answered; None if none is held back.
 
     Threads: the bookie's serving thread.
     """
@@ -43,11 +44,7 @@ class CopyReads:
         self._held_back: list[tuple[int, int, Any, Read]] = []
         """Heap: when each is answered, a number that orders equal times, the sender and the read."""
         self._numbers = itertools.count()
-
-    @property
-    def due_ns(self) -> int | None:
-        """When the next read is to be answered; None if none is held back."""
-        return self._held_back[0][0] if self._held_back else None
+        self.due_ns: int | None = None
 
     def read(self, sender: Any, request: Read, now_ns: int) -> list[BookieEffect]:
         """Answer a read, or hold it back until ``due``."""
@@ -55,11 +52,13 @@ class CopyReads:
         if not wait_ns:
             return self._answered(sender, request, now_ns)
         heapq.heappush(self._held_back, (now_ns + wait_ns, next(self._numbers), sender, request))
+        self.due_ns = self._held_back[0][0]
         return []
 
     def due(self, now_ns: int) -> list[BookieEffect]:
         """Answer one read whose time has come, if there is one."""
         _, _, sender, request = heapq.heappop(self._held_back)
+        self.due_ns = self._held_back[0][0] if self._held_back else None
         return self._answered(sender, request, now_ns)
 
     def _answered(self, sender: Any, request: Read, now_ns: int) -> list[BookieEffect]:

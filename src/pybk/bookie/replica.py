@@ -49,6 +49,7 @@ _VECTOR_MIN: Final = 16
 """From this many entries on, numpy checks the entry headers faster than a loop does."""
 
 _COMPARED_BYTES: Final = 1 << 20
+_new_tuple = tuple.__new__
 _DIGEST_BYTES: Final = {kind: entry_digest(kind, 0, bytes(KEY_BYTES)).size for kind in DigestType}
 
 View = bytes | memoryview
@@ -347,7 +348,7 @@ class Replica:
         if self._unborn or self._deferred:
             self.note_commit_outcomes()
         lac = self.lac() if self._lac is None else self._lac
-        return ReplicaState(self.fenced, self.limbo, self.gap, lac, self.header)
+        return _new_tuple(ReplicaState, (self.fenced, self.limbo, self.gap, lac, self.header))
 
     def parts(self) -> list[LedgerDescriptor]:
         """Return the store's ledgers that are extents of this ledger and whose creation is durable."""

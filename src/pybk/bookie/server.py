@@ -523,8 +523,9 @@ class BookieServer:
         while self.posted:
             self._do(self.posted.popleft())
         machine = self.machine
-        for ended in self.server.take_ended():
-            machine.owner_ended(ended)
+        if self.server.ended:
+            for ended in self.server.take_ended():
+                machine.owner_ended(ended)
         adds = 0
         for peer, request_id, message in arrived:
             adds += type(message) is Add and not message.recovery
@@ -596,7 +597,9 @@ class BookieServer:
             description = self._describe(right.description)
             if (type(request) is Add and not request.recovery) or type(request) is WriteLac:
                 peer.writes.add(ledger_id)  # readers and recoveries send neither
-        self._perform(self.machine.receive((peer, request_id), request, description, now_ns))
+        effects = self.machine.receive((peer, request_id), request, description, now_ns)
+        if effects:
+            self._perform(effects)
 
     def _read_for_copy(self, sender: tuple[Peer, int], request: Read, now_ns: int) -> list[BookieEffect]:
         """Have the machine answer a read of a client that copies or checks entries."""

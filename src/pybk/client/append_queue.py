@@ -59,6 +59,7 @@ class AppendQueue:
         error: Why the queue takes no entries; final once set.
         formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may read without it
             whether there are any.
+        sent: Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex.
         wait: ``GroupCommit.wait``.
         when_done: ``GroupCommit.when_done``.
 
@@ -82,12 +83,11 @@ class AppendQueue:
         self._on_formed = on_formed
         self._on_span = on_span
         self._mutex = threading.Lock()
-        self._sent: deque[AppendBatch] = deque()
-        """Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex."""
+        self.sent: deque[AppendBatch] = deque()
         self._newest: AppendBatch | None = None
         """The batch that formed last. Guarded by the mutex; ``kick`` reads it without."""
         self._outstanding = 0
-        """Encoded bytes of all batches in ``formed`` and ``_sent``. Guarded by the mutex."""
+        """Encoded bytes of all batches in ``formed`` and ``sent``. Guarded by the mutex."""
         # Bound methods instead of wrappers, because that saves a call per append.
         self.wait = group.wait
         self.when_done = group.when_done
@@ -171,7 +171,7 @@ class AppendQueue:
             if self._on_span is not None:
                 entries.report_to(self._on_span)
             # If BATCHES_UNDER_WAY are sent, the leader need not be interrupted: it sends after an acknowledgement.
-            batch.unseen = len(self._sent) < BATCHES_UNDER_WAY
+            batch.unseen = len(self.sent) < BATCHES_UNDER_WAY
             descriptor.staging = entries
             self._newest = batch
             # The leader is notified before the batch counts: an interrupt in between costs a call of ``take``, and
@@ -200,7 +200,7 @@ class AppendQueue:
     def flush(self) -> None:
         """Return when all entries staged before the call are acknowledged; raise the error if they failed."""
         with self._mutex:
-            batch = self.formed[-1] if self.formed else self._sent[-1] if self._sent else None
+            batch = self.formed[-1] if self.formed else self.sent[-1] if self.sent else None
         if batch is not None:
             self.wait(batch)
             if batch.error is not None:
@@ -211,7 +211,7 @@ class AppendQueue:
     def wait_for_space(self) -> None:
         """Return when fewer bytes are outstanding than now, or all entries have failed."""
         with self._mutex:
-            batch = self._sent[0] if self._sent else self.formed[0] if self.formed else None
+            batch = self.sent[0] if self.sent else self.formed[0] if self.formed else None
         if batch is not None:
             self.wait(batch)
 
@@ -221,8 +221,8 @@ class AppendQueue:
         """Return the next batches to send, with their entries frozen, as many as may be under way."""
         taken: list[AppendBatch] = []
         with self._mutex:
-            # Batches of deferred ledgers stay in ``_sent`` until they are forced, and are bounded by their bytes alone.
-            while self.formed and (len(self._sent) < BATCHES_UNDER_WAY or self.ledger.deferred):
+            # Batches of deferred ledgers stay in ``sent`` until they are forced, and are bounded by their bytes alone.
+            while self.formed and (len(self.sent) < BATCHES_UNDER_WAY or self.ledger.deferred):
                 batch = self.formed[0]
                 batch.unseen = False
                 entries = batch.entries
@@ -235,7 +235,7 @@ class AppendQueue:
                     continue
                 batch.last = entries.first + count - 1
                 entries.length_at_end = entries.base_length + entries.encoded_bytes - entries.overhead * count
-                self._sent.append(batch)
+                self.sent.append(batch)
                 self.formed.popleft()
                 taken.append(batch)
         return taken
@@ -243,7 +243,7 @@ class AppendQueue:
     def acknowledged(self, last: int) -> list[StagedEntries]:
         """Complete the batches whose last entry is at most ``last``, and return their entries."""
         finished = []
-        sent, ledger = self._sent, self.ledger
+        sent, ledger = self.sent, self.ledger
         while sent and sent[0].last <= last:
             batch = sent[0]
             entries = batch.entries
@@ -276,7 +276,7 @@ class AppendQueue:
         with self._mutex:
             self.ledger.error = error
             self.error = error
-        for batches in (self._sent, self.formed):
+        for batches in (self.sent, self.formed):
             while batches:
                 if not batches[0].done:
                     batches[0].error = under_way or error
@@ -290,6 +290,6 @@ class AppendQueue:
         """Disable the queue in a forked child: locks are free, nothing is pending, and each call raises ``error``."""
         self._mutex = threading.Lock()
         self.error = self.ledger.error = error
-        for batch in (*self._sent, *self.formed):
+        for batch in (*self.sent, *self.formed):
             batch.error = error
             batch.done = True

@@ -331,29 +331,24 @@ class Driver:
             return  # the leader's own completion may be done now
         self._wire.begin_turn()
         try:
-            self._send_and_receive()
+            now_ns = time.monotonic_ns()
+            if self.posted and not self.do_posted():
+                return
+            if self._formed:
+                self.submit(now_ns)
+            # Do not pause after completing anything, because the leader's own completion may be done.
+            timeout_ms = 0 if group.completed or self.posted else WAIT_MS
+            if timeout_ms and self.wakes:
+                timeout_ms = max(0, min(timeout_ms, -(-(self.wakes[0][0] - now_ns) // 1_000_000)))
+            if not self._lac_unsent or self._active:
+                self._receive(timeout_ms)
+            elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
+                self._send_lacs()  # the leader may wait long, as for a ledger to advance
         except BaseException:
             self.broken = not self._wire.waiting
             raise
         if group.woke:
             time.sleep(0)  # let the woken threads run now, so that their next appends are sent together
-
-    def _send_and_receive(self) -> None:
-        now_ns = time.monotonic_ns()
-        if self.posted:
-            self.do_posted()
-            if self._closed is not None:
-                return
-        if self._formed:
-            self.submit(now_ns)
-        # Do not pause after completing anything, because the leader's own completion may be done.
-        timeout_ms = 0 if self.group.completed or self.posted else WAIT_MS
-        if timeout_ms and self.wakes:
-            timeout_ms = max(0, min(timeout_ms, -(-(self.wakes[0][0] - now_ns) // 1_000_000)))
-        if not self._lac_unsent or self._active:
-            self._receive(timeout_ms)
-        elif not self._receive(min(timeout_ms, _QUIET_MS)) and timeout_ms and not self._formed:
-            self._send_lacs()  # the leader may wait long, as for a ledger to advance
 
     def idle(self) -> None:
         """Take late answers of bookies, wake conversations, and send LACs that no add has carried."""
@@ -402,10 +397,11 @@ class Driver:
             writer, _ = self._lac_unsent.popitem()
             writer.send_lac()
 
-    def do_posted(self) -> None:
-        """Make the calls that other threads posted, in their order."""
+    def do_posted(self) -> bool:
+        """Make the calls that other threads posted, in their order; return whether the driver is open after them."""
         while self.posted:
             self.posted.popleft()()
+        return self._closed is None
 
     def submit(self, now_ns: int) -> None:
         """Have each writer submit the batch that formed."""

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from pybk.metrics import Metrics
     from pybk.spans import OnSpan
 
+_new_tuple = tuple.__new__
+
 
 class Writing(Conversation[WriterMachine]):
     """The conversation of one ledger's writer with its bookies.
@@ -118,13 +120,13 @@ class Writing(Conversation[WriterMachine]):
         for formed in self.appender.take():
             entries = formed.entries
             runs = cut(entries.first, entries.sizes, entries.parts, self._quorum)
-            batch = Batch(entries.first, formed.last, entries.length_at_end, runs)
+            batch = _new_tuple(Batch, (entries.first, formed.last, entries.length_at_end, runs))
             self.driver.perform(self, self.machine.submit(batch, now_ns))
         self.report_activity()
 
     def report_activity(self) -> None:
         """Report to the driver whether a thread may be waiting for a reply to this writer."""
-        waited = self.forcing or (not self.ledger.deferred and self.machine.outstanding > 0)
+        waited = self.forcing or (not self.ledger.deferred and self.appender.sent)
         self.driver.active(self, waited=bool(waited) and not self.completion.done)
 
     def send_lac(self) -> None:

@@ -45,6 +45,7 @@ Sender = Any
 
 _OK: Final = Reply(Status.OK)
 _OK_WATCHED: Final = Reply(Status.OK, watched=True)
+_new_tuple = tuple.__new__
 
 OpaqueHeader = Any
 """A ledger's immutable metadata, which the machine only hands on."""
@@ -328,7 +329,10 @@ class BookieMachine:
             return [Respond(sender, reply) for sender, _ in acks]
         self._dirty.clear()
         polled = self.polls.by_ledger
-        return [Respond(sender, _OK_WATCHED if ledger_id in polled else _OK) for sender, ledger_id in acks]
+        done: list[BookieEffect] = []
+        for sender, ledger_id in acks:  # a comprehension would be a call
+            done.append(_new_tuple(Respond, (sender, _OK_WATCHED if ledger_id in polled else _OK)))
+        return done
 
     def ledger_looked_up(
         self,

@@ -13,6 +13,7 @@ from pybk.replication.quorum import Quorum
 
 _LAC_OFFSET: Final = 16
 _LENGTH_OFFSET: Final = 24
+_new_tuple = tuple.__new__
 _unpack_number = Struct(">q").unpack_from
 
 
@@ -34,7 +35,8 @@ def cut(first: int, sizes: Sequence[int], pieces: Parts, quorum: Quorum) -> tupl
     stride = quorum.ensemble_size
     if stride == quorum.write_quorum or len(sizes) == 1:
         body = bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
-        return (EntryRun(first, 1 if stride == quorum.write_quorum else stride, array("q", sizes), (body,)),)
+        step = 1 if stride == quorum.write_quorum else stride
+        return (_new_tuple(EntryRun, (first, step, array("q", sizes), (body,))),)
     per_entry = len(pieces) // len(sizes)
     entries = [pieces[at : at + per_entry] for at in range(0, len(pieces), per_entry)]
     return tuple(

@@ -72,9 +72,7 @@ class Pending:
     confirmed: bool = False
 
     def runs_of(self, place: int) -> tuple[EntryRun, ...]:
-        """Return the runs that a place takes, which is one of ``takers``."""
-        if len(self.masks) == 1:
-            return self.runs
+        """Return the runs that a place takes, which is one of ``takers``; if there is one mask, it takes all."""
         return tuple(run for run, mask in zip(self.runs, self.masks, strict=True) if mask >> place & 1)
 
 
@@ -177,11 +175,6 @@ class Inflight:
         """Confirmed bytes that the slowest bookie has not acknowledged."""
         return max(self._owed)
 
-    @property
-    def lac_to_send(self) -> int:
-        """The LAC that an add sent now carries."""
-        return self.lac if self._lac_sent is None else self._lac_sent
-
     def submit(self, batch: Batch, *, deferred: bool = False) -> list[Effect]:
         """Send a batch, which follows the last one, to the live places of its write sets (AW2)."""
         count = len(self._masks)
@@ -193,7 +186,7 @@ class Inflight:
             takers |= mask
         pending = Pending(batch.first, batch.last, batch.length, batch.runs, tuple(masks), takers)
         self.pending.append(pending)
-        return self._send(pending, takers & self.live, deferred=deferred)
+        return self._send(pending, takers & ~(self.dead | self.failed), deferred=deferred)
 
     def _send(self, pending: Pending, to: int, *, deferred: bool = False, again: bool = False) -> list[Effect]:
         """Send a batch to places, each place the runs whose write set includes it."""
@@ -202,8 +195,9 @@ class Inflight:
         size = 0
         for place in places(to):
             if add is None or len(pending.masks) > 1:
-                runs = pending.runs_of(place)
-                add = Add(self._ledger_id, runs, self.lac_to_send, self._recovery, deferred)
+                runs = pending.runs_of(place) if len(pending.masks) > 1 else pending.runs
+                lac = self.lac if self._lac_sent is None else self._lac_sent
+                add = Add(self._ledger_id, runs, lac, self._recovery, deferred)
                 size = _bytes_of(runs)
             token = self._next_token()
             bookie = self.ensemble[place]
@@ -284,10 +278,10 @@ class Inflight:
         """Release a confirmed batch, and charge its bytes to the live bookies that have not acknowledged it."""
         self.lac, self.length = batch.last, batch.length
         batch.confirmed = True
-        missing = batch.takers & ~batch.acked & self.live
+        missing = batch.takers & ~(batch.acked | self.dead | self.failed)
         if missing:
             for place in places(missing):
-                self._owed[place] += _bytes_of(batch.runs_of(place))
+                self._owed[place] += _bytes_of(batch.runs_of(place) if len(batch.masks) > 1 else batch.runs)
                 if self._owed[place] > self._straggler_bytes:
                     self.fail(place, batch.first, ChangeReason.SLOW)
         batch.runs = ()

@@ -201,11 +201,6 @@ class WriterMachine:
         """Confirmed bytes that the slowest bookie of the ensemble has not acknowledged."""
         return self._inflight.lag_bytes
 
-    @property
-    def outstanding(self) -> int:
-        """Number of entries that were submitted and are not confirmed."""
-        return self.last_submitted - self._inflight.lac
-
     def submit(self, batch: Batch, now_ns: int) -> list[Effect]:
         """Send a batch to the bookies; ignored once the writer has ended or is closing.
 

@@ -218,7 +218,7 @@ class LedgerDescriptor:
         To be called before each read of ``last_pushed`` or ``length_pushed``.
         """
         staged = self.staging
-        if staged is not None and staged.last() > self.last_pushed:
+        if staged is not None and staged.first + len(staged.sizes) - 1 > self.last_pushed:
             self.last_pushed, self.length_pushed = staged.last(), staged.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:

@@ -87,6 +87,7 @@ from pybk.transport.frames import (
     decode_head,
     is_authentic,
     is_whole,
+    send_frame,
 )
 from pybk.transport.in_process import Called, InProcessLink
 
@@ -311,15 +312,15 @@ class Link:
         self._counter += 1
         instance = self.bookie.instance
         head = outgoing.head(request_id, self._counter, self._taken_bytes, instance, self._mac, self.version)
-        send = self.socket.send
+        socket = self.socket
         bodies = outgoing.frames
         try:
             if not bodies:
-                send(head, _DONT_WAIT)
+                send_frame(socket, head, _DONT_WAIT)
                 return True
-            send(head, _MORE)
+            send_frame(socket, head, _MORE)
             for number, body in enumerate(bodies, 1):
-                send(body, _MORE if number < len(bodies) else _DONT_WAIT, copy=False)
+                send_frame(socket, body, _MORE if number < len(bodies) else _DONT_WAIT, False)
         except zmq.Again:
             return False
         return True
@@ -503,7 +504,8 @@ class Link:
         self._forgotten = 0
         self._taken_bytes += len(head) + sum(map(len, bodies)) if bodies else len(head)
         request_id = header.request_id
-        if request_id not in self._outstanding:
+        noted = self._outstanding.get(request_id)
+        if noted is None:
             counters.late += request_id < _OWN_IDS
             return
         reply = None if bodies else plain_reply(header)
@@ -511,8 +513,12 @@ class Link:
             self._take_content(header, head, bodies)
             return
         if reply.status is Status.UNAUTHORIZED:
-            self._proved.discard(self._outstanding[request_id][3])
-        self._end(request_id, reply)
+            self._proved.discard(noted[3])
+        del self._outstanding[request_id]  # what follows is ``_end``, which would be one more call for each reply
+        self.outstanding_bytes -= noted[1]
+        if self._resent:
+            self._resent.pop(request_id, None)
+        self._links._outcomes.append((self, request_id, reply))
 
     def _take_greeting(self, header: Header, head: bytes) -> None:
         """Act on a message that begins a session, or that belongs to none."""
@@ -833,13 +839,20 @@ class Links:
 
         Each round asks ZeroMQ once for all links, because asking for each costs more than receiving a message.
         """
-        asked: list[tuple[Any, int]] = [(link.socket, _READABLE) for link in links if link.socket is not None]
+        by_socket = self._by_socket
+        asked: list[tuple[Any, int]] = []
+        for link in links:
+            if link.socket is not None:
+                asked.append((link.socket, _READABLE))  # noqa: PERF401  # a comprehension would be a call
         while asked:
             readable: list[tuple[Any, int]] = zmq.zmq_poll(asked, 0)
             for socket, _ in readable:
-                if socket in self._by_socket:  # else it was lost in this turn
-                    self._by_socket[socket].take(socket)
-            asked = [each for each in readable if each[0] in self._by_socket]
+                if socket in by_socket:  # else it was lost in this turn
+                    by_socket[socket].take(socket)
+            asked = []
+            for each in readable:
+                if each[0] in by_socket:
+                    asked.append(each)
 
     def _watch(self, socket: curve.Socket, link: Link) -> None:
         """Have ``poll`` wait for the socket of a link as well."""

@@ -27,7 +27,7 @@ The server's thread is the only one that uses lanes; there are no locks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 TURN_MESSAGES: Final = 1024
@@ -134,7 +134,7 @@ class Lanes:
         Returns:
             False if the lane would exceed ``LANE_BYTES_MAX``: the message and all others in the lane are dropped.
         """
-        lane = self.of(routing_id)
+        lane = self.lanes.get(routing_id) or self.of(routing_id)
         cost = message.size + MESSAGE_COST
         if lane.waiting and lane.waiting_bytes + cost > LANE_BYTES_MAX:
             self._clear(lane)
@@ -166,8 +166,8 @@ class Lanes:
         each = max(busy, 1)
         return max(1, min(SHARE_MESSAGES, TURN_MESSAGES // each)), max(1, min(SHARE_BYTES, TURN_BYTES // each))
 
-    def turn(self, now_ns: int, others: int = 0) -> Iterator[tuple[bytes, Waiting]]:
-        """Yield the messages that one turn serves, each with its connection; lanes it does not reach come first next.
+    def turn(self, now_ns: int, others: int = 0) -> list[tuple[bytes, Waiting]]:
+        """Take the messages that one turn serves, each with its connection; lanes it does not reach come first next.
 
         Args:
             now_ns: The monotonic time, nanoseconds.
@@ -175,6 +175,7 @@ class Lanes:
         """
         count_max, bytes_max = self.share(now_ns, others)
         left = TURN_BYTES
+        served = []
         for lane in list(self.busy_lanes.values()):
             if left <= 0:
                 break
@@ -186,11 +187,12 @@ class Lanes:
                 size += message.size
                 lane.waiting_bytes -= message.size + MESSAGE_COST
                 self.waiting_bytes -= message.size + MESSAGE_COST
-                yield lane.routing_id, message
+                served.append((lane.routing_id, message))
             left -= size
             del self.busy_lanes[lane.routing_id]
             if waiting:
                 self.busy_lanes[lane.routing_id] = lane  # at the end
+        return served
 
     # ---- sending -------------------------------------------------------------------------------------------------
 

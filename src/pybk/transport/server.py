@@ -77,6 +77,7 @@ from pybk.transport.frames import (
     decode_head,
     is_authentic,
     is_whole,
+    send_frame,
 )
 from pybk.transport.lanes import MARK_BYTES, WAITING_BYTES_MAX, Lanes, Waiting
 from pybk.transport.logging_limit import LogLimit
@@ -131,6 +132,7 @@ _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _OK: Final = Reply(Status.OK)
 _UNAUTHORIZED: Final = Reply(Status.UNAUTHORIZED)
 _REFUSED: Final = Reply(Status.REFUSED)
+_new_tuple = tuple.__new__
 
 
 class Right(NamedTuple):
@@ -283,6 +285,7 @@ class Server:
         addresses: The bound addresses, with the ports that the system chose.
         public_key: The CURVE public key that clients must expect, Z85; None without a secret.
         counters: Counts since the server was opened.
+        ended: Sessions that have ended since ``take_ended`` was called.
 
     Raises:
         UsageError: An address cannot be listened on, or must not be without a secret.
@@ -321,7 +324,7 @@ class Server:
         self._probe_ns = 0
         self.lanes = Lanes()
         """Messages that arrived, in a lane for each client."""
-        self._ended: list[Peer] = []
+        self.ended: list[Peer] = []
         self._called: deque[tuple[Caller, int, WireRequest | None, int]] = deque()
         """Requests of this process and their bytes; None ends a session. Any thread appends, the serving one takes."""
         self._callers: set[Caller] = set()
@@ -349,6 +352,8 @@ class Server:
         except BaseException:
             self.close()
             raise
+        self._asked = [(self.socket, _READABLE)]
+        """What is polled for messages."""
         self.watched: dict[int, Callable[[], object]] = {}
         """What to call when a descriptor becomes readable, by descriptor."""
         if self.authenticator is not None:
@@ -427,7 +432,7 @@ class Server:
             size += nbytes
             if message is None:
                 self._callers.discard(caller)
-                self._ended.append(caller)
+                self.ended.append(caller)
                 continue
             self._callers.add(caller)
             if isinstance(message, Ping | Authorize | AuthorizeMember):
@@ -451,7 +456,7 @@ class Server:
         lanes = self.lanes
         if self._keys is not None and self._keys.all is not self._valid:
             self._follow_keys(self._keys.all)
-        more = self.drain()  # without a signal, because sending replies may have consumed it
+        more = bool(zmq.zmq_poll(self._asked, 0)) and self.drain()  # sending replies may have consumed the signal
         connections = self.connections
         if connections is not None and connections.greeting:
             connections.check_greeting(self.addresses)
@@ -510,15 +515,15 @@ class Server:
         Returns:
             Whether the socket may have more, so that the caller must drain it again without waiting for a signal.
         """
-        socket = self.socket
-        recv = socket.recv
+        asked = self._asked
+        recv = self.socket.recv
         peers = self.peers
+        lanes = self.lanes
         drained = 0
-        option: Callable[[int], Any] = socket.get
         for _ in range(RECEIVED_MAX):
-            if not option(zmq.EVENTS) & _READABLE:
+            if not zmq.zmq_poll(asked, 0):  # a third quicker than the option EVENTS
                 return False
-            if drained >= _RECEIVED_BYTES_MAX or self.lanes.waiting_bytes >= WAITING_BYTES_MAX:
+            if drained >= _RECEIVED_BYTES_MAX or lanes.waiting_bytes >= WAITING_BYTES_MAX:
                 return True
             routing_id = recv(_DONT_WAIT)
             frame = recv(_DONT_WAIT, copy=False)
@@ -536,7 +541,7 @@ class Server:
                     bodies.append(frame.buffer)
                     kept = size
             drained += size
-            if not self.lanes.put(routing_id, Waiting(head, bodies, kept)):
+            if not lanes.put(routing_id, _new_tuple(Waiting, (head, bodies, kept))):
                 self.counters.flooded += 1
                 if routing_id in self.peers:
                     self._drop(self.peers[routing_id])
@@ -638,7 +643,7 @@ class Server:
         mac = session_mac(keys, session_id, (client_nonce, nonce), self.instance)
         version = min(header.a, frames.VERSION)
         if routing_id in self.peers:
-            self._ended.append(self.peers[routing_id])
+            self.ended.append(self.peers[routing_id])
         self.peers[routing_id] = Peer(routing_id, session_id, mac, version, keys)
         welcome = Outgoing(
             MessageKind.WELCOME, numbers=(version, self.message_bytes_max, 0, 0), blob=session_id + nonce
@@ -717,10 +722,10 @@ class Server:
 
     def send(self, routing_id: bytes, answer: Outgoing, request_id: int, mac: Mac, version: int) -> bool:
         """Send a message; False if the client is gone, or ZeroMQ's queue for it is full."""
-        send = self.socket.send
+        socket = self.socket
         bodies: list[zmq.Frame] = answer.frames
-        head: bytes | zmq.Frame = answer.head(request_id, 0, 0, self.instance, mac, version)
-        lane = self.lanes.of(routing_id)
+        head: Any = answer.head(request_id, 0, 0, self.instance, mac, version)
+        lane = self.lanes.lanes.get(routing_id) or self.lanes.of(routing_id)
         mark: zmq.MessageTracker | None = None
         if lane.unmarked + answer.size >= MARK_BYTES:
             last = zmq.Frame(bodies[-1].buffer if bodies else head, track=True, copy=False)
@@ -730,10 +735,10 @@ class Server:
             else:
                 head = last
         try:
-            send(routing_id, _MORE)
-            send(head, _MORE if bodies else _DONT_WAIT, copy=mark is None)
+            send_frame(socket, routing_id, _MORE)
+            send_frame(socket, head, _MORE if bodies else _DONT_WAIT, mark is None)
             for number, body in enumerate(bodies, 1):
-                send(body, _MORE if number < len(bodies) else _DONT_WAIT, copy=False)
+                send_frame(socket, body, _MORE if number < len(bodies) else _DONT_WAIT, False)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
@@ -745,12 +750,12 @@ class Server:
 
     def _drop(self, peer: Peer) -> None:
         self.counters.dropped += 1
-        self._ended.append(peer)
+        self.ended.append(peer)
         del self.peers[peer.routing_id]
 
     def take_ended(self) -> list[Peer]:
         """Return the sessions that ended since the last call, so that the bookie drops their unanswered requests."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     def close(self) -> None:
