@@ -67,6 +67,9 @@ class LedgerWriter(Handle):
         self._descriptor = descriptor
         self._digest = digest
         self._overhead = ENTRY_HEADER_BYTES + digest.size
+        self._prefixed_later = digest.prefers_batches
+        if self._prefixed_later:
+            descriptor.late_digest = digest
         self._max_entry_bytes = backend.config.max_entry_bytes
         self._wanted = not descriptor.deferred
         self._advanced = descriptor.metadata.advanced
@@ -301,13 +304,17 @@ class LedgerWriter(Handle):
         descriptor.account_staged()
         entry_id = descriptor.last_pushed + 1
         before = descriptor.length_pushed
-        prefix = self._digest.prefix(entry_id, descriptor.last_add_confirmed, before + size, payload)
+        if self._prefixed_later:
+            prefix = b""
+        else:
+            prefix = self._digest.prefix(entry_id, descriptor.last_add_confirmed, before + size, payload)
         commit = self._log.stage_entry(descriptor, entry_id, prefix, payload, before, self._overhead, self._wanted)
         if commit is None:
             return None
         descriptor.last_pushed = entry_id
         descriptor.length_pushed = before + size
-        descriptor.last_prefix = prefix
+        if prefix:
+            descriptor.last_prefix = prefix
         return entry_id, commit
 
     def _stage_many(self, payloads: Iterable[Payload], *, wait: bool = True) -> AppendFuture[range]:

@@ -20,7 +20,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from pybk.spans import OnSpan, report
 from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
 
 if TYPE_CHECKING:
+    from pybk.digest import EntryDigest
     from pybk.metrics import MetricsScope
     from pybk.seal import LedgerSeal
 
@@ -81,7 +82,8 @@ class LedgerDescriptor:
         last_add_confirmed: Only grows, so it may be read without a lock.
         last_indexed: Id of the last entry whose location the index has; ≤ ``last_durable``. Guarded by
             ``location_lock``.
-        last_prefix: Header and digest of the entry that a writer staged last, empty if unknown. Guarded by ``lock``.
+        last_prefix: Prefix of an entry that was appended lately, mostly the last; empty if unknown.
+        late_digest: Makes the prefixes of entries that are staged without; None before there are any.
         sealer: Seals the ledger when it is closed; set once a handle has opened it with its password.
         error: Why the ledger takes no entries, for now or for good (``final_error``).
         created: False until the commit that creates the ledger is durable, if entries may be staged before that.
@@ -113,6 +115,7 @@ class LedgerDescriptor:
         "last_indexed",
         "last_prefix",
         "last_pushed",
+        "late_digest",
         "ledger_id",
         "length_durable",
         "length_pushed",
@@ -147,6 +150,7 @@ class LedgerDescriptor:
         self.last_add_confirmed = last_add_confirmed
         self.last_indexed = last_indexed
         self.last_prefix = b""
+        self.late_digest: EntryDigest | None = None
         self.sealer: LedgerSeal | None = None
         self.error: PybkError | None = None
         self.created = True
@@ -421,10 +425,36 @@ class StagedEntries:
         count = len(self.sizes)
         if len(self.parts) != 2 * count:
             self.trim()
+        if self.descriptor.late_digest is not None:
+            self.add_prefixes(self.descriptor.late_digest)
         if count == 1:
             self.encoded_bytes = self.sizes[0]
         else:
             self.encoded_bytes = sum(self.sizes) if count < _FEW else int(np.sum(self.sizes))
+
+    def add_prefixes(self, digest: EntryDigest) -> None:
+        """Make the prefixes of entries that were staged without, whose first part is empty; may be repeated.
+
+        They carry the last add confirmed of now, so those of entries that follow may carry an earlier one.
+        """
+        parts, descriptor = self.parts, self.descriptor
+        count = len(self.sizes)
+        if count == 1:
+            if not parts[0]:
+                length = self.base_length + self.sizes[0] - self.overhead
+                prefix = digest.prefix(self.first, descriptor.last_add_confirmed, length, cast(bytes, parts[1]))
+                descriptor.last_prefix = parts[0] = prefix
+            return
+        prefixes = parts[::2]
+        if all(prefixes):
+            return
+        payloads = cast("list[bytes]", parts[1::2])
+        for low, high in _runs_of_empty(prefixes):
+            before = self.base_length + sum(self.sizes[:low]) - self.overhead * low
+            parts[2 * low : 2 * high : 2] = digest.prefixes(
+                self.first + low, descriptor.last_add_confirmed, before, payloads[low:high]
+            )
+        descriptor.last_prefix = cast(bytes, parts[-2])
 
     def last(self) -> int:
         """Return the id of the last staged entry, ``first - 1`` for none."""
@@ -458,3 +488,12 @@ class StagedEntries:
     def length(self) -> int:
         """Return the payload bytes of the ledger up to the last staged entry."""
         return self.base_length + sum(self.sizes) - self.overhead * len(self.sizes)
+
+
+def _runs_of_empty(prefixes: list[bytes | memoryview]) -> list[tuple[int, int]]:
+    """Return where the empty ones lie: start and end of each run of them, ascending."""
+    if not any(prefixes):
+        return [(0, len(prefixes))]
+    empty = np.fromiter(map(len, prefixes), np.int64, len(prefixes)) == 0
+    edges = np.flatnonzero(np.diff(empty, prepend=False, append=False)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -135,8 +135,12 @@ class CommitWriter:
         if len(commit.staged) != 1 or commit.creations or commit.controls or commit.groups:
             return False
         (entries,) = commit.staged
+        if len(entries.sizes) != 1:
+            return False
+        if entries.descriptor.late_digest is not None:
+            entries.add_prefixes(entries.descriptor.late_digest)
         file, base, parts = self._file, self._file_offset, entries.parts
-        if len(entries.sizes) != 1 or len(parts[0]) < ENTRY_HEADER_BYTES or file is None or base == BLOCK_BYTES:
+        if len(parts[0]) < ENTRY_HEADER_BYTES or file is None or base == BLOCK_BYTES:
             return False
         nbytes = entries.sizes[0]
         size = _ENTRY_AT + nbytes
