@@ -443,7 +443,8 @@ class StagedEntries:
             if not parts[0]:
                 length = self.base_length + self.sizes[0] - self.overhead
                 prefix = digest.prefix(self.first, descriptor.last_add_confirmed, length, cast(bytes, parts[1]))
-                descriptor.last_prefix = parts[0] = prefix
+                parts[0] = prefix  # first: what is sealed as the last entry is what is written, also after an interrupt
+                descriptor.last_prefix = prefix
             return
         prefixes = parts[::2]
         if all(prefixes):
