@@ -18,6 +18,7 @@ from pybk.keys import KEY_BYTES
 from pybk.manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from tests.cluster.inside import inside
+from tests.internals import descriptor_of, stage, store_of
 from tests.interrupting import interrupted_at
 from tests.metadata.records import ledger
 from tests.sealing import open_sealing
@@ -126,6 +127,20 @@ def test_a_ledger_that_is_closed_while_appends_are_under_way_is_sealed(tmp_path:
             assert [future.result() for future in futures] == list(range(count))
             assert manager.check_seal(writer.ledger_id, password=PASSWORD, require=True)
         assert late
+
+
+def test_a_close_is_one_commit_with_the_entries_before_it(tmp_path: Path, late: list[int]) -> None:
+    with open_sealing(tmp_path) as manager:
+        log = store_of(manager).log
+        writer = manager.create_ledger(password=PASSWORD)
+        with descriptor_of(writer).lock:
+            for number in range(5):
+                stage(writer, b"%d" % number)
+        before = log.writer.next_lsn
+        writer.close()
+        assert log.writer.next_lsn - before == 1
+        assert late == [5]
+        assert manager.check_seal(writer.ledger_id, password=PASSWORD, require=True)
 
 
 def test_threads_append_entries_that_are_verified(tmp_path: Path, late: list[int]) -> None:

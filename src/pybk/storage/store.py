@@ -578,6 +578,7 @@ class Store(StoreReader):
         sealer = descriptor.sealer
         if sealer is None or not (closed.key_format or self.feature_level >= FeatureLevel.SEALS):
             return closed
+        self.log.prefix_staged(descriptor)
         if names(descriptor.last_prefix, closed):
             return sealer.sealed(closed, descriptor.last_prefix)
         last = closed.last_entry_id

@@ -277,6 +277,19 @@ class Log:
                 self.group.kick_background()
         return entries
 
+    def prefix_staged(self, descriptor: LedgerDescriptor) -> None:
+        """Make the prefixes of a ledger's entries in the commit that forms, so that ``last_prefix`` is that of the last.
+
+        The leader makes those of a commit that it has taken. The caller holds ``descriptor.lock``.
+        """
+        with self.mutex:
+            entries, digest = descriptor.staging, descriptor.late_digest
+            if entries is None or digest is None or not entries.takes_more:
+                return
+            if entries.completion is self.forming and self.inflight is not self.forming:
+                entries.trim()
+                entries.add_prefixes(digest)
+
     def stage_group(
         self,
         parts: Sequence[GroupPart],
