@@ -278,7 +278,7 @@ class Log:
         return entries
 
     def prefix_staged(self, descriptor: LedgerDescriptor) -> None:
-        """Make the prefixes of a ledger's entries in the commit that forms, so that ``last_prefix`` is that of the last.
+        """Make the prefixes of a ledger's entries in the forming commit, so that ``last_prefix`` is of the last one.
 
         The leader makes those of a commit that it has taken. The caller holds ``descriptor.lock``.
         """
