@@ -58,10 +58,10 @@ CONTESTS: Final[Sequence[Contest]] = (
         "verify, every replica",
         "MB/s",
         [
-            *(Contestant(f"store, {name}", partial(store, digest), [ENOUGH]) for name, digest, _ in DIGESTS),
+            *(Contestant(f"store, {name}", partial(store, digest), [ENOUGH]) for name, digest in DIGESTS),
             *(
                 Contestant(f"bookie, {name}{suffix}", partial(cluster, digest, curve), [ENOUGH])
-                for name, digest, _ in DIGESTS
+                for name, digest in DIGESTS
                 for suffix, curve in CURVES
             ),
         ],

@@ -88,7 +88,7 @@ CONTESTS: Final[Sequence[Contest]] = (
                     partial(ledgers, digest, curve),
                     [Target(f">= {SHARE} x parquet", lambda rates: SHARE * rates[PARQUET])],
                 )
-                for name, digest, _ in DIGESTS
+                for name, digest in DIGESTS
                 for suffix, curve in CURVES
             ),
         ],
