@@ -575,6 +575,7 @@ def test_a_group_that_is_interrupted_before_it_counts_leaves_nothing() -> None:
     assert store_of(manager).log.forming.groups, "it was on its way"
     named.pending = {}
     assert (one.append(b"after"), two.append(b"after")) == (0, 0)
+    assert (one.length, two.length) == (5, 5)
     abandon(manager)
     manager = open_store(fs.kill())
     assert [contents(manager, writer.ledger_id) for writer in (one, two)] == [[b"after"]] * 2

@@ -223,7 +223,9 @@ class LedgerDescriptor:
         """
         staged = self.staging
         if staged is not None and staged.first + len(staged.sizes) - 1 > self.last_pushed:
-            self.last_pushed, self.length_pushed = staged.last(), staged.length()
+            last = staged.last()
+            if last > self.last_pushed:  # not so for a group that an interrupt kept from being staged
+                self.last_pushed, self.length_pushed = last, staged.length()
 
     def publish(self, first: int, count: int, length: int, words: tuple[int, int, int, int]) -> None:
         """Record the locations of durable entries; called in entry order by the log's leader. May be repeated.
