@@ -13,12 +13,14 @@ import pytest
 
 from pybk.digest import DigestType, EntryDigest, entry_digest
 from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.errors import StorageFullError
 from pybk.group_commit import Completion
 from pybk.keys import KEY_BYTES
 from pybk.manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
+from pybk.storage.log.commit import Commit
 from tests.cluster.inside import inside
-from tests.internals import descriptor_of, stage, store_of
+from tests.internals import store_of
 from tests.interrupting import interrupted_at
 from tests.metadata.records import ledger
 from tests.sealing import open_sealing
@@ -78,8 +80,7 @@ def test_entries_get_the_prefixes_that_they_would_have_got_one_by_one(kind: Dige
                 assert entries.parts[::2] == expected
                 assert entries.parts[1::2] == bodies
             assert entries.encoded_bytes == sum(map(len, (*expected, *bodies)))
-            if not early.all():
-                assert entries.descriptor.last_prefix == expected[-1]
+            assert entries.descriptor.last_prefix == expected[-1]
 
 
 def test_what_an_interrupt_left_gets_no_prefix() -> None:
@@ -129,17 +130,49 @@ def test_a_ledger_that_is_closed_while_appends_are_under_way_is_sealed(tmp_path:
         assert late
 
 
-def test_a_close_is_one_commit_with_the_entries_before_it(tmp_path: Path, late: list[int]) -> None:
+def test_a_close_shares_the_sync_of_the_entries_before_it(
+    tmp_path: Path, late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_sealing(tmp_path) as manager:
+        log = store_of(manager).log
+        monkeypatch.setattr(log, "kick", lambda: None)  # the committer sleeps
+        for count in (1, 2, 30):
+            writer = manager.create_ledger(password=PASSWORD)
+            before = log.durable_lsn
+            futures = [writer.append_async(b"%d" % number) for number in range(count)]
+            writer.close()
+            assert log.durable_lsn == before + 1
+            assert [future.result() for future in futures] == list(range(count))
+            assert manager.check_seal(writer.ledger_id, password=PASSWORD, require=True)
+            assert payloads(manager.open_ledger(writer.ledger_id, password=PASSWORD)) == [
+                b"%d" % number for number in range(count)
+            ]
+    assert late == [2, 30]
+
+
+def test_a_close_ends_before_entries_whose_commit_is_refused_meanwhile(
+    tmp_path: Path, late: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_sealing(tmp_path) as manager:
         log = store_of(manager).log
         writer = manager.create_ledger(password=PASSWORD)
-        with descriptor_of(writer).lock:
-            for number in range(5):
-                stage(writer, b"%d" % number)
-        before = log.writer.next_lsn
+        writer.append(b"kept")
+        monkeypatch.setattr(log, "kick", lambda: None)  # the committer sleeps
+        lost = writer.append_async(b"lost")
+
+        def refuse(_: Commit) -> None:
+            raise StorageFullError("no space")
+
+        def prefix_staged(_: LedgerDescriptor) -> None:
+            with monkeypatch.context() as full:
+                full.setattr(log.writer, "write", refuse)
+                log.wait(log.forming)  # as the committer may at this moment
+
+        monkeypatch.setattr(log, "prefix_staged", prefix_staged)
         writer.close()
-        assert log.writer.next_lsn - before == 1
-        assert late == [5]
+        with pytest.raises(StorageFullError):
+            lost.result()
+        assert (writer.metadata.last_entry_id, writer.metadata.length) == (0, 4)
         assert manager.check_seal(writer.ledger_id, password=PASSWORD, require=True)
 
 

@@ -109,7 +109,9 @@ def test_a_bookie_that_denies_entries_is_filled_up(three: Inside) -> None:
     wait_until(lambda: held(three, ledger_id)[service.bookie.bookie_id] == everything)
     wait_until(lambda: not metadata.list_under_replicated())
     assert held(three, sound)[service.bookie.bookie_id] == everything
-    wait_until(lambda: sum(autorecovery_of(manager).repairer.repaired for manager in three.bookies) == 1)
+    repairers = [autorecovery_of(manager).repairer for manager in three.bookies]
+    wait_until(lambda: sum(each.repaired for each in repairers))
+    assert sum(each.repaired for each in repairers) == 1
     wait_until(lambda: metadata.read_quick_audit() is not None)
 
 

@@ -203,7 +203,8 @@ def test_space_that_a_bookie_has_got_is_seen_though_nothing_reports_it(
         assert worker.repaired == 0, "its disks are fuller than copies may make them"
         registered.update(replace(found, capacity=size, tiers=dict.fromkeys(size, 9 * 10**8)))
         wait_until(is_done(metadata_of(client)))
-        wait_until(lambda: worker.repaired == 1)
+        wait_until(lambda: worker.repaired)
+        assert worker.repaired == 1
         worker.stop()  # before its bookie is closed
 
 

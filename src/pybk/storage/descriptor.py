@@ -444,20 +444,18 @@ class StagedEntries:
         if count == 1:
             if not parts[0]:
                 length = self.base_length + self.sizes[0] - self.overhead
-                prefix = digest.prefix(self.first, descriptor.last_add_confirmed, length, cast(bytes, parts[1]))
-                parts[0] = prefix  # first: what is sealed as the last entry is what is written, also after an interrupt
-                descriptor.last_prefix = prefix
-            return
-        prefixes = parts[::2]
-        if all(prefixes):
-            return
-        payloads = cast("list[bytes]", parts[1::2])
-        for low, high in _runs_of_empty(prefixes):
-            before = self.base_length + sum(self.sizes[:low]) - self.overhead * low
-            parts[2 * low : 2 * high : 2] = digest.prefixes(
-                self.first + low, descriptor.last_add_confirmed, before, payloads[low:high]
-            )
-        descriptor.last_prefix = cast(bytes, parts[-2])
+                parts[0] = digest.prefix(self.first, descriptor.last_add_confirmed, length, cast(bytes, parts[1]))
+        elif not all(prefixes := parts[::2]):
+            payloads = cast("list[bytes]", parts[1::2])
+            for low, high in _runs_of_empty(prefixes):
+                before = self.base_length + sum(self.sizes[:low]) - self.overhead * low
+                parts[2 * low : 2 * high : 2] = digest.prefixes(
+                    self.first + low, descriptor.last_add_confirmed, before, payloads[low:high]
+                )
+        if count:
+            # Last, so that a seal names what is written, also after an interrupt. And also if the prefix was there:
+            # that of an earlier entry may have been made since.
+            descriptor.last_prefix = cast(bytes, parts[2 * count - 2])
 
     def last(self) -> int:
         """Return the id of the last staged entry, ``first - 1`` for none."""

@@ -584,6 +584,8 @@ class Store(StoreReader):
         last = closed.last_entry_id
         if last > descriptor.last_durable:
             self.log.flush()  # an entry can be read only once it is durable
+            if last > descriptor.last_durable:
+                return closed  # its commit failed meanwhile, so this is not staged: see ``unless_changed``
         try:
             batch = self.read_batch(descriptor, last, last, 1, digest_bytes=sealer.digest.size, direct=False)
             sealer.digest.check_many(batch)
