@@ -65,6 +65,13 @@ class Page(NamedTuple):
         )
 
 
+class StagedDelete(NamedTuple):
+    """A delete that was staged: its commit, and the ledger's error before it."""
+
+    commit: Completion
+    before: PybkError | None
+
+
 class LedgerDescriptor:
     """State of one ledger.
 
@@ -88,6 +95,7 @@ class LedgerDescriptor:
         error: Why the ledger takes no entries, for now or for good (``final_error``).
         created: False until the commit that creates the ledger is durable, if entries may be staged before that.
         deleted: Whether a durable record deletes the ledger.
+        deleting: The delete that was staged last; None before there is one. Guarded by ``lock``.
         changed: Whether metadata or LAC changed since the index was given them. Each change sets it last.
         generation: Counts how often the locations of entries changed. Guarded by ``location_lock``.
         staging: The entries that were staged last; later ones may join them. Guarded by ``lock`` and the log's mutex.
@@ -108,6 +116,7 @@ class LedgerDescriptor:
         "created",
         "deferred",
         "deleted",
+        "deleting",
         "error",
         "generation",
         "last_add_confirmed",
@@ -155,6 +164,7 @@ class LedgerDescriptor:
         self.error: PybkError | None = None
         self.created = True
         self.deleted = False
+        self.deleting: StagedDelete | None = None
         self.changed = False
         self.generation = 0
         self.staging: StagedEntries | None = None

@@ -58,7 +58,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -87,7 +87,7 @@ from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Un
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.tier_policy import TierQueue
 from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
-from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.descriptor import LedgerDescriptor, StagedDelete
 from pybk.storage.directories import (
     ACCEPTED_LOSS,
     INDEX,
@@ -526,6 +526,31 @@ class Store(StoreReader):
             descriptor.confirm(metadata.last_entry_id)
         descriptor.wake_followers()
 
+    @contextmanager
+    def _undeleted(self, descriptor: LedgerDescriptor) -> Iterator[None]:
+        """Hold a ledger's lock while no delete of it is on its way; the caller checks whether it was deleted.
+
+        A record of the ledger after its delete would be one of an unknown ledger if the checkpoint falls between them.
+        """
+        while True:
+            with descriptor.lock:
+                deleting = descriptor.deleting
+                if deleting is None or deleting.commit.done:
+                    self._undo_failed_delete(descriptor)
+                    yield
+                    return
+            self.log.wait(deleting.commit)
+
+    @staticmethod
+    def _undo_failed_delete(descriptor: LedgerDescriptor) -> None:
+        """Have a ledger take entries again whose delete has failed; the caller holds its lock."""
+        deleting = descriptor.deleting
+        if deleting is not None and not descriptor.deleted:
+            # Not after another error: then entries of the ledger failed with it, and more would leave a gap.
+            if isinstance(descriptor.error, NoSuchLedgerError):
+                descriptor.error = deleting.before
+            descriptor.deleting = None
+
     def close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
         """Close a ledger after everything staged so far; durable on return. A closed ledger stays as it is.
 
@@ -537,7 +562,7 @@ class Store(StoreReader):
         """
         commit = None
         while commit is None:
-            with descriptor.lock:
+            with self._undeleted(descriptor):
                 metadata = descriptor.metadata_pushed
                 if metadata.state is LedgerState.CLOSED:
                     if descriptor.metadata is not metadata:
@@ -606,7 +631,7 @@ class Store(StoreReader):
             IllegalOperationError: Its end has changed meanwhile.
             NoSuchLedgerError: It was deleted.
         """
-        with descriptor.lock:
+        with self._undeleted(descriptor):
             if descriptor.deleted:
                 raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
             metadata = descriptor.metadata_pushed
@@ -648,18 +673,26 @@ class Store(StoreReader):
         self._note_change(descriptor)
 
     def delete(self, descriptor: LedgerDescriptor) -> None:
-        """Delete a ledger; durable on return, its space comes back with the next checkpoint."""
+        """Delete a ledger; durable on return, its space comes back with the next checkpoint.
+
+        Raises:
+            NoSuchLedgerError: It was deleted; of several calls at the same time, one deletes it.
+        """
 
         def encode(lsn: int) -> bytes:
             return encode_control(RecordKind.DELETE, descriptor.ledger_id, 0, lsn=lsn)
 
-        with descriptor.lock:
+        with self._undeleted(descriptor):
             if descriptor.deleted:
                 raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
             before, gone = descriptor.error, NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+
+            def claim(commit: Commit) -> None:
+                descriptor.deleting = StagedDelete(commit, before)
+
             descriptor.error = gone
             try:
-                commit = self.log.stage_control(encode, partial(self._deleted, descriptor))
+                commit = self.log.stage_control(encode, partial(self._deleted, descriptor), claim=claim)
             except BaseException:
                 descriptor.error = before
                 raise
@@ -667,9 +700,7 @@ class Store(StoreReader):
             self._finish_change(descriptor, commit)
         except StorageError as error:
             with descriptor.lock:
-                # Not after another error: then entries of the ledger failed with it, and more would leave a gap.
-                if descriptor.error is gone and not descriptor.deleted:
-                    descriptor.error = before
+                self._undo_failed_delete(descriptor)
             if isinstance(error, StorageFullError):
                 raise StorageFullError(
                     f"ledger {descriptor.ledger_id} was not deleted, because a delete is a record in the log: {error}; "
@@ -726,7 +757,7 @@ class Store(StoreReader):
     def _move_group(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         staged = []
         for descriptor in descriptors:
-            with descriptor.lock:
+            with self._undeleted(descriptor):
                 metadata = descriptor.metadata_pushed
                 if not descriptor.deleted and metadata.tier is not tier:
                     moved = replace(metadata, tier=tier, version=metadata.version + 1)
