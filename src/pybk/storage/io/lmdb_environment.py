@@ -223,7 +223,15 @@ class _Shared:
             self.lmdb.close()
             raise
         if not read_only:
-            # LMDB syncs its file, but not the directory that names it.
+            try:
+                # LMDB syncs the first pages of a new file only with the first commit. The process that made the file
+                # may have been killed before that, so an old file is synced, too.
+                self.lmdb.sync(True)
+            except lmdb.Error as error:
+                self.lmdb.close()
+                self.guard.close()
+                raise _meaning(path, error) from error
+            # The directory that names the file is never synced by LMDB.
             OsFileSystem().sync_directory(path)
             try:
                 OsFileSystem().sync_directory(os.path.dirname(path))
