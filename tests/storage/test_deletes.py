@@ -54,9 +54,9 @@ class Beside:
         self._go = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: PybkError | None = None
-        self._wait, self._deleted = store.log.wait, store._deleted
+        self._wait, self._deleted = store.log.wait, store.deleted
         monkeypatch.setattr(store.log, "wait", self._wait_late)
-        monkeypatch.setattr(store, "_deleted", self._deleted_beside)
+        monkeypatch.setattr(store, "deleted", self._deleted_beside)
 
     def _deleted_beside(self, descriptor: LedgerDescriptor) -> None:
         if self._thread is None:
@@ -77,10 +77,14 @@ class Beside:
             assert self._go.wait(WAIT_S)
         return self._wait(commit, *arguments)
 
+    def release(self) -> None:
+        """Let the change end."""
+        self._go.set()
+
     def finish(self) -> None:
         """Make a checkpoint, and let the change end."""
         self._store.scheduler.checkpoint()
-        self._go.set()
+        self.release()
         assert self._thread is not None
         self._thread.join(WAIT_S)
 
@@ -105,7 +109,7 @@ def test_nothing_of_a_ledger_follows_its_delete(what: str, tmp_path: Path, monke
     beside = Beside(store, lambda descriptor: CHANGES[what](store, descriptor), monkeypatch)
     store.delete(store.descriptor(gone))
     if what == "move":  # which holds the lock of checkpoints, so that none can fall between the two
-        beside._go.set()
+        beside.release()
     beside.finish()
     assert what == "move" or isinstance(beside.error, NoSuchLedgerError)
     end_as_killed(manager)

@@ -20,7 +20,7 @@ the rest and lists the losses in ``salvage``; no background job runs until the o
 
 **Changes.** Creating, closing, fencing, forcing and deleting a ledger and naming another tier for it are control
 records in the log. A change is staged while the caller holds the ledger's lock, becomes durable with its commit, and is
-applied to the descriptor by the thread that writes the commit (``_changed``, ``_forced``, ``_deleted``). Those may run
+applied to the descriptor by the thread that writes the commit (``_changed``, ``_forced``, ``deleted``). Those may run
 twice after an interrupt, so each can be repeated. A ledger that changed stays in ``_dirty``, which also keeps its
 descriptor alive, until a checkpoint has brought it into the index.
 
@@ -692,7 +692,7 @@ class Store(StoreReader):
 
             descriptor.error = gone
             try:
-                commit = self.log.stage_control(encode, partial(self._deleted, descriptor), claim=claim)
+                commit = self.log.stage_control(encode, partial(self.deleted, descriptor), claim=claim)
             except BaseException:
                 descriptor.error = before
                 raise
@@ -709,7 +709,8 @@ class Store(StoreReader):
             raise
         self.scheduler.wake()
 
-    def _deleted(self, descriptor: LedgerDescriptor) -> None:
+    def deleted(self, descriptor: LedgerDescriptor) -> None:
+        """Apply a durable delete; called by the log's leader, maybe twice."""
         descriptor.deleted = True
         descriptor.changed = True
         self._note_change(descriptor)
