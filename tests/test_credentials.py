@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pybk import Secret, UsageError
-from pybk.credentials import SECRET_BYTES_MIN, cluster_secrets
+from pybk.credentials import SECRET_BYTES_MIN, Passwords, cluster_secrets, without_credentials
 
 PRESENT = b"p" * 32
 NEXT = b"n" * 32
@@ -74,3 +74,38 @@ def test_the_next_secret_of_a_variable_is_checked_too(monkeypatch: pytest.Monkey
     with pytest.raises(UsageError, match="SOME_SECRET_NEXT has 5 bytes"):
         Secret(variable="SOME_SECRET").read_all()
     assert Secret(variable="SOME_SECRET").read() == PRESENT
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://user:pass@h/x", "s3://...@h/x"),
+        ("s3://key:sec/ret@b/x", "s3://...@b/x"),
+        ("sftp://u:p@ss@h/x", "sftp://...@h/x"),
+        ("ftp://:pw@h/", "ftp://...@h/"),
+        ("https://h/x?sig=SECRET&token=abc", "https://h/x?sig=...&token=..."),
+        ("abfs://c@a/x?sv=1&sig=SECRET", "abfs://...@a/x?sv=...&sig=..."),
+        ("simplecache::s3://key:secret@b/x", "simplecache::s3://...@b/x"),
+        ("https://h/x?SECRET", "https://h/x?..."),
+        ("403 for 's3://k:s@b/x', twice: s3://k:s@b/y", "403 for 's3://...@b/x', twice: s3://...@b/y"),
+        ("http://host:80/a and b@c; is it?", "http://host:80/a and b@c; is it?"),
+    ],
+)
+def test_no_part_of_a_url_that_may_be_secret_is_shown(url: str, shown: str) -> None:
+    assert without_credentials(url) == shown
+
+
+def test_settings_that_are_no_secrets_are_shown() -> None:
+    assert without_credentials("zk://u:p@h/x?acl=all&auth=a", {"acl"}) == "zk://...@h/x?acl=all&auth=..."
+
+
+def test_passwords_that_every_user_may_read_are_refused_where_privacy_is_asked_for(tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner", tmp_path / "outer"
+    inner.write_text("secret")
+    outer.write_text(f'default = {{ file = "{inner}" }}')
+    assert Passwords.read(str(outer)).default == b"secret"
+    for open_file, closed_file in ((outer, inner), (inner, outer)):
+        open_file.chmod(0o644)
+        closed_file.chmod(0o600)
+        with pytest.raises(UsageError, match=f"{open_file} holds a secret, and its mode 0644"):
+            Passwords.read(str(outer), private=True)

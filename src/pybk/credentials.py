@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 import tomllib
 from binascii import a2b_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Self
@@ -29,16 +30,22 @@ SECRET_BYTES_MIN: Final = 16
 """The shortest cluster secret that is accepted; 32 random bytes are a good one."""
 
 _BYTES_MAX: Final = 1 << 16
+_PASSWORDS_BYTES_MAX: Final = 16 << 20
+
+_URL: Final = re.compile(r"://[^\s\"'\\]+")
+_USER: Final = re.compile(r"://.*@")
+_SETTING: Final = re.compile(r"([?&;#])([^=&;#]*)(=?)[^&;#]*")
 
 logger = logging.getLogger(__name__)
 
 
-def read_secret_file(path: str, *, private: bool = False) -> bytes:
+def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTES_MAX) -> bytes:
     """Return the content of a file without its trailing line end.
 
     Args:
         path: The file.
         private: Refuse a file that every user may read or change.
+        bytes_max: The most bytes that it may have.
 
     Raises:
         UsageError: It cannot be read, is too long for a secret, or is not private.
@@ -46,7 +53,7 @@ def read_secret_file(path: str, *, private: bool = False) -> bytes:
     try:
         with open(path, "rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            data = file.read(_BYTES_MAX + 1)
+            data = file.read(bytes_max + 1)
     except OSError as error:
         raise UsageError(f"{path} is to hold a password or a secret, and cannot be read: {error.strerror}") from error
     if private and mode & (stat.S_IROTH | stat.S_IWOTH):
@@ -54,9 +61,28 @@ def read_secret_file(path: str, *, private: bool = False) -> bytes:
             f"{path} holds a secret, and its mode {mode:04o} lets every user of this host read or change it: chmod "
             f"600 {path}, or 640 for the members of its group"
         )
-    if len(data) > _BYTES_MAX:
-        raise UsageError(f"{path} has more than {_BYTES_MAX} bytes, too many for a password or a secret")
+    if len(data) > bytes_max:
+        raise UsageError(f"{path} has more than {bytes_max} bytes, too many for a password or a secret")
     return data.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def without_credentials(text: str, settings: Collection[str] = ()) -> str:
+    """Return a URL, or a text with URLs, without users, passwords and the values of settings that may be secret.
+
+    What stands before the last ``@`` of a URL is left out, because a password may have any character.
+
+    Args:
+        text: The text.
+        settings: Names of settings, after ``?``, whose values are no secrets.
+    """
+
+    def shown(found: re.Match[str]) -> str:
+        separator, name, equals = found.group(1, 2, 3)
+        if name in settings:
+            return found.group()
+        return f"{separator}{name}=..." if equals else f"{separator}..."
+
+    return _URL.sub(lambda url: _SETTING.sub(shown, _USER.sub("://...@", url.group())), text)
 
 
 def checked_password(password: object) -> bytes:
@@ -235,21 +261,20 @@ class Passwords:
         return self.ledgers.get(ledger_id, self.types.get(ledger_type, self.default))
 
     @classmethod
-    def read(cls, path: str, default: bytes | None = None) -> Self:
+    def read(cls, path: str, default: bytes | None = None, *, private: bool = False) -> Self:
         """Read passwords from a TOML file; see ``docs/concepts/seals.md``.
 
         Args:
             path: The file.
             default: The default if the file has none.
+            private: Refuse the file, and those that it names, if every user may read or change them.
 
         Raises:
-            UsageError: The file cannot be read, or is not a valid file of passwords.
+            UsageError: A file cannot be read or is not private, or is not a valid file of passwords.
         """
+        data = read_secret_file(path, private=private, bytes_max=_PASSWORDS_BYTES_MAX)
         try:
-            with open(path, "rb") as file:
-                values = tomllib.load(file)
-        except OSError as error:
-            raise UsageError(f"{path} is to hold passwords, and cannot be read: {error.strerror}") from error
+            values = tomllib.loads(data.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is to hold passwords in TOML: {error}") from None
         unknown = values.keys() - {"default", "types", "ledgers"}
@@ -259,21 +284,22 @@ class Passwords:
         wrong = [name for name in ledgers if not name.isdecimal() or not name.isascii()]
         if wrong:
             raise UsageError(f"{path}: [ledgers] names ledgers by id, a whole number, not {wrong[0]!r:.100}")
+        given = partial(_password_in, path, private=private)
         return cls(
-            default=_password_in(path, "default", values["default"]) if "default" in values else default,
-            types={name: _password_in(path, f"types.{name}", value) for name, value in types.items()},
-            ledgers={int(name): _password_in(path, f"ledgers.{name}", value) for name, value in ledgers.items()},
+            default=given("default", values["default"]) if "default" in values else default,
+            types={name: given(f"types.{name}", value) for name, value in types.items()},
+            ledgers={int(name): given(f"ledgers.{name}", value) for name, value in ledgers.items()},
         )
 
 
-def _password_in(path: str, name: str, value: Any) -> bytes:
+def _password_in(path: str, name: str, value: Any, *, private: bool) -> bytes:
     """Return the password of a value in a file of passwords: a text, or a table with ``file`` or ``base64``."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, dict) and len(value) == 1:
         [(how, text)] = value.items()
         if how == "file" and isinstance(text, str):
-            return read_secret_file(text)
+            return read_secret_file(text, private=private)
         if how == "base64" and isinstance(text, str):
             try:
                 return a2b_base64(text, strict_mode=True)

@@ -16,6 +16,7 @@ from pybk.digest import DigestType
 from pybk.flags import StorageHint, WriteFlag
 from pybk.storage.format.index_rows import ledger_key
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
+from tests.private_files import write_private
 from tests.sealing import tamper
 from tests.storage.repair.test_rebuild import files_of, fill, index_of, lose_an_ssd_record, open_store
 from tests.storage.repair.test_verify import flip
@@ -92,7 +93,7 @@ def test_cat(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert run(capsys, "cat", store, 1) == (0, "open", "")
     password = tmp_path / "password"
     for text in ("s3cret", "s3cret\n", "s3cret\r\n"):
-        password.write_bytes(text.encode())
+        write_private(password, text.encode())
         assert run(capsys, "cat", store, 0, "--password-file", password) == (0, "firstthird\n", "")
     monkeypatch.setenv("PYBK_PASSWORD", "s3cret")
     assert run(capsys, "cat", store, 0, "--first", 1, "--last", 2) == (0, "third\n", "")
@@ -105,9 +106,43 @@ def test_cat(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert [row["entry_id"] for row in rows] == [0, 1, 2]
 
 
+def test_tail_prints_the_last_entries(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(store) as manager, manager.create_ledger(insecure=True) as writer:
+        writer.append_many([b"%d" % number for number in range(30)])
+    assert run(capsys, "ledger", "tail", store, writer.ledger_id, "-n", 2, "--lines") == (0, "28\n29\n", "")
+    assert run(capsys, "ledger", "tail", store, writer.ledger_id, "-n", 0) == (0, "", "")
+    assert len(run(capsys, "ledger", "tail", store, writer.ledger_id, "--headers")[1].splitlines()) == 20
+    assert len(run(capsys, "ledger", "tail", store, writer.ledger_id, "-n", 99, "--json")[1].splitlines()) == 30
+
+
+def test_tail_follows_a_ledger_until_it_is_closed(tmp_path: Path) -> None:
+    with open_store(tmp_path) as manager, manager.create_ledger(insecure=True) as writer:
+        writer.append_many([b"first", b"second"])
+        command = [
+            sys.executable,
+            "-m",
+            "pybk",
+            "ledger",
+            "tail",
+            str(tmp_path),
+            str(writer.ledger_id),
+            "-f",
+            "-n",
+            "1",
+        ]
+        with subprocess.Popen([*command, "--lines"], stdout=subprocess.PIPE) as tail:
+            assert tail.stdout is not None
+            assert tail.stdout.readline() == b"second\n"
+            writer.append(b"third")
+            assert tail.stdout.readline() == b"third\n"
+            writer.close()
+            assert tail.stdout.read() == b""
+            assert tail.wait(WAIT_S) == 0
+
+
 def test_cat_says_what_is_wrong_in_one_line(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "wrong").write_bytes(b"wrong")
-    (tmp_path / "long").write_bytes(bytes(1 << 17))
+    write_private(tmp_path / "wrong", b"wrong")
+    write_private(tmp_path / "long", bytes(1 << 17))
     for arguments, says in (
         ((store, 0), "--password-file FILE or in PYBK_PASSWORD"),
         ((store, 0, "--password-file", tmp_path / "wrong"), "--password-file FILE or in PYBK_PASSWORD"),

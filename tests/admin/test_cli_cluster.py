@@ -15,6 +15,7 @@ import pytest
 
 from pybk import LedgerManager
 from pybk.admin.cli import main
+from tests.private_files import write_private
 from tests.waiting import PROCESS_S
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -163,6 +164,16 @@ def test_ls_of_a_cluster(
     assert (first["sealed"], second["sealed"]) == (True, None)
 
 
+def test_ls_refuses_a_bookie_that_the_cluster_never_had(
+    cluster: LedgerManager, url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    assert run(capsys, "ls", url, "--bookie", "a")[0] == 0
+    status, out, err = run(capsys, "ls", url, "--bookie", "nobody")
+    assert (status, out) == (2, "")
+    assert "the cluster has no bookie 'nobody', and had none: `pybk bookie list" in err
+
+
 def test_cat_of_a_cluster(
     cluster: LedgerManager,
     url: str,
@@ -170,7 +181,7 @@ def test_cat_of_a_cluster(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "secret").write_bytes(SECRET)
+    write_private(tmp_path / "secret", SECRET)
     secret = ("--cluster-secret-file", tmp_path / "secret")
     status, out, err = run(capsys, "cat", url, 0, *secret)
     assert (status, out) == (2, "")

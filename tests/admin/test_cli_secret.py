@@ -12,6 +12,7 @@ import pytest
 from pybk import LedgerManager, MetadataForgedError, Secret
 from pybk.admin.cli import main
 from tests.cluster.inside import SECRET, Inside, inside
+from tests.private_files import write_private
 from tests.waiting import wait_until
 
 NEXT = b"the secret that a cluster gets --"
@@ -20,9 +21,7 @@ PASSWORD = b"a password of some length"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.write_bytes(SECRET)
-    return path
+    return write_private(tmp_path / "secret", SECRET)
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_each_step_says_what_comes_next_and_is_refused_out_of_turn(
         before = ledger_of(late, b"before")
         steps.expect("status", 0, "secret in use               0\n", "next: to replace the secret, make FILE.next")
         steps.expect("add", 2, "give the cluster's secret and the new one")
-        file.with_name("secret.next").write_bytes(NEXT)
+        write_private(file.with_name("secret.next"), NEXT)
         steps.expect("switch", 2, "add another one first")
         steps.expect("retire", 2, "there is none before it to retire")
         steps.expect("add", 0, "valid                       0, 1\n", "to all clients, then `pybk secret switch`")
@@ -101,7 +100,7 @@ def test_each_step_says_what_comes_next_and_is_refused_out_of_turn(
         steps.expect("retire", 0)
         steps.expect("reseal", 0)
     old = file.with_name("old")
-    old.write_bytes(SECRET)
+    write_private(old, SECRET)
     Steps(cluster, old, capsys).expect("status", 2, "which was retired: give secret 1")
 
 
@@ -112,7 +111,7 @@ def test_a_session_of_the_old_secret_holds_up_its_retirement(
     late_file.write_bytes(SECRET)
     with LedgerManager.connect(cluster.url, cluster_secret=Secret(file=str(late_file))) as late:
         writer = late.create_ledger(password=PASSWORD, ensemble_size=1)
-        file.with_name("secret.next").write_bytes(NEXT)
+        write_private(file.with_name("secret.next"), NEXT)
         steps.expect("add", 0)
         wait_until(lambda: not steps.status()["lacking"])
         steps.expect("switch", 0)
@@ -138,7 +137,7 @@ def test_a_bookie_without_the_new_secret_holds_up_the_switch(
 ) -> None:
     cluster.given = SECRET
     cluster.open_bookie(1)
-    file.with_name("secret.next").write_bytes(NEXT)
+    write_private(file.with_name("secret.next"), NEXT)
     steps = Steps(cluster, file, capsys)
     steps.expect("add", 0, "bookies without the newest  bookie-")
     wait_until(lambda: steps.status()["lacking"] == ["bookie-1"])

@@ -11,7 +11,7 @@ import pytest
 
 from pybk.backup import back_up, list_backup_runs, restore_backup, verify_backup
 from pybk.backup.backing_up import BackupRun
-from pybk.backup.target import DirectoryTarget, shown_url, target_error
+from pybk.backup.target import DirectoryTarget, target_error
 from pybk.backup.target_url import open_target
 from pybk.errors import CorruptError, StorageFailedError, StorageFullError, StorageRefusedError, UsageError
 from pybk.manager import LedgerManager
@@ -155,25 +155,22 @@ def test_errors_of_all_kinds_are_errors_of_the_storage(
 
 def test_a_password_in_a_url_is_not_shown(manager: LedgerManager, tmp_path: Path) -> None:
     for url in ("unheard-of://me:s3cret@host/path", "memory://me:s3cret@host/a[b"):
-        with pytest.raises(UsageError, match="://me@host") as caught:
+        with pytest.raises(UsageError, match=r"://\.\.\.@host") as caught:
             back_up(manager, url)
         assert "s3cret" not in str(caught.value)
-    with pytest.raises(UsageError, match="there is no backup at memory://me@host/path") as caught:
+    with pytest.raises(UsageError, match=r"there is no backup at memory://\.\.\.@host/path") as caught:
         verify_backup("memory://me:s3cret@host/path")
 
 
 def test_no_part_of_a_password_is_shown_with_what_a_library_says() -> None:
-    url = "s3://me:s3@cr:et@host:80/a@b"
-    assert shown_url(url) == "s3://me@host:80/a@b"
-    assert shown_url("http://host:80/a and b@c") == "http://host:80/a and b@c"
-    said = str(target_error(OSError(f"403 for {url}"), "reading x"))
-    assert "403 for s3://me@host:80/a@b" in said
+    said = str(target_error(OSError("403 for s3://me:s3@cr:et@host:80/a"), "reading x"))
+    assert "403 for s3://...@host:80/a" in said
     assert "cr" not in said
 
 
 def test_a_server_that_cannot_be_reached_is_an_error_of_the_storage(manager: LedgerManager, tmp_path: Path) -> None:
     """FTP connects when it is opened; nothing listens at port 1."""
-    with pytest.raises(StorageFailedError, match=r"opening ftp://me@127\.0\.0\.1:1/x failed: Conn") as caught:
+    with pytest.raises(StorageFailedError, match=r"opening ftp://\.\.\.@127\.0\.0\.1:1/x failed: Conn") as caught:
         back_up(manager, "ftp://me:s3cret@127.0.0.1:1/x")
     assert "s3cret" not in str(caught.value)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import struct
 import threading
 from array import array
@@ -27,6 +29,7 @@ from pybk.transport.server import Server
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, create_of_type, descriptor_of
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -229,3 +232,21 @@ def test_an_owner_fences_a_bookie_that_never_saw_the_ledger(tmp_path: Path) -> N
         assert state is not None
         assert state.fenced
         assert state.header is not None
+
+
+def test_strangers_are_counted_and_logged(three: Inside, caplog: pytest.LogCaptureFixture) -> None:
+    server = service_of(three.bookies[0]).server
+    host, port = server.addresses[0].removeprefix("tcp://").split(":")
+
+    def refused(reason: str) -> int:
+        values = three.bookies[0].metrics().gauges
+        return sum(int(value) for key, value in values.items() if ("reason", reason) in key.labels)
+
+    before = refused("unheard")
+    caplog.set_level(logging.INFO, "pybk.transport.connection_limit")
+    for said in (b"GET / HTTP/1.0\r\n\r\n", bytes(100), b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"garbage" * 20):
+        for _ in range(10):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(said)
+    wait_until(lambda: refused("unheard") >= before + 30)
+    assert sum("before a message was received" in line for line in caplog.messages) >= LINES_MAX

@@ -20,9 +20,11 @@ from pybk.admin.signals import STOPS, Signals
 from pybk.credentials import read_secret_file
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
+from pybk.storage.io.regular_files import read_regular
 
 logger = logging.getLogger(__name__)
 
+_PORTS_BYTES_MAX: Final = 1 << 20
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 """What may follow ``Bearer`` in a header (RFC 6750)."""
 
@@ -45,8 +47,7 @@ def bookie_ports(path: str, token: str = "", authority: str = "") -> BookiePorts
 
     def urls() -> dict[str, str]:
         try:
-            with open(path, "rb") as file:
-                found = tomllib.load(file)
+            found = tomllib.loads(read_regular(path, _PORTS_BYTES_MAX).decode())
         except (OSError, ValueError) as error:
             raise UsageError(f"{path} is to name the ports of bookies in TOML: {error}") from error
         if not all(isinstance(url, str) for url in found.values()):

@@ -131,6 +131,9 @@ EXPORTED: Final[Mapping[str, Exported]] = {
         HISTOGRAM, ("op",), "From the arrival of a request until it was answered, or put aside to wait for something."
     ),
     "bookie_rejected": Exported(COUNTER, ("reason",), "Requests that a bookie did not do, by the status of its reply."),
+    "peer_refusals": Exported(
+        GAUGE, ("reason",), "Connections and messages of peers that this bookie has refused since its start."
+    ),
     "limbo_ledgers": Exported(GAUGE, (), "Ledgers in limbo on this bookie."),
     "registered": Exported(GAUGE, (), "Whether this bookie is registered."),
     # the process

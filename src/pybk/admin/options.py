@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import UsageError
+from pybk.storage.io.regular_files import read_regular
 
 PREFIX: Final = "PYBK"
 DEFAULT: Final = "default"
 
 _SHOWN_MAX: Final = 100
+_FILE_BYTES_MAX: Final = 1 << 20
 """Characters of a wrong value that its error shows."""
 
 
@@ -316,8 +318,7 @@ def read_file(path: str, options: Sequence[Option]) -> ConfigFile:
         UsageError: It cannot be read, or is not TOML.
     """
     try:
-        with open(path, "rb") as file:
-            tables = tomllib.load(file)
+        tables = tomllib.loads(read_regular(path, _FILE_BYTES_MAX).decode())
     except OSError as error:
         raise UsageError(f"{path} is to hold options in TOML, and cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pybk.errors import UsageError
+from pybk.storage.io.regular_files import read_regular
 
 VARIABLE: Final = "PYBK_PROFILE"
 """The variable that names the profile of commands without ``--profile``."""
 
+_BYTES_MAX: Final = 1 << 16
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -46,8 +48,7 @@ class Profile:
         """
         path = path_of(name)
         try:
-            with open(path, "rb") as file:
-                found = tomllib.load(file)
+            found = tomllib.loads(read_regular(path, _BYTES_MAX).decode())
             if not all(isinstance(value, str) for value in found.values()):
                 raise TypeError("a value is no text")
             return cls(name=name, **found)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import fsspec
 
-from pybk.backup.target import UNFINISHED, another_writes, check_size, missing, shown_url, target_error
+from pybk.backup.target import UNFINISHED, another_writes, check_size, missing, target_error
+from pybk.credentials import without_credentials
 from pybk.errors import CorruptError, UsageError
 
 _PATTERN: Final = re.compile(r"[*?\[\]]")
@@ -32,12 +33,12 @@ class FsspecTarget:
     """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:
-        self._url = shown_url(url)
+        self._url = without_credentials(url)
         try:
             self._fs, path = fsspec.core.url_to_fs(url, **options)
         except (ValueError, TypeError, ImportError) as error:
             raise UsageError(
-                f"fsspec cannot open {self._url}: {type(error).__name__}: {shown_url(str(error))}"
+                f"fsspec cannot open {self._url}: {type(error).__name__}: {without_credentials(str(error))}"
             ) from error
         except Exception as error:
             raise target_error(error, f"opening {self._url}") from error

@@ -7,10 +7,10 @@ is missing. ``fsspec_target`` has the implementation over fsspec.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from typing import Final, Protocol
 
+from pybk.credentials import without_credentials
 from pybk.errors import (
     CorruptError,
     StorageError,
@@ -21,12 +21,12 @@ from pybk.errors import (
 )
 from pybk.storage.io.failures import is_full
 from pybk.storage.io.filesystem import Lock, OsFileSystem, replace_file
+from pybk.storage.io.regular_files import open_regular
 
 UNFINISHED: Final = ".tmp"
 """The end of the names of files that are being put."""
 
 _LOCK: Final = "LOCK"
-_URL_PASSWORD: Final = re.compile(r"(://[^/@:\s]*):[^/\s]*@")
 
 
 class Target(Protocol):
@@ -112,9 +112,10 @@ class DirectoryTarget:
         """See ``Target``."""
         path = os.path.join(self._path, name)
         try:
-            with open(path, "rb") as file:
-                check_size(path, os.fstat(file.fileno()).st_size, bytes_max)
-                return file.read()
+            with open(open_regular(path), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                check_size(path, size, bytes_max)
+                return file.read(size)
         except FileNotFoundError as error:
             raise missing(path) from error
         except OSError as error:
@@ -174,14 +175,9 @@ def check_size(where: str, nbytes: int, bytes_max: int) -> None:
 
 def target_error(error: Exception, doing: str) -> StorageError:
     """Return the pybk error for a failure of a target; what libraries say of it may have the URL with its password."""
-    said = shown_url(str(error))
+    said = without_credentials(str(error))
     if is_full(error):
         return StorageFullError(
             f"{doing}: {said}; free space there, such as by pybk backup prune, and run the command again"
         )
     return StorageFailedError(f"{doing} failed: {type(error).__name__}: {said}; run the command again")
-
-
-def shown_url(url: str) -> str:
-    """Return a URL, or a text with URLs, without the passwords that they may have."""
-    return _URL_PASSWORD.sub(r"\1@", url)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pybk.backup.target import DirectoryTarget, Target, shown_url
+from pybk.backup.target import DirectoryTarget, Target
+from pybk.credentials import without_credentials
 from pybk.errors import UsageError
 
 _LOCAL_URL: Final = "file://"
@@ -35,6 +36,7 @@ def open_target(target: str, *, writes: bool, storage_options: Mapping[str, Any]
         if error.name != "fsspec":
             raise
         raise UsageError(
-            f"{shown_url(target)} is a URL, which takes fsspec: pip install 'pybk[fsspec]'; a directory needs nothing"
+            f"{without_credentials(target)} is a URL, which takes fsspec: pip install 'pybk[fsspec]'; a directory does "
+            "not"
         ) from error
     return FsspecTarget(target, dict(storage_options or {}))

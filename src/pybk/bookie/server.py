@@ -975,6 +975,8 @@ class BookieServer:
 
     def _gauges(self) -> Iterator[Gauge]:
         yield MetricKey("limbo_ledgers"), len(self.replicas.in_limbo())
+        for reason, count in self.server.refusals().items():
+            yield MetricKey("peer_refusals", labels=(("reason", reason),)), count
         yield MetricKey("registered"), self.registered is not None and self.registered.registered
 
     def in_limbo(self) -> list[int]:

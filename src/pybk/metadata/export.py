@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
@@ -20,6 +21,7 @@ from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.reports import MetadataExportReport
 from pybk.metadata.scrub_records import QUICK_KEY, SCRUB_KEY
 from pybk.metadata.store import MetadataStore
+from pybk.storage.io.regular_files import open_regular
 
 EXPORT_FORMAT: Final = 1
 NOT_EXPORTED: Final = ("bookies", "locks", AUDITOR_KEY, REPORT_KEY, ORPHANS_KEY, SCRUB_KEY, QUICK_KEY)
@@ -32,6 +34,8 @@ was checked when, because that is no proof for what bookies have later.
 _KIND: Final = "pybk cluster metadata"
 _NAMES: Final = frozenset({"key", "value"})
 _PROGRESS_VALUES: Final = 1000
+_LINE_BYTES_MAX: Final = 16 << 20
+"""Far more than a value of a metadata store has in base64; a file of something else may have no line end."""
 
 
 def write_export(
@@ -110,8 +114,9 @@ def read_export(path: str) -> Iterator[tuple[str, bytes]]:
         CorruptError, UnsupportedFormatError: As ``check_export``.
     """
     digest, count = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        header = _decode(path, 1, file.readline())
+    with open(open_regular(path), "rb") as file:
+        lines = iter(partial(file.readline, _LINE_BYTES_MAX), b"")
+        header = _decode(path, 1, next(lines, b""))
         if header.get("kind") != _KIND:
             raise CorruptError(
                 f"{path} is not an export of a cluster's metadata; name a file of `pybk metadata export`"
@@ -122,8 +127,8 @@ def read_export(path: str) -> Iterator[tuple[str, bytes]]:
                 "newer one"
             )
         file.seek(0)
-        digest.update(file.readline())
-        for number, line in enumerate(file, start=2):
+        digest.update(next(lines))
+        for number, line in enumerate(lines, start=2):
             values = _decode(path, number, line)
             if values.keys() == _NAMES:
                 digest.update(line)

@@ -21,11 +21,11 @@ change by itself; ``cas`` does, where that is safe.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import SplitResult
 
+from pybk.credentials import without_credentials
 from pybk.errors import UsageError
 
 KEY_BYTES_MAX: Final = 480
@@ -213,20 +213,9 @@ class StoreUrl(NamedTuple):
         return UsageError(f"metadata URL {without_secrets(self.text)!r}{reason}; use {self.forms}")
 
 
-_USER: Final = re.compile(r"//[^/?#]*@")
-_SETTING: Final = re.compile(r"([?&])([^=&#]*)(=?)[^&#]*")
-
-
 def without_secrets(url: str) -> str:
-    """Return a URL for messages: without user and password, and only with the settings that hold no secret."""
-
-    def shown(found: re.Match[str]) -> str:
-        before, name, equals = found.group(1, 2, 3)
-        if name in SETTINGS:
-            return found.group()
-        return f"{before}{name}=..." if equals else f"{before}..."
-
-    return _SETTING.sub(shown, _USER.sub("//...@", url))
+    """Return a metadata URL for messages: without user and password, and only with the settings that hold no secret."""
+    return without_credentials(url, SETTINGS)
 
 
 class StoreOptions(NamedTuple):

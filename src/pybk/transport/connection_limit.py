@@ -75,6 +75,7 @@ class Connections:
     Attributes:
         monitor: The socket's monitor; the owner polls it and calls ``look`` when it is readable.
         ended: Connections that were ended.
+        unheard: Connections whose peers left before a message of theirs was received: strangers, and scans of ports.
         greeting: Descriptors of connections from which no message has been received, each with the time when it was
             accepted. A connection that is older than a handshake may be has ended its handshake, and is left out.
 
@@ -91,6 +92,7 @@ class Connections:
         "greeting",
         "monitor",
         "open",
+        "unheard",
     )
 
     def __init__(self, socket: Socket) -> None:
@@ -101,7 +103,7 @@ class Connections:
         self._pruned_ns = self._looked_ns = 0
         self.greeting: dict[int, int] = {}
         self._max = connections_max()
-        self.ended = 0
+        self.ended = self.unheard = 0
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
         self.look(())  # because a new socket signals nothing before it was read until it is empty
@@ -122,7 +124,9 @@ class Connections:
                 self._accepted(descriptor, addresses)
             elif event == zmq.EVENT_DISCONNECTED:
                 self.open.discard(descriptor)
-                self.greeting.pop(descriptor, None)
+                if self.greeting.pop(descriptor, None) is not None:
+                    self.unheard += 1
+                    logger.info("a connection ended before a message was received, as of a stranger or a scan of ports")
             elif self._greeting:
                 self._greeting.popleft()
 

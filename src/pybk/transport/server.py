@@ -31,7 +31,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
@@ -265,6 +265,12 @@ class ServerCounters:
     unread: int = 0
     dropped: int = 0
     turned_away: int = 0
+
+
+REFUSALS: Final = (
+    *("garbage", "forged", "replayed", "damaged", "refused", "faults", "strangers", "flooded", "unread", "turned_away"),
+)
+"""The counters of what was refused."""
 
 
 class Server:
@@ -546,6 +552,17 @@ class Server:
                 if routing_id in self.peers:
                     self._drop(self.peers[routing_id])
         return True
+
+    def refusals(self) -> Mapping[str, int]:
+        """Return how many connections and messages of peers were refused since the server was opened, by why.
+
+        Threads: any.
+        """
+        counters, connections = self.counters, self.connections
+        found = {name: getattr(counters, name) for name in REFUSALS}
+        if connections is not None:
+            found |= {"ended": connections.ended, "unheard": connections.unheard}
+        return found
 
     def _admit(
         self, routing_id: bytes, head: bytes, bodies: Sequence[memoryview], now_ns: int

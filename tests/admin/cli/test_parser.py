@@ -59,6 +59,23 @@ def test_the_verb_that_is_meant(given: str, meant: str) -> None:
     assert completed(given.split()) == meant.split()
 
 
+def test_a_misspelt_verb_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["bookie", "lsit"])
+    assert "lsit is no verb; list is one, and ./lsit names a new directory" in capsys.readouterr().err
+    (tmp_path / "lsit").mkdir()
+    assert completed(["bookie", "lsit"]) == ["bookie", "serve", "lsit"]
+
+
+def test_an_option_before_the_command_is_said_to_stand_after_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--json", "ledger", "list", "data"])
+    assert "--json stands after the command: pybk ledger list ... --json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [[], ["nothing"], ["ledger"], ["ledger", "nothing"], ["bookie", "list"]])
 def test_wrong_usage_is_one_line_that_says_where_the_usage_is(
     words: list[str], capsys: pytest.CaptureFixture[str]

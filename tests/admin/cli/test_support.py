@@ -57,3 +57,24 @@ def test_a_bundle_of_a_cluster_and_of_a_store_has_no_secrets(tmp_path: Path, mon
     assert content(tmp_path / "s.tar.gz")["store-status"]["printed"]["problems"] == []
     assert main(["support", "bundle", str(tmp_path / "nothing"), str(tmp_path / "n.tar.gz")]) == 5
     assert "there is no store" in content(tmp_path / "n.tar.gz")["store-files"]["error"]
+
+
+def test_a_bundle_has_the_ends_of_logs_and_what_ports_answer(tmp_path: Path) -> None:
+    open_quick(tmp_path / "store").close()
+    log = tmp_path / "service.log"
+    log.write_text("early\n" + "x" * (1 << 20) + "\nlate: zk://user:s3cret@host/path\n")
+    words = [
+        str(tmp_path / "store"),
+        str(tmp_path / "b.tar.gz"),
+        "--log",
+        str(log),
+        "--metrics",
+        "http://127.0.0.1:9/m",
+    ]
+    assert main(["support", "bundle", *words]) == 5, "nothing listens at the port of discard"
+    found = content(tmp_path / "b.tar.gz")
+    [text] = [value["text"] for name, value in found.items() if name.startswith("log-")]
+    assert "early" not in text
+    assert "late: zk://...@host/path" in text
+    [answer] = [value for name, value in found.items() if name.startswith("metrics-")]
+    assert "refused" in answer["error"]

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,21 @@ def test_metrics_of_all_processes_can_be_scraped(local: Local) -> None:
     overview = json.loads(local.get("console", "/api/v1/cluster"))
     assert overview["name"] == "dev"
     assert overview["cluster"]["bookies"] == {"active": 3}
+
+
+def test_a_bundle_has_the_logs_and_the_metrics_of_all_processes(local: Local, tmp_path: Path) -> None:
+    done = json.loads(local.run("--profile", "dev", "support", "bundle", str(tmp_path / "b.tar.gz"), "--json"))
+    assert not done["failed"]
+    with tarfile.open(tmp_path / "b.tar.gz") as bundle:
+        texts = {member.name: bundle.extractfile(member).read() for member in bundle.getmembers()}  # type: ignore[union-attr]
+    assert sum(b"pybk_registered" in text for text in texts.values()) == 3
+    assert sum("log-" in name for name in texts) == 4
+
+
+def test_up_and_status_print_where_the_metadata_is(local: Local) -> None:
+    url = f"lmdb://{local.directory / 'state' / 'pybk' / 'dev' / 'metadata'}"
+    assert f"metadata: {url}" in local.run("dev", "status")
+    assert f"metadata: {url}" in local.run("dev", "up")
 
 
 def test_a_killed_bookie_is_started_again_on_its_port(local: Local) -> None:
@@ -217,6 +233,18 @@ def test_a_cluster_that_could_not_be_made_leaves_nothing(tmp_path: Path, monkeyp
     assert not directory.exists()
     made = DevCluster.made(str(directory), "dev", DevOptions())
     assert DevCluster.found(str(directory)).members == made.members
+
+
+def test_a_purge_leaves_what_others_have_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    directory = tmp_path / "new"
+    DevCluster.made(str(directory), "dev", DevOptions()).write_profile()
+    (directory / "notes").write_text("mine")
+    assert main(["dev", "purge"]) == 0
+    assert f"{directory} stays, because others have made notes there" in capsys.readouterr().err
+    assert [each.name for each in directory.iterdir()] == ["notes"]
 
 
 @pytest.mark.parametrize(("words", "text"), [(("0",), "0 bookies"), (("2", "--zones=3"), "3 zones for 2 bookies")])

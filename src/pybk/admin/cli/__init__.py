@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Final, NamedTuple
 
@@ -80,6 +81,9 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Older names of commands."""
 
+_NEAR: Final = 0.7
+"""How alike a word and a verb are, by difflib, if the word is taken for a misspelt one."""
+
 _KIND: Final = "in pure Python" if CORE is None else "with the native core"
 
 _ENVIRONMENT: Final = (
@@ -101,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_standard_streams()
     profile, words = _profile_of(sys.argv[1:] if arguments is None else list(arguments))
+    _check_begins(words)
     words = completed(words)
     parsed = parser_of(words[:1], profile).parse_args(words)
     try:
@@ -128,6 +133,15 @@ def _profile_of(words: list[str]) -> tuple[str, list[str]]:
     if words and words[0].startswith("--profile="):
         return words[0].partition("=")[2], words[1:]
     return os.environ.get(VARIABLE, ""), words
+
+
+def _check_begins(words: Sequence[str]) -> None:
+    """End the process if an option of a command stands before it, which argparse would report for the next word."""
+    first = words[0].partition("=")[0] if words else ""
+    if first.startswith("-") and first not in ("-h", "--help", "--version", "--profile"):
+        nouns = [at for at, word in enumerate(words) if any(word == noun.name for noun in NOUNS)]
+        command = " ".join(words[nouns[0] : nouns[0] + 2]) if nouns else "ledger list"
+        parser_of(()).error(f"{first} stands after the command: pybk {command} ... {first}")
 
 
 def _status_of(error: BaseException) -> int:
@@ -171,8 +185,19 @@ def completed(words: Sequence[str]) -> list[str]:
     if noun is not None and noun.verb and found[1:2] not in (["-h"], ["--help"]):
         verbs = _module_parser(noun).verbs
         if found[1:2] == [] or found[1] not in verbs:
+            _check_no_verb(noun, verbs, found[1:2])
             found.insert(1, noun.verb)
     return found
+
+
+def _check_no_verb(noun: Noun, verbs: Collection[str], words: Sequence[str]) -> None:
+    """End the process if the word after a noun is a misspelt verb, which would name a new directory."""
+    for word in words:
+        near = get_close_matches(word, verbs, 1, _NEAR)
+        if near and os.sep not in word and not os.path.exists(word):
+            CommandParser(prog=f"pybk {noun.name}").error(
+                f"{word} is no verb; {near[0]} is one, and ./{word} names a new directory"
+            )
 
 
 def parser_of(names: Collection[str], profile: str = "") -> CommandParser:

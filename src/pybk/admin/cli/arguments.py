@@ -229,10 +229,12 @@ def seconds_of(text: str) -> float:
 
 
 def whole_number(text: str) -> int:
-    """Return the number that a text names, from 0 up."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number; it takes a whole number from 0 up")
-    return int(text)
+    """Return the number that a text names, from 0 to 2**63 - 1."""
+    number = int(text) if text.isdecimal() and text.isascii() and len(text) <= _DIGITS_MAX else -1
+    if not 0 <= number < 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a number; it takes a whole number from 0 to 2**63 - 1")
+    return number
 
 
+_DIGITS_MAX: Final = 19
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import (
@@ -15,9 +16,17 @@ from pybk.admin.cli.arguments import (
     is_url,
     seconds_of,
     takes_confirmation,
+    whole_number,
 )
 from pybk.admin.cli.clusters import manager_of
-from pybk.admin.cli.credentials import passwords_of, takes_password, takes_passwords, takes_secret
+from pybk.admin.cli.credentials import (
+    passwords_of,
+    storage_options_of,
+    takes_password,
+    takes_passwords,
+    takes_secret,
+    takes_storage_options,
+)
 from pybk.admin.cli.output import (
     DAMAGED,
     SOUND,
@@ -59,6 +68,7 @@ def add(parser: CommandParser) -> None:
     takes_password(make)
     takes_passwords(make)
     takes_secret(make)
+    takes_storage_options(make)
     text = "check every file and entry of a backup; exit 1 if there are problems, or the last run left out entries"
     verify = _add_of_target(verbs, "verify", _verify, text)
     takes_password(verify)
@@ -66,7 +76,9 @@ def add(parser: CommandParser) -> None:
     _add_of_target(verbs, "show", _show, "list the runs of a backup")
     text = "remove the oldest runs of a backup for good, and what no other run needs"
     prune = _add_of_target(verbs, "prune", _prune, text)
-    prune.add_argument("--keep", type=int, metavar="N", help="keep the last N runs; default: 1, with --keep-for")
+    prune.add_argument(
+        "--keep", type=whole_number, metavar="N", help="keep the last N runs; default: 1, with --keep-for"
+    )
     prune.add_argument(
         "--keep-for", type=seconds_of, metavar="TIME", help="keep the runs of the last TIME, such as 30d, too"
     )
@@ -74,7 +86,9 @@ def add(parser: CommandParser) -> None:
 
 
 def _add_of_target(verbs: Any, name: str, run: Any, text: str) -> CommandParser:
-    return add_command(verbs, name, run, text, TARGET)
+    command = add_command(verbs, name, run, text, TARGET)
+    takes_storage_options(command)
+    return command
 
 
 def _make(parsed: argparse.Namespace) -> int:
@@ -91,6 +105,7 @@ def _make(parsed: argparse.Namespace) -> int:
             skip_damaged=parsed.skip_damaged,
             dry_run=parsed.dry_run,
             progress=progress,
+            storage_options=storage_options_of(parsed),
         )
     if parsed.json:
         print_json({**made._asdict(), "dry_run": parsed.dry_run})
@@ -132,7 +147,12 @@ def _verify(parsed: argparse.Namespace) -> int:
     from pybk.backup import verify_backup
 
     with progress_bar(parsed, "backup verify") as progress:
-        found = verify_backup(parsed.path, passwords=passwords_of(parsed), progress=progress)
+        found = verify_backup(
+            parsed.path,
+            passwords=passwords_of(parsed),
+            progress=progress,
+            storage_options=storage_options_of(parsed),
+        )
     if parsed.json:
         print_json({**_fields(found), "sound": not found.problems, "complete": found.complete})
     else:
@@ -154,7 +174,7 @@ def _fields(found: BackupCheckReport) -> dict[str, Any]:
 def _show(parsed: argparse.Namespace) -> int:
     from pybk.backup import list_backup_runs
 
-    runs = list_backup_runs(parsed.path)
+    runs = list_backup_runs(parsed.path, storage_options=storage_options_of(parsed))
     if parsed.json:
         print_json({"runs": [run._asdict() for run in runs]})
         return SOUND
@@ -183,11 +203,18 @@ def _prune(parsed: argparse.Namespace) -> int:
     if parsed.keep is None and parsed.keep_for is None:
         raise UsageError("say which runs to keep: --keep N, --keep-for TIME, or both")
     keep = 1 if parsed.keep is None else parsed.keep
-    found = prune_backup(parsed.path, keep=keep, keep_seconds=parsed.keep_for, dry_run=True)
+    prune = partial(
+        prune_backup,
+        parsed.path,
+        keep=keep,
+        keep_seconds=parsed.keep_for,
+        storage_options=storage_options_of(parsed),
+    )
+    found = prune(dry_run=True)
     if not parsed.dry_run:
         if found.removed:
             confirm(parsed, found.target, f"{_pruned(found)} for good")
-        found = prune_backup(parsed.path, keep=keep, keep_seconds=parsed.keep_for)
+        found = prune()
     if parsed.json:
         print_json({"dry_run": parsed.dry_run, **found._asdict(), **_run_fields(found)})
     else:

@@ -21,6 +21,7 @@ from pybk.admin.cli.arguments import (
     secret_needed,
     takes_confirmation,
     takes_watch,
+    whole_number,
 )
 from pybk.admin.cli.clusters import add_verb, admin_of, mark_as_json
 from pybk.admin.cli.output import (
@@ -139,7 +140,7 @@ def _add_administration(commands: Any) -> None:
     remove.add_argument(
         "--accept-loss",
         nargs="+",
-        type=int,
+        type=whole_number,
         metavar="LEDGER",
         help="give up the copies of these ledgers on it; all that name it are needed",
     )

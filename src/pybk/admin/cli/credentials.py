@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import tomllib
+from typing import Any, Final
 
-from pybk.credentials import CLUSTER_SECRET, PASSWORD, Passwords, Secret
+from pybk.credentials import CLUSTER_SECRET, PASSWORD, Passwords, Secret, read_secret_file
+from pybk.errors import UsageError
+
+STORAGE_OPTIONS: Final = "PYBK_STORAGE_OPTIONS"
+"""With ``_FILE`` appended, the environment variable of the file with the options of fsspec."""
 
 
 def takes_password(command: argparse.ArgumentParser) -> None:
@@ -41,18 +48,43 @@ def takes_secret(command: argparse.ArgumentParser) -> None:
     )
 
 
+def takes_storage_options(command: argparse.ArgumentParser) -> None:
+    """Add the option that names a file with what fsspec takes for the URL of a backup."""
+    command.add_argument(
+        "--storage-options",
+        metavar="FILE",
+        help="TOML with what fsspec takes for the URL, such as key and secret, which then are not in the URL; default: "
+        f"{STORAGE_OPTIONS}_FILE",
+    )
+
+
+def storage_options_of(parsed: argparse.Namespace) -> dict[str, Any] | None:
+    """Return what fsspec takes for a URL, from the file; None if none is given.
+
+    Raises:
+        UsageError: The file cannot be read, every user may read or change it, or it is not TOML.
+    """
+    path = parsed.storage_options or os.environ.get(f"{STORAGE_OPTIONS}_FILE")
+    if not path:
+        return None
+    try:
+        return tomllib.loads(read_secret_file(path, private=True).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is to hold options of fsspec in TOML: {error}") from None
+
+
 def password_of(parsed: argparse.Namespace) -> bytes | None:
     """Return the password from the file or the environment, None if neither is given."""
-    return Secret(file=parsed.password_file, variable=PASSWORD).read()
+    return Secret(file=parsed.password_file, variable=PASSWORD, private=True).read()
 
 
 def passwords_of(parsed: argparse.Namespace) -> Passwords:
     """Return the passwords of ``--passwords``; that of ``--password-file`` or the environment is the default."""
     default = password_of(parsed)
-    return Passwords(default) if parsed.passwords is None else Passwords.read(parsed.passwords, default)
+    return Passwords(default) if parsed.passwords is None else Passwords.read(parsed.passwords, default, private=True)
 
 
 def secret_of(parsed: argparse.Namespace) -> Secret | None:
     """Return where the cluster's secret is found, the file or the environment; None if neither is given."""
-    secret = Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET)
+    secret = Secret(file=parsed.cluster_secret_file, variable=CLUSTER_SECRET, private=True)
     return secret if secret.read_all() else None

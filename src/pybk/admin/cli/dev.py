@@ -30,10 +30,10 @@ def add(parser: CommandParser) -> None:
     parser.set_defaults(profile=parser.profile or PROFILE)
     verbs = parser.add_subparsers()
     up = _add(verbs, "up", _up, "make a cluster and start it, or start what does not run of it", names="")
-    up.add_argument("count", metavar="N", type=int, nargs="?", help="how many bookies (default: 3)")
+    up.add_argument("count", metavar="N", type=whole_number, nargs="?", help="how many bookies (default: 3)")
     up.add_argument("--directory", metavar="PATH", help="where all of it lies (default: ~/.local/state/pybk/dev)")
     up.add_argument("--any-port", action="store_true", help="take ports that are free, not 3181.. and 9460..")
-    up.add_argument("--zones", metavar="N", type=int, default=0, help="spread the bookies over so many zones")
+    up.add_argument("--zones", metavar="N", type=whole_number, default=0, help="spread the bookies over so many zones")
     up.add_argument("--tiers", action="store_true", help="give each tier a directory of its own, as on its own device")
     up.add_argument("--foreground", action="store_true", help="stay until Ctrl-C, and end the cluster then")
     status = _add(verbs, "status", _status, "show the processes and their addresses; exit 1 unless all run", names="")
@@ -44,7 +44,7 @@ def add(parser: CommandParser) -> None:
     )
     logs.add_argument("-f", "--follow", action="store_true", help="and what is added, until Ctrl-C")
     _add(verbs, "down", _down, "end all processes; their data stay", names="")
-    _add(verbs, "purge", _purge, "end all processes, and remove the directory and the profile", names="")
+    _add(verbs, "purge", _purge, "end all processes, and remove what they keep, and the profile", names="")
     _add(verbs, "stop", _stop, "end a bookie as SIGTERM does, with a drain")
     start = _add(verbs, "start", _start, "start a bookie that does not run")
     start.add_argument("--replace", action="store_true", help="it takes its name again although its directory is lost")
@@ -61,7 +61,7 @@ def add(parser: CommandParser) -> None:
     fill.add_argument("--end", action="store_true", help="let them have space again")
     _add(verbs, "wipe", _fault("wipe"), "kill a bookie and remove all that it keeps, as if its disks were lost")
     corrupt = _add(verbs, "corrupt", _corrupt, "flip a bit in sealed records of a bookie")
-    corrupt.add_argument("--records", type=int, default=1, metavar="N", help="in how many (default: 1)")
+    corrupt.add_argument("--records", type=whole_number, default=1, metavar="N", help="in how many (default: 1)")
 
 
 def _add(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str, names: str = "+") -> CommandParser:
@@ -160,6 +160,7 @@ def _print_started(parsed: argparse.Namespace, cluster: DevCluster, seconds: flo
         _print_members(cluster)
         serving = counted(len(cluster.bookies), "bookie serves", "bookies serve")
         print(f"\n{serving} after {seconds:.1f} s, in {cluster.directory}")
+        print(f"metadata: {cluster.url}   its secret: {cluster.secret_file}")
         print(f"the page: {cluster.console.http}/   its token, for changes: {cluster.path('token')}")
         print("\nnext:")
         print(f"  export PYBK_PROFILE={cluster.profile}")
@@ -179,7 +180,9 @@ def _purge(parsed: argparse.Namespace) -> int:
     cluster = _cluster(parsed)
     with cluster.locked():
         _note(cluster.stop())
-        cluster.purge()
+        others = cluster.purge()
+    if others:
+        _note([f"{cluster.directory} stays, because others have made {', '.join(others)} there"])
     return SOUND
 
 
@@ -194,7 +197,8 @@ def _status(parsed: argparse.Namespace) -> int:
         print_json(_as_json(cluster))
     else:
         _print_members(cluster)
-        print(f"\nthe page: {cluster.console.http}/   directory: {cluster.directory}")
+        print(f"\nmetadata: {cluster.url}   its secret: {cluster.secret_file}")
+        print(f"the page: {cluster.console.http}/   directory: {cluster.directory}")
     return SOUND if all(each.state == "running" for each in cluster.members.values()) else DAMAGED
 
 

@@ -18,6 +18,7 @@ from pybk.admin.cli.arguments import (
     is_url,
     secret_needed,
     takes_confirmation,
+    whole_number,
 )
 from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import (
@@ -37,6 +38,7 @@ from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
     from pybk.cluster_checks import Copies
+    from pybk.entry import Entry
     from pybk.ledger import Bookie, LedgerMetadata
     from pybk.manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from pybk.storage.readonly import ReadOnlyStore
 
 _STATES: Final = ("open", "in_recovery", "closed")
+_TAIL: Final = 10
 _PAGE: Final = 500
 """Ledgers whose metadata is read from a cluster at a time."""
 
@@ -57,13 +60,14 @@ def add(parser: CommandParser) -> None:
     show = add_command(
         verbs, "show", _show, "show the metadata of ledgers, and where their copies are", STORE_OR_CLUSTER
     )
-    show.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    show.add_argument("ledgers", metavar="LEDGER", type=whole_number, nargs="+", help="a ledger's id")
     takes_secret(show)
     _add_cat(verbs)
+    _add_tail(verbs)
     _add_reseal(verbs)
     text = "delete ledgers for good; exit 5 if some of them could not be deleted"
     deletion = add_command(verbs, "delete", _delete, text, STORE_OR_CLUSTER)
-    deletion.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    deletion.add_argument("ledgers", metavar="LEDGER", type=whole_number, nargs="+", help="a ledger's id")
     takes_password(deletion)
     takes_secret(deletion)
     takes_confirmation(deletion, "show what would be deleted")
@@ -75,33 +79,54 @@ def _add_list(verbs: Any) -> None:
     listing.add_argument("--state", choices=_STATES, help="only ledgers in this state")
     listing.add_argument("--tier", choices=[hint.value for hint in StorageHint], help="only ledgers in this tier")
     listing.add_argument("--bookie", metavar="NAME", help="only ledgers of which this bookie should have entries")
-    listing.add_argument("--after", type=int, default=-1, metavar="LEDGER", help="only ledgers with a higher id")
-    listing.add_argument("--limit", type=int, metavar="NUMBER", help="at most so many; the JSON has `next` for --after")
+    listing.add_argument(
+        "--after", type=whole_number, default=-1, metavar="LEDGER", help="only ledgers with a higher id"
+    )
+    listing.add_argument(
+        "--limit", type=whole_number, metavar="NUMBER", help="at most so many; the JSON has `next` for --after"
+    )
     takes_secret(listing)
 
 
 def _add_cat(verbs: Any) -> None:
     text = "print the payloads of a ledger's entries as they are, one after the other"
     cat = add_command(verbs, "cat", _cat, text, STORE_OR_CLUSTER)
-    cat.add_argument("ledger", metavar="LEDGER", type=int, help="the ledger's id")
-    cat.add_argument("--first", type=int, default=0, metavar="ENTRY", help="first entry; default: 0")
-    cat.add_argument("--last", type=int, metavar="ENTRY", help="last entry; default: the last one confirmed")
+    cat.add_argument("ledger", metavar="LEDGER", type=whole_number, help="the ledger's id")
+    cat.add_argument("--first", type=whole_number, default=0, metavar="ENTRY", help="first entry; default: 0")
+    cat.add_argument("--last", type=whole_number, metavar="ENTRY", help="last entry; default: the last one confirmed")
     cat.add_argument(
         "--recover",
         action="store_true",
         help="find the end of an open ledger first, which fences its writer and closes it; asks, or takes --yes",
     )
     cat.add_argument("--yes", action="store_true", help="do it without a question, which is asked on terminals alone")
-    cat.add_argument("--lines", action="store_true", help="print a line end after each payload; for text")
-    cat.add_argument("--headers", action="store_true", help="as --lines, and a line about the entry before its payload")
-    takes_password(cat)
-    takes_secret(cat)
+    _takes_shape(cat)
+
+
+def _add_tail(verbs: Any) -> None:
+    text = "print the last entries of a ledger, and with --follow those that are confirmed later, until it is closed"
+    tail = add_command(verbs, "tail", _tail, text, STORE_OR_CLUSTER)
+    tail.add_argument("ledger", metavar="LEDGER", type=whole_number, help="the ledger's id")
+    tail.add_argument("-n", type=whole_number, default=_TAIL, metavar="ENTRIES", help=f"how many; default: {_TAIL}")
+    tail.add_argument("-f", "--follow", action="store_true", help="wait for more, until the ledger is closed")
+    tail.set_defaults(recover=False)
+    _takes_shape(tail)
+
+
+def _takes_shape(command: argparse.ArgumentParser) -> None:
+    """Have a command take how entries are printed, and with which password and secret they are read."""
+    command.add_argument("--lines", action="store_true", help="print a line end after each payload; for text")
+    command.add_argument(
+        "--headers", action="store_true", help="as --lines, and a line about the entry before its payload"
+    )
+    takes_password(command)
+    takes_secret(command)
 
 
 def _add_reseal(verbs: Any) -> None:
     text = "check every entry of closed ledgers, and seal them"
     reseal = add_command(verbs, "reseal", _reseal, text, STORE_OR_CLUSTER)
-    reseal.add_argument("ledgers", metavar="LEDGER", type=int, nargs="+", help="a ledger's id")
+    reseal.add_argument("ledgers", metavar="LEDGER", type=whole_number, nargs="+", help="a ledger's id")
     takes_password(reseal)
     takes_secret(reseal)
 
@@ -205,11 +230,21 @@ def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
     with metadata:
         live = {found.bookie for found in metadata.list_bookies()}
         members = {found.bookie.bookie_id: found.bookie for found in metadata.list_cookies()}
+        _check_bookie(parsed, [found.bookie.bookie_id for found in metadata.list_cookies(removed=True)])
         after = parsed.after
         while ids := metadata.list_ledgers(after=after, count=_PAGE):
             found = [each for each in metadata.read_sound_ledgers(ids) if _is_wanted(parsed, each.metadata)]
             yield from _rows_of(metadata, found, live, members)
             after = ids[-1]
+
+
+def _check_bookie(parsed: argparse.Namespace, members: Collection[str]) -> None:
+    """Raise UsageError if ``--bookie`` names none that the cluster has or had."""
+    if parsed.bookie is not None and parsed.bookie not in members:
+        raise UsageError(
+            f"the cluster has no bookie {parsed.bookie!r}, and had none: `pybk bookie list {parsed.path} --removed` "
+            "lists them"
+        )
 
 
 def _rows_of(
@@ -340,17 +375,32 @@ def _cat(parsed: argparse.Namespace) -> int:
         confirmed = reader.read_last_add_confirmed()
         last = confirmed if parsed.last is None else parsed.last
         for entry in reader.read(parsed.first, last):
-            if parsed.json:
-                print_json_line({**entry._asdict(), "payload": base64(entry.payload)})
-                continue
-            if parsed.headers:
-                print(
-                    f"entry {entry.entry_id}, last add confirmed {entry.last_add_confirmed}, length {entry.length}, "
-                    f"{len(entry.payload)} bytes",
-                    flush=True,
-                )
-            sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.lines or parsed.headers else b""))
+            _print_entry(parsed, entry)
     return SOUND
+
+
+def _tail(parsed: argparse.Namespace) -> int:
+    with _manager(parsed) as manager, _open_ledger(manager, parsed) as reader:
+        last = reader.read_last_add_confirmed()
+        first = max(0, last - parsed.n + 1)
+        for entry in reader.follow(first) if parsed.follow else reader.read(first, last):
+            _print_entry(parsed, entry)
+            if parsed.follow and entry.entry_id >= last:
+                sys.stdout.flush()  # the next one may take its time
+    return SOUND
+
+
+def _print_entry(parsed: argparse.Namespace, entry: Entry) -> None:
+    if parsed.json:
+        print_json_line({**entry._asdict(), "payload": base64(entry.payload)})
+        return
+    if parsed.headers:
+        print(
+            f"entry {entry.entry_id}, last add confirmed {entry.last_add_confirmed}, length {entry.length}, "
+            f"{len(entry.payload)} bytes",
+            flush=True,
+        )
+    sys.stdout.buffer.write(entry.payload + (b"\n" if parsed.lines or parsed.headers else b""))
 
 
 def _reseal(parsed: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser, takes_confirmation
+from pybk.admin.cli.arguments import CommandParser, takes_confirmation, whole_number
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
     add_repairs,
@@ -47,12 +47,14 @@ def add(parser: CommandParser) -> None:
     takes_insecure(add("create", _create, "create a log without records"))
     cat = add("cat", _cat, "print the data of a log's records, a line each")
     cat.add_argument("--first", type=_place, metavar="PLACE", help=f"first record: {_PLACE}")
-    cat.add_argument("--last", type=int, metavar="SEQ", help="sequence number of the last record; default: the last")
+    cat.add_argument(
+        "--last", type=whole_number, metavar="SEQ", help="sequence number of the last record; default: the last"
+    )
     takes_tail(add("tail", _tail, "print the last records of a log, a line each"))
     append = add("append", _append, "append each line of standard input as a record; makes the log if needed")
     append.add_argument("--key", metavar="KEY", help="key of the records")
     append.add_argument(
-        "--txid", type=int, metavar="NUMBER", help="transaction id of the first; the next have the next"
+        "--txid", type=whole_number, metavar="NUMBER", help="transaction id of the first; the next have the next"
     )
     takes_insecure(append)
     truncate = add("truncate", _truncate, "drop the records of a log before a place")

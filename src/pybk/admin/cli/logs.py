@@ -86,7 +86,9 @@ def add_repairs(
     command = add("sweep", sweep, "delete ledgers that processes which died left behind", named=False)
     takes_prefix(command, "only of logs whose names begin with it")
     command = add("rebuild", rebuild, "make a log whose record is lost or damaged again from its ledgers")
-    command.add_argument("--first", type=int, metavar=number, help="first record to keep, giving up those before")
+    command.add_argument(
+        "--first", type=whole_number, metavar=number, help="first record to keep, giving up those before"
+    )
 
 
 def takes_insecure(command: argparse.ArgumentParser) -> None:

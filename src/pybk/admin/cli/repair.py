@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.cli.arguments import CommandParser, seconds_of, takes_watch
+from pybk.admin.cli.arguments import CommandParser, seconds_of, takes_watch, whole_number
 from pybk.admin.cli.clusters import add_verb, admin_of, manager_of, mark_as_json, person_of, takes_person
 from pybk.admin.cli.output import (
     PARTLY,
@@ -53,7 +53,7 @@ def add(parser: CommandParser) -> None:
     what.add_argument(
         "--bookie", metavar="NAME", help="move all ledgers off this bookie, as if it were lost, also if it runs"
     )
-    what.add_argument("--ledger", metavar="ID", type=int, help="this ledger")
+    what.add_argument("--ledger", metavar="ID", type=whole_number, help="this ledger")
     what.add_argument("--all", action="store_true", help="all ledgers that are listed as queued or stuck")
     run.add_argument("--dry-run", action="store_true", help="show which ledgers and how much, and copy nothing")
     pause = add_verb(verbs, "pause", _pause, "pause repairs for some time; they resume by themselves")

@@ -6,9 +6,17 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser, is_url, secret_needed, takes_path
+from pybk.admin.cli.arguments import CommandParser, is_url, secret_needed, takes_path, whole_number
 from pybk.admin.cli.backup import TARGET, print_left_out, unauthenticated_note
-from pybk.admin.cli.credentials import passwords_of, secret_of, takes_password, takes_passwords, takes_secret
+from pybk.admin.cli.credentials import (
+    passwords_of,
+    secret_of,
+    storage_options_of,
+    takes_password,
+    takes_passwords,
+    takes_secret,
+    takes_storage_options,
+)
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, progress_bar, shown_bytes
 
 if TYPE_CHECKING:
@@ -27,13 +35,21 @@ def add(parser: CommandParser) -> None:
         "--new-ids", action="store_true", help="give a cluster's ledgers new ids, because those that they had are taken"
     )
     parser.add_argument(
-        "--ledger", dest="ledgers", type=int, nargs="+", metavar="ID", help="of a cluster's ledgers, only these"
+        "--ledger",
+        dest="ledgers",
+        type=whole_number,
+        nargs="+",
+        metavar="ID",
+        help="of a cluster's ledgers, only these",
     )
-    parser.add_argument("--run", dest="number", type=int, metavar="N", help="the run to restore; default: the last")
+    parser.add_argument(
+        "--run", dest="number", type=whole_number, metavar="N", help="the run to restore; default: the last"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be restored, and write nothing")
     takes_password(parser)
     takes_passwords(parser)
     takes_secret(parser)
+    takes_storage_options(parser)
 
 
 def _restore(parsed: argparse.Namespace) -> int:
@@ -56,6 +72,7 @@ def _restore(parsed: argparse.Namespace) -> int:
             ledgers=parsed.ledgers,
             dry_run=parsed.dry_run,
             progress=progress,
+            storage_options=storage_options_of(parsed),
         )
     if parsed.json:
         print_json({**made._asdict(), "incarnation": f"{made.incarnation:016x}", "dry_run": parsed.dry_run})

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, takes_watch
+from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, takes_watch, whole_number
 from pybk.admin.cli.bookie_parts import BookieParts
 from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.credentials import takes_secret
@@ -46,7 +46,7 @@ def add(parser: CommandParser) -> None:
         help="of a cluster: every checksum (the default), the index against the files, or a few entries of each",
     )
     command.add_argument(
-        "--ledger", metavar="ID", type=int, help="of a cluster: read this ledger from all of its bookies now"
+        "--ledger", metavar="ID", type=whole_number, help="of a cluster: read this ledger from all of its bookies now"
     )
     text = "show since when everything was checked, and what is damaged; exit 1 for damage"
     status = add_command(verbs, "status", _status, text, STORE_OR_CLUSTER)

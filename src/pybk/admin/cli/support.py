@@ -1,6 +1,7 @@
 """The command ``pybk support bundle``: what helpers want to see of a cluster or a store, in one file without secrets.
 
-It has what commands print that only look, as JSON, with the exit status and the errors of each.
+It has what commands print that only look, as JSON, with the exit status and the errors of each; the ends of logs; and
+the metrics of processes. Of a cluster that ``pybk dev up`` made, the logs and the HTTP ports are known.
 """
 
 from __future__ import annotations
@@ -10,18 +11,29 @@ import io
 import json
 import os
 import platform
+import re
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
 from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import PARTLY, SOUND, counted, print_json, print_note
 from pybk.errors import PybkError
 from pybk.metadata.store import without_secrets
+from pybk.storage.io.regular_files import open_regular
 from pybk.version import __version__
+
+if TYPE_CHECKING:
+    from pybk.admin.dev.cluster import DevCluster
+
+_LMDB: Final = "lmdb://"
+_LOG_BYTES_MAX: Final = 1 << 20
+_METRICS_BYTES_MAX: Final = 16 << 20
+_ANSWER_SECONDS: Final = 5.0
 
 CLUSTER_COMMANDS: Final = (
     "cluster status",
@@ -44,12 +56,21 @@ def add(parser: CommandParser) -> None:
     text = "write what commands show that only look to a file, without secrets and entries; exit 5 if one failed"
     bundle = add_command(parser.add_subparsers(), "bundle", _bundle, text, STORE_OR_CLUSTER)
     bundle.add_argument("file", metavar="FILE", help="the file, a .tar.gz, which must not exist")
+    bundle.add_argument("--log", metavar="FILE", nargs="+", default=[], help="also the ends of these logs of processes")
+    bundle.add_argument(
+        "--metrics", metavar="URL", nargs="+", default=[], help="also what these give, such as http://host:9461/metrics"
+    )
     takes_secret(bundle)
 
 
 def _bundle(parsed: argparse.Namespace) -> int:
     commands = CLUSTER_COMMANDS if is_url(parsed.path) else STORE_COMMANDS
-    failed = []
+    dev = _dev_cluster(parsed.path)
+    logs, urls = list(parsed.log), list(parsed.metrics)
+    if dev is not None:
+        logs += [dev.path("logs", f"{name}.log") for name in dev.members]
+        urls += [f"{each.http}/metrics" for each in dev.members.values()]
+    failed: list[str] = []
     with (
         open(os.open(parsed.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file,
         tarfile.open(fileobj=file, mode="w:gz") as bundle,
@@ -61,11 +82,58 @@ def _bundle(parsed: argparse.Namespace) -> int:
             if found["error"]:
                 failed.append(command)
             _put(bundle, command.replace(" ", "-"), found)
+        for name, read, sources in (("log", _end_of, logs), ("metrics", _answer, urls)):
+            for source in sources:
+                content = _content_of(read, source)
+                if content["error"]:
+                    failed.append(f"{name} {source}")
+                _put(bundle, f"{name}-{re.sub(r'[^A-Za-z0-9.]+', '-', source).strip('-')}", content)
     if parsed.json:
-        print_json({"file": parsed.file, "commands": list(commands), "failed": failed})
+        print_json({"file": parsed.file, "commands": list(commands), "logs": logs, "metrics": urls, "failed": failed})
     else:
-        print(f"{parsed.file}: {counted(len(commands), 'command')}, {len(failed)} failed")
+        of = (
+            f"{counted(len(commands), 'command')}, {counted(len(logs), 'log')}, {counted(len(urls), 'page')} of metrics"
+        )
+        print(f"{parsed.file}: {of}; {len(failed)} failed")
     return PARTLY if failed else SOUND
+
+
+def _dev_cluster(path: str) -> DevCluster | None:
+    """Return the local cluster of a metadata URL, if ``pybk dev up`` made it."""
+    from pybk.admin.dev.cluster import STATE, DevCluster
+
+    directory = os.path.dirname(path.removeprefix(_LMDB)) if path.startswith(_LMDB) else ""
+    return DevCluster.found(directory) if directory and os.path.isfile(os.path.join(directory, STATE)) else None
+
+
+def _content_of(read: Callable[[str], str], source: str) -> dict[str, str]:
+    """Return what is read of a source, or the error."""
+    try:
+        return {"of": source, "text": read(source), "error": ""}
+    except (OSError, ValueError) as error:
+        return {"of": source, "text": "", "error": f"{type(error).__name__}: {error}"}
+
+
+def _end_of(path: str) -> str:
+    """Return the end of a log."""
+    with open(open_regular(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_BYTES_MAX))
+        return file.read(_LOG_BYTES_MAX).decode(errors="replace")
+
+
+def _answer(url: str) -> str:
+    """Return what an HTTP port answers; ValueError for a URL of another kind."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("no URL of HTTP")
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+            found: bytes = answer.read(_METRICS_BYTES_MAX)
+    except HTTPException as error:
+        raise ValueError(f"no answer of HTTP: {error}") from error
+    return found.decode(errors="replace")
 
 
 def _about(parsed: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from pybk.admin.cli.arguments import CommandParser, takes_confirmation
+from pybk.admin.cli.arguments import CommandParser, takes_confirmation, whole_number
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import (
     add_repairs,
@@ -37,12 +37,14 @@ def add(parser: CommandParser) -> None:
     takes_prefix(listing, "list only names that begin with it")
     takes_insecure(add("create", _create, "create a log without records"))
     cat = add("cat", _cat, "print the data of a log's records, a line each")
-    cat.add_argument("--first", type=int, metavar="LSN", help="first record; default: the first that was not truncated")
-    cat.add_argument("--last", type=int, metavar="LSN", help="last record; default: the last one")
+    cat.add_argument(
+        "--first", type=whole_number, metavar="LSN", help="first record; default: the first that was not truncated"
+    )
+    cat.add_argument("--last", type=whole_number, metavar="LSN", help="last record; default: the last one")
     takes_tail(add("tail", _tail, "print the last records of a log, a line each"))
     takes_insecure(add("append", _append, "append each line of standard input as a record; makes the log if needed"))
     truncate = add("truncate", _truncate, "drop the records of a log before one of them")
-    truncate.add_argument("before", metavar="LSN", type=int, help="the first record to keep")
+    truncate.add_argument("before", metavar="LSN", type=whole_number, help="the first record to keep")
     takes_confirmation(truncate, "show what the log has now")
     add("seal", _seal, "end a log for good")
     add_repairs(add, _sweep, _rebuild, "LSN")

@@ -47,6 +47,12 @@ from pybk.flags import StorageHint
 STATE: Final = "dev.json"
 PORTS: Final = "ports"
 _SCHEMA: Final = 1
+_OWN: Final = (
+    *("data", "devices", "logs", "faults", "metadata", "cluster-secret", "cluster-secret.next", "token", "tokens"),
+    *(PORTS, f"{PORTS}.new", f"{STATE}.new", STATE),
+)
+"""What a cluster makes in its directory; the file that says that it is one is removed last."""
+
 BOOKIE_PORTS: Final = 3180
 """Bookie N listens on this port plus N, unless any port will do."""
 
@@ -363,8 +369,11 @@ class DevCluster:
         stop_all(sorted(wanted, key=lambda each: each.name != CONSOLE), notes.append)
         return notes
 
-    def purge(self) -> None:
-        """Remove the directory and the profile; all members must have ended.
+    def purge(self) -> list[str]:
+        """Remove what the cluster has made, and the profile; all members must have ended.
+
+        Returns:
+            The names of files in the directory that others have made, which stay there.
 
         Raises:
             UsageError: A member runs.
@@ -375,7 +384,16 @@ class DevCluster:
         path = path_of(self.profile)
         if os.path.exists(path) and Profile.read(self.profile).directory == self.directory:
             os.unlink(path)
-        shutil.rmtree(self.directory)
+        for name in _OWN:
+            own = self.path(name)
+            if os.path.isdir(own) and not os.path.islink(own):
+                shutil.rmtree(own)
+            elif os.path.lexists(own):
+                os.unlink(own)
+        others = sorted(os.listdir(self.directory))
+        if not others:
+            os.rmdir(self.directory)
+        return others
 
     # ---- faults ------------------------------------------------------------------------------------------------------
 

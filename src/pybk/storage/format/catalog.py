@@ -441,10 +441,11 @@ def _read(
     """Return header, rows, last mark and its end of a catalog; raises as ``read_catalog`` does."""
     file = fs.open(path)
     try:
+        # First, because another file in its place, of whatever size, must not fill the memory.
+        header = _check_file_header(file.read(0, min(file.size, BLOCK_BYTES)), store_id, file_id, path)
         data = memoryview(file.read(0, file.size))
     finally:
         file.close()
-    header = _check_file_header(data, store_id, file_id, path)
     rows = _Rows()
     mark: bytes | None = None
     end = BLOCK_BYTES

@@ -22,6 +22,7 @@ import numpy as np
 from pybk.storage.io.failures import NotOpenedError, is_passing
 from pybk.storage.io.lockfile import FileLock
 from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
+from pybk.storage.io.regular_files import open_regular
 from pybk.storage.io.spare_descriptors import (
     KEPT_FOR_SYNCS,
     acquire_spares,
@@ -143,7 +144,7 @@ class FileSystem(Protocol):
         ...
 
     def open(self, path: str, *, writable: bool = False) -> File:
-        """Open a file that exists."""
+        """Open a regular file that exists; anything else raises OSError."""
         ...
 
     def view(self, path: str) -> memoryview:
@@ -552,7 +553,7 @@ class OsFileSystem:
 
     def open(self, path: str, *, writable: bool = False) -> OsFile:
         """See :meth:`FileSystem.open`."""
-        return OsFile(os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC), path)
+        return OsFile(open_regular(path, os.O_RDWR if writable else os.O_RDONLY), path)
 
     def view(self, path: str) -> memoryview:
         """See :meth:`FileSystem.view`."""
