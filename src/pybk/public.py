@@ -140,6 +140,7 @@ from pybk.streams.format import Records
 from pybk.streams.log import Log, LogSegment, LogWriterOptions, SubscriptionState
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId
 from pybk.streams.log_record import LogRecord
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.log_writer import LogWriter, NewRecord
 from pybk.streams.namespace import Namespace
 from pybk.streams.position import Position
@@ -234,6 +235,7 @@ __all__ = [
     "LogRecord",
     "LogSealedError",
     "LogSegment",
+    "LogSettings",
     "LogWriter",
     "LogWriterOptions",
     "LostEntries",

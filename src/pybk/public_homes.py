@@ -79,6 +79,7 @@ _NAMES: Final = {
     "pybk.streams.log": "Log LogSegment LogWriterOptions SubscriptionState",
     "pybk.streams.log_reader": "LogEnd LogReader Start TxId",
     "pybk.streams.log_record": "LogRecord",
+    "pybk.streams.log_settings": "LogSettings",
     "pybk.streams.log_writer": "LogWriter NewRecord",
     "pybk.streams.namespace": "Namespace",
     "pybk.streams.position": "Position",

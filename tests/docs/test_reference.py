@@ -135,6 +135,7 @@ OPTION_OBJECTS = {
     "LedgerOptions",
     "WalOptions",
     "LogWriterOptions",
+    "LogSettings",
     "Retention",
     "RepairSettings",
     "PlacementSettings",

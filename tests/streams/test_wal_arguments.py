@@ -33,7 +33,6 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
         ("segment_age_s", "1h"),
         ("segment_age_s", 0),
         ("segment_age_s", float("nan")),
-        ("segment_age_s", None),
         ("quorums", 3),
         ("quorums", (3, 2)),
         ("quorums", ("3", 2, 2)),

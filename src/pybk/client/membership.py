@@ -221,8 +221,8 @@ class Membership:
             if self._unusable:
                 return f"{text}, and {len(self._unusable)} whose registrations cannot be used: {self._unusable[0]}"
             return (
-                f"{text}: start more, free space where it is read-only, or create the ledger with a smaller "
-                "ensemble_size"
+                f"{text}: start more, free space where it is read-only, or ask for fewer: ensemble_size=1 of a ledger, "
+                "quorums=(1, 1, 1) of a log or a blob store"
             )
         needed = policy.needed(metadata.write_quorum)
         searched = "was found within the steps of a search" if choice.cut_off else "is possible"

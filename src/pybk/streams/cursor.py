@@ -561,7 +561,7 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
 
 
 def _spec_of(log: LedgerSteps) -> LedgerSpec:
-    return replace(log.spec, kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
+    return replace(log.full_spec(), kind=ListKind.CURSOR, ledger_type=ListKind.CURSOR.value)
 
 
 def _writer_of(manager: LedgerManager, log: LedgerSteps, name: str) -> ListWriter:

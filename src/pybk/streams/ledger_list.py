@@ -38,10 +38,11 @@ Rules, which the steps' order keeps:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
+from pybk.frozen_dict import FrozenDict
 from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, SegmentEnd, new_list
 from pybk.streams.names import title_of
 
@@ -181,13 +182,15 @@ class Owned(NamedTuple):
     segment: Segment
 
 
-def create(name: str, kind: ListKind, uid: bytes, start_seq: int) -> Steps[ListRecord]:
+def create(
+    name: str, kind: ListKind, uid: bytes, start_seq: int, properties: Mapping[str, str] = FrozenDict({})
+) -> Steps[ListRecord]:
     """Create a list without segments, unless it exists; returns the record that exists then."""
     while True:
         found: Found | None = yield ReadList()
         if found is not None:
             return found.record
-        yield WriteList(new_list(name, kind, uid, start_seq), None)
+        yield WriteList(new_list(name, kind, uid, start_seq).with_properties(properties), None)
 
 
 def take_over(name: str, now_ns: Clock) -> Steps[Owned]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
-from pybk.arguments import flag_of, hints_of, member_of, quorums_of
+from pybk.arguments import flag_of, hints_of
 from pybk.credentials import PASSWORD, Secret, checked_password
 from pybk.digest import DigestType
 from pybk.errors import PybkError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.manager import LedgerManager
 from pybk.streams.list_record import ListKind
+from pybk.streams.log_settings import NO_SETTINGS, LogSettings
 from pybk.writer import LedgerWriter
 
 
@@ -60,9 +61,19 @@ class LedgerSpec(LedgerSettings):
 
     Attributes:
         kind: What they are the ledgers of.
+        asked: The settings with which the log was opened, which replace those that it keeps.
     """
 
     kind: ListKind
+    asked: LogSettings = NO_SETTINGS
+
+    def completed(self, kept: LogSettings) -> LedgerSpec:
+        """Return how ledgers are made of a log that keeps these settings."""
+        found = self.asked.over(kept)
+        digest_type = self.digest_type if found.digest_type is None else found.digest_type
+        return replace(
+            self, quorums=found.quorums, digest_type=digest_type, storage_hints=found.storage_hints, asked=found
+        )
 
 
 def wrong_password(manager: LedgerManager, ledger_id: int, what: str, password: bytes) -> UnauthorizedError:
@@ -119,32 +130,24 @@ def settings_of(
             f"there is no password: pass password=... (in a shell: --password-file FILE), set {PASSWORD} or "
             f"{PASSWORD}_FILE in the environment, or pass insecure=True to do without"
         )
-    if digest_type is None:
-        digest_type = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
+    asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
+    default = DigestType.HMAC_SHA256 if value else DigestType.CRC32C
     return LedgerSettings(
         password=value or b"",
-        digest_type=member_of(DigestType, digest_type, "digest_type"),
-        storage_hints=hints_of(storage_hints),
+        digest_type=default if asked.digest_type is None else asked.digest_type,
+        storage_hints=asked.storage_hints,
         ledger_type=ledger_type,
-        quorums=_quorums_of(quorums),
+        quorums=asked.quorums,
         insecure=insecure,
     )
-
-
-def _quorums_of(quorums: object) -> tuple[int | None, int | None, int | None]:
-    if not isinstance(quorums, (tuple, list)) or len(quorums) != 3:
-        raise UsageError(f"quorums is {quorums!r:.50}; it takes ensemble size, write quorum and ack quorum: (3, 2, 2)")
-    return quorums_of(*quorums)
 
 
 def spec_of(
     kind: ListKind,
     password: bytes | Secret | None,
     insecure: bool,
-    digest_type: DigestType | None = None,
-    storage_hints: Iterable[StorageHint] = (),
-    quorums: tuple[int | None, int | None, int | None] = (None, None, None),
+    asked: LogSettings = NO_SETTINGS,
 ) -> LedgerSpec:
-    """Return how the ledgers of a log are made, as ``settings_of`` does."""
-    settings = settings_of(kind.value, password, insecure, digest_type, storage_hints, quorums)
-    return LedgerSpec(kind=kind, **{each.name: getattr(settings, each.name) for each in fields(settings)})
+    """Return how the ledgers of a log are made, as ``settings_of`` does, if the log keeps nothing of it."""
+    settings = settings_of(kind.value, password, insecure, asked.digest_type, asked.storage_hints, asked.quorums)
+    return LedgerSpec(kind=kind, asked=asked, **{each.name: getattr(settings, each.name) for each in fields(settings)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
@@ -46,6 +46,7 @@ from pybk.streams.ledger_list import (
 )
 from pybk.streams.ledger_spec import LedgerSpec, wrong_password
 from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd
+from pybk.streams.log_settings import SETTINGS_PROPERTY, LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import fenced_error
 from pybk.writer import LedgerWriter
@@ -104,6 +105,8 @@ class LedgerSteps:
         """The list to operate on: one of another uid under this name does not count (rule T13). None for any."""
         self._owner = owner
         self._uid = b""
+        self._properties: Mapping[str, str] = {}
+        """Those of the record that was read last."""
         self.record_name = f"{spec.kind.group}/{name}"
         self._backend = backend_of(manager)
         self._places: EntryPlaces | None = None
@@ -140,6 +143,7 @@ class LedgerSteps:
         if found is None or self.uid not in (None, found.record.uid):
             return None
         self._uid = found.record.uid
+        self._properties = found.record.properties
         return found
 
     def _read(self, name: str) -> Found | None:
@@ -169,6 +173,37 @@ class LedgerSteps:
         if found is None or (found.record.dropped and not of_dropped):
             raise ledger_list.absent(self.title, found)
         return found
+
+    def settings(self) -> LogSettings:
+        """Return the settings that the log keeps.
+
+        Raises:
+            NoSuchLogError: There is no such log.
+        """
+        return LogSettings.kept_in(self.existing().record.properties, self.name)
+
+    def keep_settings(self, settings: LogSettings) -> None:
+        """Replace the settings that the log keeps."""
+        if not isinstance(settings, LogSettings):
+            raise UsageError(f"settings is {settings!r:.50}; it takes LogSettings(...)")
+
+        def changed(record: ListRecord) -> ListRecord:
+            return record.with_properties({SETTINGS_PROPERTY: None, **settings.as_properties()})
+
+        self.perform(ledger_list.update(self.name, changed))
+
+    def full_spec(self) -> LedgerSpec:
+        """Return how ledgers of the log are made, by what it was opened with and what it keeps.
+
+        Raises:
+            NoSuchLogError: There is no such log.
+        """
+        self.existing()
+        return self._full_spec
+
+    @property
+    def _full_spec(self) -> LedgerSpec:
+        return self.spec.completed(LogSettings.kept_in(self._properties, self.name))
 
     @property
     def data_bytes_max(self) -> int:
@@ -238,7 +273,7 @@ class LedgerSteps:
 
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
-        writer = self.spec.create(self.manager, {SEGMENT_KEY: header.describe()})
+        writer = self._full_spec.create(self.manager, {SEGMENT_KEY: header.describe()})
         try:
             writer.append(header.encode())
         except NoSuchLedgerError:
@@ -261,7 +296,7 @@ class LedgerSteps:
         """
         description = {"name": self.name, "uid": self.existing().record.uid.hex()}
         covers = {"epoch": epoch, "seq": seq, "generation": generation}
-        return self.spec.create(self.manager, {BLOB_KEY: encode_json(description | covers)})
+        return self._full_spec.create(self.manager, {BLOB_KEY: encode_json(description | covers)})
 
     def open_blob(self, ledger_id: int) -> LedgerReader:
         """Open the ledger of a blob; NoSuchLedgerError if it was deleted."""

@@ -21,7 +21,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from pybk.arguments import whole_from
 from pybk.atomic_group import GroupPart
 from pybk.backend import Lock
 from pybk.coroutine_backlog import CoroutineBacklog
@@ -33,7 +32,6 @@ from pybk.errors import (
     NoSuchLogError,
     PybkError,
     TooManyRequestsError,
-    UsageError,
 )
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager, backend_of
@@ -45,6 +43,7 @@ from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import RecordFuture
 
@@ -79,17 +78,13 @@ class RollPolicy(NamedTuple):
     records: int = SEQ_MAX
 
     @classmethod
-    def checked(cls, nbytes: object, age_s: object, records: object = None) -> RollPolicy:
-        """Return a policy made of arguments; None for no limit of records.
-
-        Raises:
-            UsageError: One of them cannot be.
-        """
-        size = whole_from(nbytes, 1, "segment_bytes", "bytes")
-        count = SEQ_MAX if records is None else whole_from(records, 1, "segment_records", "a number of records")
-        if isinstance(age_s, bool) or not isinstance(age_s, int | float) or not age_s > 0:
-            raise UsageError(f"segment_age_s is {age_s!r:.50}; it takes seconds, above 0")
-        return cls(size, float(age_s), count)
+    def of(cls, settings: LogSettings) -> RollPolicy:
+        """Return the policy that settings ask for."""
+        return cls(
+            settings.segment_bytes or SEGMENT_BYTES,
+            float(settings.segment_age_s or SEGMENT_AGE_S),
+            settings.segment_records or SEQ_MAX,
+        )
 
     def is_full(self, appender: Appender) -> bool:
         """Return whether the open segment is long enough."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import ref
 
-from pybk.arguments import flag_of, whole_from
+from pybk.arguments import flag_of, hints_of, whole_from
 from pybk.atomic_group import member_of
 from pybk.closing import where_called
 from pybk.config import StoreConfig
@@ -30,9 +30,10 @@ from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import OPEN_REMEDY, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
+from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
+from pybk.streams.log_settings import NO_SETTINGS, SETTINGS_PROPERTY, LogSettings
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
 from pybk.streams.names import checked_name
@@ -45,7 +46,6 @@ from pybk.streams.whereabouts import manager_at
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
 
-_ANY_POLICY: Final = RollPolicy()
 _SEAL_REMEDY: Final = "seal it there, with its writer's seal(), or close it there before it is sealed here"
 
 
@@ -95,8 +95,8 @@ class LogWriterOptions(TypedDict, total=False):
     wait: float
     steal: bool
     ordered_txids: bool
-    segment_bytes: int
-    segment_age_s: float
+    segment_bytes: int | None
+    segment_age_s: float | None
     segment_records: int | None
 
 
@@ -174,9 +174,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
                 variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
             insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
             create: Make the log, and the store in a directory, if it does not exist; with mode "w".
-            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
+            digest_type: What guards the records; None for what the log keeps (``settings``), or else HMAC-SHA256, or
+                CRC32C if there is no password. The log keeps what it is made with, as the next two.
             storage_hints: Where its ledgers should live.
-            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
+            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for what the log keeps, or else the
+                manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
 
         Raises:
@@ -189,7 +191,9 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         Durability: A log that was made is there on return.
         Cost: One synced write to make it.
         """
-        spec = spec_of(ListKind.LOG, password, insecure, digest_type, storage_hints, quorums)
+        hints = hints_of(storage_hints)
+        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints)
+        spec = spec_of(ListKind.LOG, password, insecure, asked)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         name = checked_name(name)
@@ -198,7 +202,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             log = cls(manager, name, spec, owns=manager is not where)
             if create and mode == "w":
                 uid = secrets.token_bytes(UID_BYTES)
-                log._steps.perform(ledger_list.create(name, ListKind.LOG, uid, FIRST_SEQ))
+                kept = spec.asked.as_properties()
+                log._steps.perform(ledger_list.create(name, ListKind.LOG, uid, FIRST_SEQ, kept))
             log._steps.pin()
             log._steps.check_password()
             undo.pop_all()
@@ -306,8 +311,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         wait: float = 0.0,
         steal: bool = False,
         ordered_txids: bool = True,
-        segment_bytes: int = SEGMENT_BYTES,
-        segment_age_s: float = SEGMENT_AGE_S,
+        segment_bytes: int | None = None,
+        segment_age_s: float | None = None,
         segment_records: int | None = None,
     ) -> LogWriter:
         """Become the log's writer: the one before is fenced, its ledgers are recovered.
@@ -316,9 +321,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
             wait: Seconds to wait for a live writer to let go of the log.
             steal: Take it from a live writer, which is fenced.
             ordered_txids: Refuse transaction ids that are lower than one before.
-            segment_bytes: Bytes after which the log continues in a new ledger.
-            segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic.
-            segment_records: Records after which it does; None for no limit.
+            segment_bytes: Bytes after which the log continues in a new ledger; None for what the log keeps
+                (``settings``), or else 64 MiB.
+            segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic; None
+                likewise, or else 4 hours.
+            segment_records: Records after which it does; None likewise, or else for no limit.
 
         Raises:
             LogLockedError: A live writer has it, in this process or another.
@@ -329,15 +336,15 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         Durability: What was acknowledged before is there.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
-        policy = RollPolicy.checked(segment_bytes, segment_age_s, segment_records)
+        rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s, segment_records=segment_records)
         wait_s = seconds_of(wait, "wait") or 0.0
         steal, strict = flag_of(steal, "steal"), flag_of(ordered_txids, "ordered_txids")
-        return self._writer_by(OPEN_REMEDY, policy, wait_s=wait_s, steal=steal, strict=strict)
+        return self._writer_by(OPEN_REMEDY, rolls, wait_s=wait_s, steal=steal, strict=strict)
 
     def _writer_by(
         self,
         remedy: str,
-        policy: RollPolicy = _ANY_POLICY,
+        rolls: LogSettings = NO_SETTINGS,
         *,
         wait_s: float = 0.0,
         steal: bool = False,
@@ -345,6 +352,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     ) -> LogWriter:
         """Become the log's writer; ``remedy`` says what the caller can do about a live one."""
         self._check_open()
+        policy = RollPolicy.of(rolls.over(self._steps.settings()))
         found = ListWriter(self._manager, self.name, self._spec, policy)
         found.steps.uid = self._steps.uid
         try:
@@ -615,6 +623,27 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         await asyncio.to_thread(self.set_properties, changes)
 
     @property
+    def settings(self) -> LogSettings:
+        """How its ledgers are made, if an opening has no other arguments."""
+        self._check_open()
+        return self._steps.settings()
+
+    def set_settings(self, settings: LogSettings) -> None:
+        """Replace how its ledgers are made: the next ones that its writer makes, and what opens it from then on.
+
+        Args:
+            settings: All of them, such as ``replace(log.settings, quorums=(1, 1, 1))``.
+
+        Durability: They are kept with the log, and durable on return.
+        """
+        self._check_open()
+        self._steps.keep_settings(settings)
+
+    async def set_settings_async(self, settings: LogSettings) -> None:
+        """Replace the settings in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.set_settings, settings)
+
+    @property
     def retention(self) -> Retention | None:
         """What the log drops by itself; None for nothing."""
         return retention_of(self._record())
@@ -708,6 +737,8 @@ def _checked_changes(changes: object) -> dict[str, str | None]:
     ):
         if RETENTION_PROPERTY in changes:
             raise UsageError(f"the property {RETENTION_PROPERTY} is what set_retention() sets; choose another name")
+        if SETTINGS_PROPERTY in changes:
+            raise UsageError(f"the property {SETTINGS_PROPERTY} is what set_settings() sets; choose another name")
         return dict(changes)
     raise UsageError(f"changes is {changes!r:.50}; it takes a mapping of names to strings, or to None")
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
-from pybk.arguments import flag_of
+from pybk.arguments import flag_of, hints_of
 from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -28,6 +28,7 @@ from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import UID_BYTES, ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.log import FIRST_SEQ, Log
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.name_watch import NameWatch
 from pybk.streams.names import checked_name
 from pybk.streams.whereabouts import manager_at
@@ -89,7 +90,9 @@ class Namespace(Handle):
             StoreLockedError: Another process has the directory open for writing.
             UsageError: There is no password, or another argument cannot be.
         """
-        spec = spec_of(ListKind.LOG, password, insecure, digest_type, storage_hints, quorums)
+        hints = hints_of(storage_hints)
+        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints)
+        spec = spec_of(ListKind.LOG, password, insecure, asked)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         with ExitStack() as undo:
@@ -187,9 +190,9 @@ class Namespace(Handle):
             create=flag_of(create, "create"),
             password=self._spec.password,
             insecure=self._spec.insecure,
-            digest_type=self._spec.digest_type,
-            storage_hints=self._spec.storage_hints,
-            quorums=self._spec.quorums,
+            digest_type=self._spec.asked.digest_type,
+            storage_hints=self._spec.asked.storage_hints,
+            quorums=self._spec.asked.quorums,
         )
         self._logs.add(log)
         return log

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
 
-from pybk.arguments import flag_of, whole_from
+from pybk.arguments import flag_of, hints_of, whole_from
 from pybk.atomic_group import member_of
 from pybk.closing import where_called
 from pybk.config import StoreConfig
@@ -46,7 +46,8 @@ from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import LOOK_SECONDS, SEGMENT_AGE_S, SEGMENT_BYTES, ListWriter, RollPolicy
+from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, RollPolicy
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.named_list import NamedList
 from pybk.streams.names import checked_name
 from pybk.streams.rebuild import RebuiltList, rebuild
@@ -118,8 +119,8 @@ class WalOptions(TypedDict, total=False):
     create: bool
     wait: float
     steal: bool
-    segment_bytes: int
-    segment_age_s: float
+    segment_bytes: int | None
+    segment_age_s: float | None
     digest_type: DigestType | None
     storage_hints: Iterable[StorageHint]
     quorums: tuple[int | None, int | None, int | None]
@@ -142,14 +143,13 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     Threads: any. Appends of all threads share syncs.
     """
 
-    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, policy: RollPolicy, *, owns: bool) -> None:
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
         """Use ``WriteAheadLog.open`` instead."""
         self.name: Final = name
         self._manager = manager
         self._owns_manager = owns
         self._config: StoreConfig | None = None
         self._spec = spec
-        self._policy = policy
         self._steps = LedgerSteps(manager, name, spec)
         self._data_bytes_max = self._steps.data_bytes_max
         self._writer: ListWriter | None = None
@@ -175,8 +175,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         create: bool = True,
         wait: float = 0.0,
         steal: bool = False,
-        segment_bytes: int = SEGMENT_BYTES,
-        segment_age_s: float = SEGMENT_AGE_S,
+        segment_bytes: int | None = None,
+        segment_age_s: float | None = None,
         digest_type: DigestType | None = None,
         storage_hints: Iterable[StorageHint] = (),
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
@@ -195,11 +195,12 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             create: Make the log, and the store in a directory, if it does not exist; with mode "w".
             wait: Seconds to wait for a live writer to let go of it.
             steal: Take it from a live writer, which is fenced.
-            segment_bytes: Bytes after which the log continues in a new ledger.
-            segment_age_s: Seconds after the first record of a ledger after which it does, also without traffic.
-            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
+            segment_bytes: Bytes after which it continues in a new ledger; None for its ``settings``, or 64 MiB. It
+                keeps what it is made with, as the next four.
+            segment_age_s: Seconds after the first record of a ledger after which it does; None likewise, or 4 hours.
+            digest_type: What guards the records; None likewise, or HMAC-SHA256, or CRC32C if there is no password.
             storage_hints: Where its ledgers should live.
-            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
+            quorums: Ensemble size, write quorum and ack quorum in a cluster; None likewise, or the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
 
         Raises:
@@ -214,14 +215,16 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         Durability: What was acknowledged before is there.
         Cost: Four synced writes, and one scrypt, about 400 ms, for the first use of a password.
         """
-        spec = spec_of(ListKind.WAL, password, insecure, digest_type, storage_hints, quorums)
+        rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s)
+        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints)).over(rolls)
+        spec = spec_of(ListKind.WAL, password, insecure, asked)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         wait, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
-        name, policy = checked_name(name), RollPolicy.checked(segment_bytes, segment_age_s)
+        name = checked_name(name)
         with ExitStack() as undo:
             manager = manager_at(where, undo, read_only=mode == "r", create=create, config=config)
-            wal = cls(manager, name, spec, policy, owns=manager is not where)
+            wal = cls(manager, name, spec, owns=manager is not where)
             wal._config = config
             if mode == "w":
                 wal._take_over(create=create, wait_s=wait, steal=steal)
@@ -310,12 +313,14 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()
-        writer = ListWriter(self._manager, self.name, self._spec, self._policy)
         if create:
             uid = secrets.token_bytes(UID_BYTES)
-            self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN))
+            kept = self._spec.asked.as_properties()
+            self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN, kept))
         self._steps.pin()
         self._steps.check_password()
+        policy = RollPolicy.of(self._steps.full_spec().asked)
+        writer = ListWriter(self._manager, self.name, self._spec, policy)
         writer.steps.uid = self._steps.uid
         owned = writer.take_over(wait_s=wait_s, steal=steal)
         record = owned.record
@@ -382,6 +387,26 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     def generation(self) -> int:
         """How often ``truncate_after`` dropped records; an LSN and its generation together are given once."""
         return self._record().generation if self._writer is None else self._writer.appender.generation
+
+    @property
+    def settings(self) -> LogSettings:
+        """How its ledgers are made, if an opening has no other arguments."""
+        return self._steps.settings()
+
+    def set_settings(self, settings: LogSettings) -> None:
+        """Replace how its ledgers are made: the next ones, and what opens it from then on.
+
+        Args:
+            settings: All of them, such as ``replace(wal.settings, quorums=(1, 1, 1))``. ``segment_bytes`` and
+                ``segment_age_s`` count from the next opening on.
+
+        Durability: They are kept with the log, and durable on return.
+        """
+        self._steps.keep_settings(settings)
+
+    async def set_settings_async(self, settings: LogSettings) -> None:
+        """Replace the settings in a thread, so that the event loop keeps running."""
+        await asyncio.to_thread(self.set_settings, settings)
 
     @property
     def ledgers(self) -> tuple[int, ...]:
