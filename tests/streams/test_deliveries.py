@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,14 +73,12 @@ def act(deliveries: Deliveries, state: CursorState, model: Model, action: tuple[
     """Do one thing with both, and compare."""
     what, number, extra = action
     if what == "fresh":
-        room = MAX_UNACKED - len(model.outstanding)
+        room = max(0, MAX_UNACKED - len(model.outstanding))
         unread = sorted(set(range(model.read, END)) - model.acked)
-        handed = deliveries.take_fresh(number, END, now)
-        assert (handed is None) == (room <= 0 or not unread)
-        if handed is not None:
-            assert handed.first == unread[0]
-            assert handed.end - handed.first <= min(room, number)
-            model.take(range(handed.first, handed.end), handed.redeliveries, now)
+        taken = deliveries.take_fresh(number, END, now)
+        assert [seq for each in taken for seq in range(each.first, each.end)] == unread[: min(room, number)]
+        for each in taken:
+            model.take(range(each.first, each.end), each.redeliveries, now)
     elif what == "again":
         model.expire(now)
         ready = sorted((due, seq) for seq, due in model.due.items() if due <= now and seq not in model.acked)
@@ -120,7 +125,7 @@ def test_memory_is_bounded_by_what_is_outstanding() -> None:
     state = CursorState()
     deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=10)
     for seq in range(20_000):
-        assert deliveries.take_fresh(1, 1 << 40, 0.0) == Handed(seq, seq + 1, 0)
+        assert deliveries.take_fresh(1, 1 << 40, 0.0) == [Handed(seq, seq + 1, 0)]
         if seq:
             state.ack(seq, seq + 1)
             assert deliveries.nack(seq - 1, seq, 0.0) == (seq == 1)
@@ -134,7 +139,7 @@ def test_counts_of_records_that_were_acknowledged_are_forgotten() -> None:
     state = CursorState()
     deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=10)
     for seq in range(20_000):
-        assert deliveries.take_fresh(1, 1 << 40, 0.0) == Handed(seq, seq + 1, 0)
+        assert deliveries.take_fresh(1, 1 << 40, 0.0) == [Handed(seq, seq + 1, 0)]
         assert deliveries.nack(seq, seq + 1, 0.0) == 1
         assert deliveries.take_again(1, 0.0) == [Handed(seq, seq + 1, 1)]
         assert state.ack(seq, seq + 1) == 1
@@ -146,17 +151,66 @@ def test_counts_of_records_that_were_acknowledged_are_forgotten() -> None:
 def test_nothing_fresh_is_handed_out_beyond_the_limit() -> None:
     state = CursorState()
     deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=3)
-    assert deliveries.take_fresh(10, 100, 0.0) == Handed(0, 3, 0)
-    assert deliveries.take_fresh(10, 100, 0.0) is None
+    assert deliveries.take_fresh(10, 100, 0.0) == [Handed(0, 3, 0)]
+    assert deliveries.take_fresh(10, 100, 0.0) == []
     state.ack(1, 2)
-    assert deliveries.take_fresh(10, 100, 0.0) == Handed(3, 4, 0)
+    assert deliveries.take_fresh(10, 100, 0.0) == [Handed(3, 4, 0)]
     assert deliveries.room == 0
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """Return how many lines of Python some work runs."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _arg: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def with_holes(count: int, most: int) -> Deliveries:
+    """Return deliveries of records of which every second one is acknowledged, all handed out and not acknowledged."""
+    state = CursorState()
+    for seq in range(1, 2 * count, 2):
+        state.ack(seq, seq + 1)
+    deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=count)
+    while deliveries.take_fresh(most, 2 * count, 0.0):
+        deliveries.next_due()
+    assert deliveries.outstanding == count
+    return deliveries
+
+
+@pytest.mark.parametrize("most", [1, 10, 10_000])
+def test_holes_cost_as_many_steps_as_there_are(most: int) -> None:
+    few, many = (lines_of(partial(with_holes, count, most)) for count in (100, 1600))
+    assert many < 2 * 16 * few
+
+
+def test_records_that_are_acknowledged_after_they_were_handed_out_are_passed_once() -> None:
+    def acknowledged(count: int) -> None:
+        deliveries = with_holes(count, count)
+        for seq in range(2 * count - 2, 0, -2):
+            deliveries.nack(seq, seq + 1, 9.0)
+        deliveries.take_again(count - 1, 9.0)
+        for seq in range(0, 2 * count, 2):
+            deliveries._state.ack(seq, seq + 1)
+            deliveries.next_due()
+
+    assert lines_of(partial(acknowledged, 1600)) < 2 * 16 * lines_of(partial(acknowledged, 100))
 
 
 def test_what_is_put_back_was_not_handed_out() -> None:
     state = CursorState()
     deliveries = Deliveries(state, ack_timeout_s=5.0, max_unacked=9)
-    assert deliveries.take_fresh(4, 100, 0.0) == Handed(0, 4, 0)
+    assert deliveries.take_fresh(4, 100, 0.0) == [Handed(0, 4, 0)]
     assert deliveries.nack(0, 4, 0.0) == 4
     for now in (0.0, 1.0):
         assert deliveries.take_again(9, now) == [Handed(0, 4, 1)]

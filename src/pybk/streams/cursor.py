@@ -53,12 +53,13 @@ from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.background import background
-from pybk.streams.cursor_state import CursorState, Ranges, encode_acks, encode_seek, is_state
+from pybk.streams.cursor_state import CursorState, encode_acks, encode_seek, is_state
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
+from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, with_value
 from pybk.streams.record_reader import RecordReader
 

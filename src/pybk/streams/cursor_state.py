@@ -14,8 +14,7 @@ more parts, then changes of it. ``docs/design/ledger_lists.md`` lists every byte
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from itertools import chain
 from typing import Final, NamedTuple
@@ -25,6 +24,7 @@ import numpy as np
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.streams.list_record import SEQ_MAX
+from pybk.streams.range_set import Ranges, RangeSet
 
 CURSOR_FORMAT: Final = 1
 PART_RANGES: Final = 8192
@@ -36,9 +36,6 @@ PROPERTIES_BYTES_MAX: Final = 64 << 10
 _HEADER: Final = struct.Struct("<BBHIqII")
 _RANGE_BYTES: Final = 16
 _ONE_RANGE: Final = struct.Struct("<BBHIqIIqq")
-
-Ranges = list[tuple[int, int]]
-"""Ranges of records: the first of each, and the one after its last."""
 
 
 class ChangeKind(IntEnum):
@@ -85,9 +82,8 @@ class CursorState:
     def __init__(self, first_unacked: int = 0) -> None:
         self.first_unacked = first_unacked
         self.properties: dict[str, int | str] = {}
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._acked_above = 0
+        self._acked = RangeSet()
+        """What is acknowledged above ``first_unacked``."""
         self._parts_due: tuple[int, int] | None = None
         """The next part of a whole state and the number of its parts, while parts are due."""
 
@@ -96,62 +92,53 @@ class CursorState:
     @property
     def acked_ranges(self) -> Ranges:
         """The acknowledged ranges above ``first_unacked``, ascending."""
-        return list(zip(self._starts, self._ends, strict=True))
+        return list(self._acked)
 
     @property
     def range_count(self) -> int:
         """The number of acknowledged ranges above ``first_unacked``."""
-        return len(self._starts)
+        return self._acked.count
 
     @property
     def last_acked(self) -> int:
         """The last acknowledged record; ``first_unacked - 1`` if there is none above."""
-        return (self._ends[-1] if self._ends else self.first_unacked) - 1
+        return (self._acked.end or self.first_unacked) - 1
 
     def is_acked(self, seq: int) -> bool:
         """Return whether a record is acknowledged."""
-        if seq < self.first_unacked:
-            return True
-        number = bisect_right(self._starts, seq) - 1
-        return number >= 0 and seq < self._ends[number]
+        return seq < self.first_unacked or seq in self._acked
 
     def unacked_count(self, end: int) -> int:
         """Return how many records before ``end`` are not acknowledged; for the end of the log, the exact backlog.
 
-        Cost: Constant, unless ranges end after ``end``.
+        Cost: Constant, unless ranges end after ``end``: then as ``RangeSet.count_before``.
         """
         if end <= self.first_unacked:
             return 0
-        if not self._ends or self._ends[-1] <= end:
-            return end - self.first_unacked - self._acked_above
-        return sum(high - low for low, high in self.unacked_ranges(self.first_unacked, end))
+        is_last = self._acked.end is None or self._acked.end <= end
+        return end - self.first_unacked - (self._acked.total if is_last else self._acked.count_before(end))
 
     def unacked_ranges(self, first: int, end: int) -> Ranges:
         """Return the records from ``first`` to the one before ``end`` that are not acknowledged."""
-        low = max(first, self.first_unacked)
-        found: Ranges = []
-        number = bisect_right(self._ends, low)
-        while low < end:
-            start = self._starts[number] if number < len(self._starts) else end
-            if start > low:
-                found.append((low, min(start, end)))
-            if number >= len(self._ends):
-                break
-            low = self._ends[number]
-            number += 1
-        return found
+        return list(self.unacked(first, end))
 
-    def next_unacked(self, seq: int) -> tuple[int, int | None]:
-        """Return the first range of records from ``seq`` on that are not acknowledged; None for an end if it has none.
+    def unacked(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the records as ``unacked_ranges`` returns them, one range after the other; nothing changes meanwhile.
 
-        Cost: The logarithm of the number of ranges.
+        Cost: The logarithm of the number of ranges, and what it yields.
         """
+        low = max(first, self.first_unacked)
+        for start, after in self._acked.after(low, end):
+            if start > low:
+                yield low, start
+            low = after
+        if low < end:
+            yield low, end
+
+    def next_unacked(self, seq: int) -> int:
+        """Return the first record from ``seq`` on that is not acknowledged."""
         low = max(seq, self.first_unacked)
-        number = bisect_right(self._starts, low) - 1
-        if number >= 0 and low < self._ends[number]:
-            low = self._ends[number]
-        number += 1
-        return low, self._starts[number] if number < len(self._starts) else None
+        return next((end for first, end in self._acked.after(low, low + 1) if first <= low), low)
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
@@ -159,31 +146,23 @@ class CursorState:
         """Acknowledge the records from ``first`` to the one before ``end``; returns how many were not before."""
         if end <= self.first_unacked:
             return 0
-        starts, ends = self._starts, self._ends
         first = max(first, self.first_unacked)
-        low, high = bisect_left(ends, first), bisect_right(starts, end)  # these ranges touch the new one
-        held = 0
-        if low < high:
-            held = sum(ends[low:high]) - sum(starts[low:high])
-            first, end = min(first, starts[low]), max(end, ends[high - 1])
-        if first == self.first_unacked:
-            del starts[:high], ends[:high]
+        if first == self.first_unacked and not self._acked.count:  # the usual case
             self.first_unacked = end
-            self._acked_above -= held
-        else:
-            starts[low:high], ends[low:high] = [first], [end]
-            self._acked_above += end - first - held
-        return end - first - held
+            return end - first
+        added = self._acked.add(first, end)
+        if first == self.first_unacked:
+            _, self.first_unacked = self._acked.pop_first()
+        return added
 
     def seek(self, seq: int) -> None:
         """Count all records before ``seq`` as acknowledged, and none from it on."""
         self.first_unacked = seq
-        self._starts, self._ends, self._acked_above = [], [], 0
+        self._acked = RangeSet()
 
     def become(self, other: CursorState) -> None:
         """Take over another state, which is not used any more."""
-        self.first_unacked, self.properties = other.first_unacked, other.properties
-        self._starts, self._ends, self._acked_above = other._starts, other._ends, other._acked_above
+        self.first_unacked, self.properties, self._acked = other.first_unacked, other.properties, other._acked
 
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
@@ -222,9 +201,7 @@ class CursorState:
                 self.properties = {}
             if change.ranges and change.ranges[0][0] <= self.last_acked + 1:
                 raise CorruptError(f"{where}: a range of a cursor's state touches the one before it")
-            self._starts += [first for first, _ in change.ranges]
-            self._ends += [end for _, end in change.ranges]
-            self._acked_above += sum(end - first for first, end in change.ranges)
+            self._acked.extend(change.ranges)
         else:
             for first, end in change.ranges:
                 self.ack(first, end)

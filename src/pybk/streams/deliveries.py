@@ -15,7 +15,7 @@ import heapq
 from collections import deque
 from typing import Final, NamedTuple
 
-from pybk.streams.cursor_state import CursorState, Ranges
+from pybk.streams.cursor_state import CursorState
 
 _SLACK: Final = 1024
 """Entries that are kept beyond twice those that can be needed, before those that are not are looked for."""
@@ -36,7 +36,7 @@ class Handed(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Records that were handed out together.
+    """Records that were handed out together; between them are some that were acknowledged before, maybe.
 
     Attributes:
         number: Grows with each run.
@@ -150,8 +150,8 @@ class Deliveries:
             self._runs.append(_Run(self._number, now, each.first, each.end))
         return taken
 
-    def take_fresh(self, count: int, end: int, now: float) -> Handed | None:
-        """Hand out fresh records that follow each other.
+    def take_fresh(self, count: int, end: int, now: float) -> list[Handed]:
+        """Hand out fresh records, in order.
 
         Args:
             count: How many at most.
@@ -159,22 +159,27 @@ class Deliveries:
             now: The time.
 
         Returns:
-            None if there is none, or too many are outstanding.
+            Nothing if there is none, or too many are outstanding.
         """
-        first, hole_end = self._state.next_unacked(self.read_seq)
-        stop = min(first + min(count, self.room), end if hole_end is None else min(end, hole_end))
-        if stop <= first:
-            return None
-        self.read_seq = stop
-        self._number += 1
-        self._runs.append(_Run(self._number, now, first, stop))
-        if len(self._runs) > 2 * self._max_unacked + _SLACK:
-            self._forget()
-        return Handed(first, stop, 0)
+        left = min(count, self.room)
+        taken: list[Handed] = []
+        for low, high in self._state.unacked(self.read_seq, end):
+            if left <= 0:
+                break
+            stop = min(high, low + left)
+            taken.append(Handed(low, stop, 0))
+            left -= stop - low
+        if taken:
+            self.read_seq = taken[-1].end
+            self._number += 1
+            self._runs.append(_Run(self._number, now, taken[0].first, self.read_seq))
+            if len(self._runs) > 2 * self._max_unacked + _SLACK:
+                self._forget()
+        return taken
 
     def skip_acked(self) -> int:
         """Return the next fresh record that is not acknowledged, which is handed out next."""
-        self.read_seq = max(self.read_seq, self._state.next_unacked(self.read_seq)[0])
+        self.read_seq = max(self.read_seq, self._state.next_unacked(self.read_seq))
         return self.read_seq
 
     def nack(self, first: int, end: int, due: float) -> int:
@@ -221,8 +226,12 @@ class Deliveries:
 
     def _drop_acked(self) -> None:
         """Drop what is acknowledged from the front."""
-        while self._runs and not self._current(self._runs[0]):
-            self._runs.popleft()
+        while self._runs:
+            run = self._runs.popleft()
+            first = self._first_of(run)
+            if first is not None:
+                self._runs.appendleft(run._replace(first=first))  # so that the next call does not look again
+                break
         while self._again and not self._waits(self._again[0]):
             heapq.heappop(self._again)
 
@@ -234,14 +243,18 @@ class Deliveries:
         """Return whether a record of a run was neither handed out again since, nor waits for it."""
         return seq not in self._due and self._last_run.get(seq, run.number) == run.number
 
-    def _current(self, run: _Run) -> bool:
+    def _first_of(self, run: _Run) -> int | None:
+        """Return the first record of a run that is not acknowledged, nor handed out again since; None for none."""
+        holes = self._state.unacked(run.first, run.end)
+        return next((seq for first, end in holes for seq in range(first, end) if self._is_of(seq, run)), None)
+
+    def _is_current(self, run: _Run) -> bool:
         """Return whether a record of a run is not acknowledged, nor handed out again since."""
-        holes: Ranges = self._state.unacked_ranges(run.first, run.end)
-        return any(self._is_of(seq, run) for first, end in holes for seq in range(first, end))
+        return self._first_of(run) is not None
 
     def _forget(self) -> None:
         """Drop everything that is acknowledged, or that stands twice."""
-        self._runs = deque(filter(self._current, self._runs))
+        self._runs = deque(filter(self._is_current, self._runs))
         self._again = list(filter(self._waits, self._again))
         heapq.heapify(self._again)
         self._counts = {seq: count for seq, count in self._counts.items() if not self._state.is_acked(seq)}

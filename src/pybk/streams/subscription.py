@@ -44,7 +44,7 @@ from pybk.loop_calls import call_in
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams.attributes import HEADERS_MAX, Headers
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
-from pybk.streams.cursor_state import Ranges, checked_properties, merged, ranges_of
+from pybk.streams.cursor_state import checked_properties, merged, ranges_of
 from pybk.streams.deliveries import Deliveries, Handed
 from pybk.streams.forking import fork_error, in_children
 from pybk.streams.ledger_steps import LedgerSteps
@@ -54,6 +54,7 @@ from pybk.streams.log_record import LogRecord, log_records
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.names import cursor_list_name
 from pybk.streams.position import Position
+from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 from pybk.wake_up import WakeUp
@@ -563,10 +564,7 @@ class Subscription(Handle):
     def _take_fresh(self, most: int) -> list[LogRecord]:
         """Hand out records that were read; the caller holds the lock."""
         found: list[LogRecord] = []
-        while len(found) < most:
-            handed = self._deliveries.take_fresh(most - len(found), self._ready_end, time.monotonic())
-            if handed is None:
-                break
+        for handed in self._deliveries.take_fresh(most, self._ready_end, time.monotonic()):
             found += self._ready[handed.first - self._ready_first : handed.end - self._ready_first]
         self._counts["delivered"] += len(found)
         if self._deliveries.read_seq >= self._ready_end:
