@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from pybk import (
     UsageError,
 )
 from pybk.streams import remote_consumer
+from pybk.streams.subscription import give_back
 from tests.paths import ROOT
 from tests.test_fork import all_refused, in_child
 from tests.waiting import wait_until
@@ -330,23 +331,90 @@ def test_a_server_that_ends_wakes_its_consumers(subscription: Subscription, tmp_
     asyncio.run(run())
 
 
+def read_now(consumer: RemoteConsumer) -> int:
+    record = consumer.read(timeout=SOON)
+    assert record is not None
+    return record.seq
+
+
+@pytest.fixture
+def given_back(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
+    """What consumers that ended were asked to give back."""
+    found: list[set[int]] = []
+
+    def noted(of: Subscription, held: Iterable[tuple[int, int]], *, delay: float = 0.0) -> int:
+        seqs = list(held)
+        count = give_back(of, seqs, delay=delay)
+        found.append({seq for seq, _ in seqs})
+        return count
+
+    monkeypatch.setattr(remote_consumer, "give_back", noted)
+    return found
+
+
 def test_what_others_acknowledged_is_forgotten(
-    path: str, subscription: Subscription, monkeypatch: pytest.MonkeyPatch
+    path: str, subscription: Subscription, given_back: list[set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given_back: list[object] = []
-    nack = subscription.nack
-
-    def noted(records: set[int]) -> int:
-        given_back.append(set(records))
-        return nack(records)
-
     monkeypatch.setattr(remote_consumer, "HELD_MAX", 5)
-    monkeypatch.setattr(subscription, "nack", noted)
     with RemoteConsumer.connect(path) as consumer:
         subscription.ack(consumer.read_many(4))
         assert len(consumer.read_many(4)) == 4
     wait_until(lambda: bool(given_back))
     assert given_back == [{4, 5, 6, 7}]
+
+
+def test_a_consumer_that_ends_gives_back_what_it_holds_now(
+    path: str, subscription: Subscription, given_back: list[set[int]]
+) -> None:
+    with RemoteConsumer.connect(path) as holder:
+        with RemoteConsumer.connect(path) as late:
+            assert len(late.read_many(15)) == 15
+            subscription.nack(range(10))  # as after a timeout
+            assert [each.seq for each in holder.read_many(10)] == list(range(10))
+        wait_until(lambda: bool(given_back))
+        assert [each.seq for each in holder.read_many(15)] == list(range(10, 15))
+        assert {subscription.redeliveries(seq) for seq in range(15)} == {1}
+    wait_until(lambda: len(given_back) == 2)
+    assert len(subscription.read_many(15, timeout=0)) == 15, "what it holds is given back"
+
+
+def test_a_consumer_hands_back_only_what_it_holds_now(path: str, subscription: Subscription) -> None:
+    with RemoteConsumer.connect(path) as late, RemoteConsumer.connect(path) as holder:
+        assert read_now(late) == 0
+        subscription.nack(0)
+        assert read_now(holder) == 0
+        assert late.nack(0) == 0
+        assert subscription.redeliveries(0) == 1
+        assert holder.nack(0) == 1
+        assert read_now(late) == 0
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_consumer_gives_nothing_back_after_a_rewind(path: str, subscription: Subscription) -> None:
+    with RemoteConsumer.connect(path) as consumer:
+        assert read_now(consumer) == 0
+        subscription.rewind()
+        assert subscription.read(timeout=0) is not None
+        assert consumer.nack(0) == 0
+        assert subscription.redeliveries(0) == 0
+
+
+def test_an_acknowledgement_costs_what_it_acknowledges(subscription: Subscription) -> None:
+    class Ranges(list[range]):
+        looked_at = 0
+
+        def __iter__(self) -> Iterator[range]:
+            for each in super().__iter__():
+                Ranges.looked_at += 1
+                yield each
+
+    held = remote_consumer.Held(subscription)
+    held.seqs = dict.fromkeys(range(9000), 1)
+    held.discard(Ranges(range(seq, seq + 1) for seq in range(0, 4000, 2)))
+    assert len(held.seqs) == 7000
+    assert Ranges.looked_at == 2000
+    held.discard([range(1 << 60)])
+    assert held.seqs == {}
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from pybk.streams.cursor_state import CursorState
@@ -28,11 +29,13 @@ class Handed(NamedTuple):
         first: The first of them.
         end: The one after the last.
         redeliveries: How often each of them was handed out before.
+        number: Identifies this delivery; later ones have greater numbers.
     """
 
     first: int
     end: int
     redeliveries: int
+    number: int
 
 
 class _Run(NamedTuple):
@@ -82,11 +85,14 @@ class Deliveries:
         self._timeout_s = ack_timeout_s
         self._max_unacked = max_unacked
         self._number = 0
+        """That of the last delivery."""
         self.reset()
 
     def reset(self) -> None:
         """Begin anew at the first record that is not acknowledged, as after a seek; all records are fresh."""
         self.read_seq = self._state.first_unacked
+        self._void = self._number
+        """The last delivery before this; none up to it counts any more."""
         self._runs: deque[_Run] = deque()
         """In the order of time; records in them may be acknowledged, or handed out again since."""
         self._again: list[_Again] = []
@@ -143,11 +149,11 @@ class Deliveries:
             if taken and taken[-1].end == seq and taken[-1].redeliveries == redeliveries:
                 taken[-1] = taken[-1]._replace(end=seq + 1)
             else:
-                taken.append(Handed(seq, seq + 1, redeliveries))
+                self._number += 1
+                taken.append(Handed(seq, seq + 1, redeliveries, self._number))
         for each in taken:
-            self._number += 1
-            self._last_run.update(dict.fromkeys(range(each.first, each.end), self._number))
-            self._runs.append(_Run(self._number, now, each.first, each.end))
+            self._last_run.update(dict.fromkeys(range(each.first, each.end), each.number))
+            self._runs.append(_Run(each.number, now, each.first, each.end))
         return taken
 
     def take_fresh(self, count: int, end: int, now: float) -> list[Handed]:
@@ -167,7 +173,7 @@ class Deliveries:
             if left <= 0:
                 break
             stop = min(high, low + left)
-            taken.append(Handed(low, stop, 0))
+            taken.append(Handed(low, stop, 0, self._number + 1))
             left -= stop - low
         if taken:
             self.read_seq = taken[-1].end
@@ -193,6 +199,27 @@ class Deliveries:
             for seq in range(low, high):
                 self._wait(seq, due)
         return count
+
+    def is_held(self, seq: int, number: int) -> bool:
+        """Return whether a record is outstanding, and was not handed out again since a delivery, nor waits for it."""
+        if number <= self._void or seq in self._due or not self.is_outstanding(seq):
+            return False
+        return self._last_run.get(seq, number) == number
+
+    def give_back(self, held: Iterable[tuple[int, int]], due: float) -> int:
+        """Have records handed out again at a time as ``nack`` does, those that are still held.
+
+        Args:
+            held: Records, each with the number of the delivery that it is given back from.
+            due: The time.
+
+        Returns:
+            How many of them were held.
+        """
+        seqs = [seq for seq, number in held if self.is_held(seq, number)]
+        for seq in seqs:
+            self._wait(seq, due)
+        return len(seqs)
 
     def put_back(self, handed: Handed, due: float) -> None:
         """Have records handed out again at a time as if they had not been; they were handed out again just now."""

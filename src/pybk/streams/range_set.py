@@ -14,7 +14,7 @@ from typing import Final
 Ranges = list[tuple[int, int]]
 """Ranges: the first number of each, and the one after its last."""
 
-_BLOCK: Final = 512
+BLOCK: Final = 512
 """Ranges of a block that is made by a split; a block is split beyond twice that."""
 
 _FIRST: Final = itemgetter(0)
@@ -95,7 +95,7 @@ class RangeSet:
         self.count += 1 - (high - low)
         self.total += added
         self._totals[block] += added
-        if len(starts) > 2 * _BLOCK:
+        if len(starts) > 2 * BLOCK:
             self._replace(block, block + 1, starts, ends)
         return added
 
@@ -113,7 +113,7 @@ class RangeSet:
     def extend(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Add ranges that are ascending, apart from each other, and after the last one."""
         for first, end in ranges:
-            if not self._starts or len(self._starts[-1]) >= _BLOCK:
+            if not self._starts or len(self._starts[-1]) >= BLOCK:
                 self._starts.append([])
                 self._ends.append([])
                 self._totals.append(0)
@@ -139,7 +139,7 @@ class RangeSet:
 
     def _replace(self, block: int, after: int, starts: list[int], ends: list[int]) -> None:
         """Put ranges in the place of blocks, split into as many as they take, at least one."""
-        cuts = range(0, max(1, len(starts)), _BLOCK)
-        self._starts[block:after] = [starts[cut : cut + _BLOCK] for cut in cuts]
-        self._ends[block:after] = [ends[cut : cut + _BLOCK] for cut in cuts]
-        self._totals[block:after] = [sum(ends[cut : cut + _BLOCK]) - sum(starts[cut : cut + _BLOCK]) for cut in cuts]
+        cuts = range(0, max(1, len(starts)), BLOCK)
+        self._starts[block:after] = [starts[cut : cut + BLOCK] for cut in cuts]
+        self._ends[block:after] = [ends[cut : cut + BLOCK] for cut in cuts]
+        self._totals[block:after] = [sum(ends[cut : cut + BLOCK]) - sum(starts[cut : cut + BLOCK]) for cut in cuts]

@@ -35,7 +35,16 @@ from pybk.opening import Opening
 from pybk.streams.forking import fork_error, in_children
 from pybk.streams.log_record import LogRecord
 from pybk.streams.position import Position
-from pybk.streams.subscription import Acked, Subscription, SubscriptionMode, ranges_of_acked
+from pybk.streams.subscription import (
+    Acked,
+    Subscription,
+    SubscriptionMode,
+    Taken,
+    give_back,
+    ranges_of_acked,
+    still_held,
+    taken_async,
+)
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20
@@ -178,7 +187,7 @@ class ConsumerServer(Handle):
         self._connections.add(task)
         descriptor = writer.get_extra_info("socket").fileno()
         self._descriptors.add(descriptor)
-        held = _Held(self._subscription)
+        held = Held(self._subscription)
         try:
             while True:
                 header = await _received(reader)
@@ -192,15 +201,16 @@ class ConsumerServer(Handle):
             writer.close()
             if held.seqs:
                 with suppress(ClosedError):
-                    self._subscription.nack(held.seqs)
+                    give_back(self._subscription, held.seqs.items())
 
-    async def _answered(self, header: Mapping[str, Any], reader: asyncio.StreamReader, held: _Held) -> bytes:
+    async def _answered(self, header: Mapping[str, Any], reader: asyncio.StreamReader, held: Held) -> bytes:
         """Return the response to a request; ConnectionError if the consumer leaves meanwhile."""
         try:
             match header.get("call"):
                 case "read":
-                    records = await self._read(reader, int(header["most"]), header["timeout"])
-                    held.add(records)
+                    taken = await self._read(reader, int(header["most"]), header["timeout"])
+                    held.add(taken)
+                    records = taken.records
                     return _frame(
                         {"records": [_described(each) for each in records]}, b"".join(r.data for r in records)
                     )
@@ -211,7 +221,7 @@ class ConsumerServer(Handle):
                     return _frame({})
                 case "nack":
                     ranges = [range(first, end) for first, end in header["ranges"]]
-                    count = self._subscription.nack(ranges, delay=header["delay"])
+                    count = give_back(self._subscription, held.within(ranges), delay=header["delay"])
                     held.discard(ranges)
                     return _frame({"count": count})
                 case "redeliveries":
@@ -224,9 +234,9 @@ class ConsumerServer(Handle):
             raise CorruptError(f"a request of a consumer cannot be read: {error!r}") from error
         raise CorruptError(f"a consumer asks for {header.get('call')!r:.50}, which this pybk does not know")
 
-    async def _read(self, reader: asyncio.StreamReader, most: int, timeout: float | None) -> list[LogRecord]:
+    async def _read(self, reader: asyncio.StreamReader, most: int, timeout: float | None) -> Taken:
         """Read for a consumer; ConnectionError, with nothing handed out, if it leaves while it waits."""
-        reading = asyncio.ensure_future(self._subscription.read_many_async(min(most, MOST_RECORDS), timeout))
+        reading = asyncio.ensure_future(taken_async(self._subscription, min(most, MOST_RECORDS), timeout))
         leaving = asyncio.ensure_future(reader.read(1))  # nothing is sent before the response, so this is the end
         handed = False
         try:
@@ -240,37 +250,47 @@ class ConsumerServer(Handle):
                 if not handed:
                     reading.cancel()
                     with suppress(asyncio.CancelledError, PybkError):
-                        self._subscription.nack(await reading)  # it may have ended meanwhile
+                        give_back(self._subscription, (await reading).held)  # it may have ended meanwhile
         if not handed:
             raise ConnectionError("the consumer left")
         return reading.result()
 
 
-class _Held:
+class Held:
     """What a consumer was handed and has not acknowledged.
 
     Args:
         subscription: Handed it out.
 
     Attributes:
-        seqs: Sequence numbers; maybe also some that others have acknowledged since.
+        seqs: Sequence numbers, each with the number of its delivery; maybe also some that others have acknowledged, or
+            were handed, since.
     """
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._most = HELD_MAX
-        self.seqs: set[int] = set()
+        self.seqs: dict[int, int] = {}
 
-    def add(self, records: Iterable[LogRecord]) -> None:
-        """Add records that are handed out; if there are many, forget what others have acknowledged."""
-        self.seqs.update(record.seq for record in records)
+    def add(self, taken: Taken) -> None:
+        """Add records that are handed out; if there are many, forget what others have acknowledged, or were handed."""
+        self.seqs.update(taken.held)
         if len(self.seqs) > self._most:
-            self.seqs = {seq for seq in self.seqs if self._subscription.is_outstanding(seq)}
+            self.seqs = still_held(self._subscription, self.seqs)
             self._most = max(HELD_MAX, 2 * len(self.seqs))
 
+    def within(self, ranges: list[range]) -> list[tuple[int, int]]:
+        """Return those in ranges, which may be much longer than what is held; the cost is bounded by either."""
+        found: list[tuple[int, int]] = []
+        for each in ranges:
+            seqs = each if len(each) <= len(self.seqs) else [seq for seq in self.seqs if seq in each]
+            found += [(seq, self.seqs[seq]) for seq in seqs if seq in self.seqs]
+        return found
+
     def discard(self, ranges: list[range]) -> None:
-        """Forget ranges, which may be much longer than what is held."""
-        self.seqs = {seq for seq in self.seqs if not any(seq in each for each in ranges)}
+        """Forget those in ranges."""
+        for seq, _ in self.within(ranges):
+            del self.seqs[seq]
 
 
 async def _received(reader: asyncio.StreamReader) -> dict[str, Any]:
@@ -430,7 +450,10 @@ class RemoteConsumer(Handle):
         self._called({"call": "ack", "ranges": ranges_of_acked(records), "properties": changes})
 
     def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
-        """Have records handed out again as ``Subscription.nack`` does."""
+        """Have records handed out again as ``Subscription.nack`` does, those that this consumer holds.
+
+        A record that timed out and was handed to another consumer is not held any more.
+        """
         header, _ = self._called({"call": "nack", "ranges": ranges_of_acked(records), "delay": delay})
         return int(header["count"])
 

@@ -160,6 +160,23 @@ class _Seat:
         self._freed()
 
 
+class Taken(NamedTuple):
+    """Records that were handed out together.
+
+    Attributes:
+        records: The records.
+        handed: The deliveries that they are of.
+    """
+
+    records: list[LogRecord]
+    handed: list[Handed]
+
+    @property
+    def held(self) -> Iterator[tuple[int, int]]:
+        """Each record, and the number of its delivery."""
+        return ((seq, each.number) for each in self.handed for seq in range(each.first, each.end))
+
+
 class _Batch(NamedTuple):
     """Acknowledgements of one turn of an event loop, which become durable together.
 
@@ -182,6 +199,9 @@ class _Batch(NamedTuple):
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
+
+
+_NOTHING: Final = Taken([], [])
 
 
 class Subscription(Handle):
@@ -396,14 +416,14 @@ class Subscription(Handle):
         wanted, deadline = _whole_most(most), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
-            if found := self._take(wanted):
-                return found
+            if (found := self._take(wanted)).records:
+                return found.records
             changed = WakeUp()
             with self._woken_by(changed.wake):
                 while True:
                     changed.sleep()
-                    if found := self._take(wanted):
-                        return found
+                    if (found := self._take(wanted)).records:
+                        return found.records
                     with self._led(token) as leads:
                         if (leads or _is_over(deadline)) and self._fetch():
                             continue
@@ -422,10 +442,14 @@ class Subscription(Handle):
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
+        return (await self._taken_async(most, timeout)).records
+
+    async def _taken_async(self, most: int, timeout: float | None) -> Taken:
+        """Read as ``read_many_async`` does."""
         wanted, deadline = _whole_most(most), _deadline(timeout)
         token = _Token()
         with self._consumed(token):
-            if found := await self._take_async(wanted):
+            if (found := await self._take_async(wanted)).records:
                 return found
             loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -435,14 +459,14 @@ class Subscription(Handle):
             with self._woken_by(wake):
                 while True:
                     changed.clear()
-                    if found := await self._take_async(wanted):
+                    if (found := await self._take_async(wanted)).records:
                         return found
                     with self._led(token) as leads:
                         if (leads or _is_over(deadline)) and await asyncio.to_thread(self._fetch):
                             continue
                         left = self._left(deadline)
                         if left == 0:
-                            return []
+                            return _NOTHING
                         with self._woken_by_log(wake, leads=leads):
                             if not (leads and await asyncio.to_thread(self._fetch)):
                                 with suppress(TimeoutError):
@@ -527,7 +551,7 @@ class Subscription(Handle):
 
     # ---- handing out ---------------------------------------------------------------------------------------------
 
-    def _take(self, most: int) -> list[LogRecord]:
+    def _take(self, most: int) -> Taken:
         """Hand out records that are there."""
         while True:
             with self._lock:
@@ -536,10 +560,10 @@ class Subscription(Handle):
                 if not again:
                     return self._take_fresh(most)
             found = self._again(again)
-            if found:
+            if found.records:
                 return found
 
-    async def _take_async(self, most: int) -> list[LogRecord]:
+    async def _take_async(self, most: int) -> Taken:
         """Hand out records that are there; a thread reads those that are handed out again."""
         with self._lock:
             self._check_open()
@@ -553,25 +577,22 @@ class Subscription(Handle):
             taking.add_done_callback(self._give_back)
             raise
 
-    def _give_back(self, taken: asyncio.Future[list[LogRecord]]) -> None:
+    def _give_back(self, taking: asyncio.Future[Taken]) -> None:
         """Have records handed out again that were handed out to a task which was cancelled meanwhile."""
-        if not taken.cancelled() and taken.exception() is None and not self.closed:
-            with self._lock:
-                for record in taken.result():
-                    self._deliveries.nack(record.seq, record.seq + 1, time.monotonic())
-            self._wake_all()
+        if not taking.cancelled() and taking.exception() is None and not self.closed:
+            give_back(self, taking.result().held)
 
-    def _take_fresh(self, most: int) -> list[LogRecord]:
+    def _take_fresh(self, most: int) -> Taken:
         """Hand out records that were read; the caller holds the lock."""
-        found: list[LogRecord] = []
-        for handed in self._deliveries.take_fresh(most, self._ready_end, time.monotonic()):
-            found += self._ready[handed.first - self._ready_first : handed.end - self._ready_first]
+        handed, found = self._deliveries.take_fresh(most, self._ready_end, time.monotonic()), list[LogRecord]()
+        for each in handed:
+            found += self._ready[each.first - self._ready_first : each.end - self._ready_first]
         self._counts["delivered"] += len(found)
         if self._deliveries.read_seq >= self._ready_end:
             self._ready = []
-        return found
+        return Taken(found, handed)
 
-    def _again(self, handed: list[Handed]) -> list[LogRecord]:
+    def _again(self, handed: list[Handed]) -> Taken:
         """Return records that are handed out again, without those that go to the dead letters instead."""
         most = SEQ_MAX if self._dead_letters is None else self._dead_letters.max_deliveries
         try:
@@ -589,7 +610,7 @@ class Subscription(Handle):
         with self._lock:
             self._counts["delivered"] += len(found)
             self._counts["redelivered"] += len(found)
-        return found
+        return Taken(found, live)
 
     def _bury(self, handed: Handed) -> None:
         """Move records to the dead letters."""
@@ -875,9 +896,7 @@ class Subscription(Handle):
         Returns:
             How many of them are handed out again.
         """
-        if not delay >= 0:
-            raise UsageError(f"delay is {delay!r:.50}; it takes seconds, from 0 up")
-        due, count = time.monotonic() + delay, 0
+        due, count = _due(delay), 0
         with self._lock:
             self._check_open()
             for first, end in ranges_of_acked(records):
@@ -994,6 +1013,37 @@ def _ack_timeout_of(seconds: object) -> float | None:
     raise UsageError(f"ack_timeout is {seconds!r:.50}; it takes seconds above 0, or None")
 
 
+async def taken_async(subscription: Subscription, most: int, timeout: float | None) -> Taken:
+    """Return what ``Subscription.read_many_async`` does, with the deliveries that it is of."""
+    return await subscription._taken_async(most, timeout)
+
+
+def give_back(subscription: Subscription, held: Iterable[tuple[int, int]], *, delay: float = 0.0) -> int:
+    """Have records handed out again that a consumer still holds, as ``Subscription.nack`` does.
+
+    Args:
+        subscription: Its subscription.
+        held: Records, each with the number of the delivery by which the consumer got it.
+        delay: Seconds until then.
+
+    Returns:
+        How many of them were not handed out again since, nor acknowledged.
+    """
+    due = _due(delay)
+    with subscription._lock:
+        subscription._check_open()
+        count = subscription._deliveries.give_back(held, due)
+    if count:
+        subscription._wake_all()
+    return count
+
+
+def still_held(subscription: Subscription, held: Mapping[int, int]) -> dict[int, int]:
+    """Return those records that a consumer still holds, with the numbers of their deliveries."""
+    with subscription._lock:
+        return {seq: number for seq, number in held.items() if subscription._deliveries.is_held(seq, number)}
+
+
 class _AckMember:
     """The acknowledgements of one subscription in an atomic group.
 
@@ -1106,6 +1156,13 @@ def _deadline(timeout: object) -> float | None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
         raise UsageError(f"timeout is {timeout!r:.50}; it takes seconds from 0 up, or None to wait without a limit")
     return time.monotonic() + timeout
+
+
+def _due(delay: float) -> float:
+    """Return when records are handed out again."""
+    if not delay >= 0:
+        raise UsageError(f"delay is {delay!r:.50}; it takes seconds, from 0 up")
+    return time.monotonic() + delay
 
 
 def _is_over(deadline: float | None) -> bool:
