@@ -90,6 +90,11 @@ def inflight_of(machine: WriterMachine) -> Inflight:
     return machine._inflight
 
 
+def has_waited_for_bookies(machine: WriterMachine) -> bool:
+    """Return whether too few bookies answered a writer at some time."""
+    return machine._stuck_at != -2
+
+
 def repairer_of(
     list_marks: Callable[[], dict[int, list[Any]]],
     candidates: Callable[[Any], list[Candidate]],

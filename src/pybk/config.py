@@ -15,6 +15,9 @@ GIB: Final = 1 << 30
 
 _ANY_BYTES: Final = 1 << 60
 
+PATIENCE_MAX: Final = 86_400
+"""Maximum of ``bookie_patience_seconds``."""
+
 BYTE_LIMITS: Final = {
     "max_entry_bytes": (1, GIB),
     "free_bytes_low": (0, _ANY_BYTES),
@@ -93,6 +96,11 @@ class StoreConfig:
         background: False leaves checkpoints, preallocation, collection, the writing of deferred entries and the checks
             of stored entries to explicit calls.
 
+    Cluster:
+        bookie_patience_seconds: Seconds for which a writer keeps its pending entries and waits for bookies to return or
+            to register while too few answer; then it fails with NotEnoughBookiesError. 0 does not wait. Default 30. A
+            store without bookies does not use it.
+
     Access:
         group: Name or number of the group whose members may use the store as well: new directories and files have mode
             2770 or 0660 and belong to the group. None makes a new store for its owner alone (0700, 0600), and keeps an
@@ -121,6 +129,8 @@ class StoreConfig:
     scrub_bytes_per_second: int = 32 * MIB
     background: bool = True
 
+    bookie_patience_seconds: float = 30.0
+
     group: str | int | None = None
 
     on_span: OnSpan | None = None
@@ -137,6 +147,12 @@ class StoreConfig:
         seconds: object = self.scrub_seconds
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _ANY_BYTES:
             raise UsageError(f"scrub_seconds is {seconds!r:.100}; it takes a number of seconds, and 0 for no checks")
+        patience: object = self.bookie_patience_seconds
+        if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not 0 <= patience <= PATIENCE_MAX:
+            raise UsageError(
+                f"bookie_patience_seconds is {patience!r:.100}; it takes seconds, from 0, which does not wait, to "
+                f"{PATIENCE_MAX}"
+            )
         if not isinstance(self.default_tier, StorageHint):
             raise UsageError(
                 f"default_tier is {self.default_tier!r:.100}; it takes StorageHint.NVME, StorageHint.SSD or "

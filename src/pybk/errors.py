@@ -228,10 +228,13 @@ class DigestMismatchError(EntryError):
 class NotEnoughBookiesError(PybkError):
     """Too few bookies are available for the operation; acknowledged entries are not lost.
 
-    Outcome: No. Appends that were under way have ``outcome_unknown`` set, and their writer has failed.
-    Retry: Yes, once enough bookies run.
-    Remedy: Start bookies, or free space on them. After a failed append open the ledger to find its end, and continue in
-        another ledger.
+    An append raises it after the writer has waited ``bookie_patience_seconds`` for bookies. The writer of a ledger has
+    ended then, so ``retryable`` is False.
+
+    Outcome: No. Appends that were under way have ``outcome_unknown`` set.
+    Retry: Yes, once enough bookies run; for appends to a ledger, no.
+    Remedy: Start bookies, or free space on them. After a failed append to a ledger, open it with ``recover=True`` to
+        find its end, and continue in another ledger.
     """
 
     code = -6

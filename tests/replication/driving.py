@@ -128,8 +128,11 @@ class Writer(Driven):
         *,
         straggler_bytes: int = 1 << 20,
         deferred: bool = False,
+        patience_ns: int = 0,
     ) -> None:
-        self.writer = WriterMachine(opened or metadata(), 7, straggler_bytes=straggler_bytes, deferred=deferred)
+        self.writer = WriterMachine(
+            opened or metadata(), 7, straggler_bytes=straggler_bytes, deferred=deferred, patience_ns=patience_ns
+        )
         super().__init__(self.writer)
         self.shape = (
             self.writer.metadata.ensemble_size,

@@ -34,7 +34,7 @@ from pybk.replication.messages import (
     WriteLac,
     WriteMetadata,
 )
-from pybk.replication.writer import METADATA_RETRY_NS, METADATA_TRIES, REVIVE_NS, REVIVE_NS_MAX
+from pybk.replication.writer import LOOK_NS, METADATA_RETRY_NS, METADATA_TRIES, REVIVE_NS, REVIVE_NS_MAX
 from tests.internals import inflight_of
 from tests.replication.driving import Writer, batch, bookie, confirmed, metadata
 
@@ -273,6 +273,85 @@ def test_below_the_quorum_those_that_failed_are_tried_once_more() -> None:
     writer.feed(BookiesChosen({}))
     writer.feed(BookiesChosen({}))
     assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES, "it has not helped"
+
+
+def without_bookies(patience_ns: int) -> Writer:
+    """Return a writer with a pending entry, for which no bookie was found, neither now nor at the second look."""
+    writer = Writer(patience_ns=patience_ns)
+    writer.submit(0, 0)
+    lose_all(writer)
+    return writer
+
+
+def lose_all(writer: Writer) -> None:
+    """Let no bookie answer, and none be found."""
+    for number in (0, 1, 2):
+        writer.lose(number)
+    for _ in range(3):  # for the first that failed, for the others, and for all of them once more
+        writer.feed(BookiesChosen({}))
+
+
+def test_a_writer_keeps_its_entries_and_waits_for_bookies_to_return() -> None:
+    """AW10: those that registered meanwhile are asked for at once, and they get what is pending."""
+    writer = without_bookies(30 * SECOND)
+    assert not [effect for effect in writer.effects if isinstance(effect, Failed)]
+    writer.now += 5 * SECOND
+    writer.take(writer.writer.bookies_changed(writer.now))
+    assert writer.only(ChooseBookies) == ChooseBookies((0, 1, 2), tuple(map(bookie, range(3))), frozenset())
+    writer.feed(BookiesChosen({0: bookie(0)}))
+    assert not writer.sends, "one is too few"
+    writer.take(writer.writer.bookies_changed(writer.now))
+    writer.feed(BookiesChosen({0: bookie(0), 1: bookie(1)}))
+    writer.feed(MetadataWritten(8))
+    writer.answer(0)
+    writer.answer(1)
+    assert Confirmed(0) in writer.effects
+
+
+def test_a_writer_looks_for_bookies_until_its_patience_has_passed() -> None:
+    """AW10: none of those that were there all the time reports that it answers again."""
+    writer = without_bookies(5 * SECOND // 2)
+    begun = writer.now
+    for after in (LOOK_NS, 2 * LOOK_NS, 5 * SECOND // 2):
+        writer.wake_up()
+        assert writer.now - begun == after
+        assert writer.only(ChooseBookies).excluded == frozenset()
+        writer.feed(BookiesChosen({}))
+    assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
+    assert writer.now - begun == 5 * SECOND // 2
+
+
+def test_a_writer_that_is_tried_by_a_bookie_in_vain_does_not_wait_longer() -> None:
+    """AW10: a bookie that registers and does not answer begins no new patience, and is not asked without a pause."""
+    writer = without_bookies(3 * SECOND)
+    for tries in range(1, 4):
+        writer.wake_up()
+        assert writer.now == tries * SECOND
+        writer.feed(BookiesChosen({0: bookie(0), 1: bookie(1)}))
+        writer.feed(MetadataWritten(7 + tries))
+        writer.lose(0)
+        writer.lose(1)
+        writer.feed(BookiesChosen({}))
+        if not writer.writer.ended and not [each for each in writer.effects if isinstance(each, WakeAt)]:
+            writer.feed(BookiesChosen({}))
+    assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES
+
+
+def test_the_patience_begins_anew_once_an_entry_is_confirmed() -> None:
+    writer = without_bookies(3 * SECOND)
+    writer.now += 2 * SECOND
+    writer.take(writer.writer.bookies_changed(writer.now))
+    writer.feed(BookiesChosen({place: bookie(place) for place in range(3)}))
+    writer.feed(MetadataWritten(8))
+    for number in range(3):
+        writer.answer(number)
+    writer.submit(1, 1)
+    lost = writer.now
+    lose_all(writer)
+    while not writer.writer.ended:
+        writer.wake_up()
+        writer.feed(BookiesChosen({}))
+    assert writer.now - lost == 3 * SECOND
 
 
 def test_a_bookie_that_was_given_up_may_take_its_place_again() -> None:

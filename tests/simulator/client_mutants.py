@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulator.mutating import Mutant, Piece
+from tests.simulator.plan import PATIENT_SEEDS
 
 RECOVERY = "recovery:RecoveryMachine."
 WRITER = "writer:WriterMachine."
@@ -411,6 +412,48 @@ CLIENT_MUTANTS = (
             Piece(RECOVERY + "_fenced", "self._quorum.covered(self._known)", "True"),
             READS_UNFENCED,
         ),
+    ),
+    Mutant(
+        "W5",
+        "a writer waits for bookies until its patience has passed (AW10)",
+        (Piece(WRITER + "_without_quorum", "now_ns >= self._give_up_at_ns", "True"),),
+        PATIENT_SEEDS,
+    ),
+    Mutant(
+        "W6",
+        "a writer keeps what is pending while it waits for bookies (AW10)",
+        (
+            Piece(
+                WRITER + "_without_quorum",
+                "self._revive_at_ns = min(now_ns + LOOK_NS, self._give_up_at_ns)",
+                "self._revive_at_ns = min(now_ns + LOOK_NS, self._give_up_at_ns); inflight.pending.clear()",
+            ),
+        ),
+        PATIENT_SEEDS,
+    ),
+    Mutant(
+        "W7",
+        "a writer that waits for bookies tries those again that failed (AW10)",
+        (Piece(WRITER + "_fill_places", "self._inflight.avoided.clear()", "pass"),),
+        PATIENT_SEEDS,
+    ),
+    Mutant(
+        "W8",
+        "a writer that waits for bookies looks for them before its patience has passed (AW10)",
+        (
+            Piece(
+                WRITER + "_without_quorum",
+                "self._revive_at_ns = min(now_ns + LOOK_NS, self._give_up_at_ns)",
+                "self._revive_at_ns = self._give_up_at_ns + LOOK_NS",
+            ),
+        ),
+        PATIENT_SEEDS,
+    ),
+    Mutant(
+        "W9",
+        "the patience begins anew with each entry that is confirmed (AW10)",
+        (Piece(WRITER + "_without_quorum", "self._stuck_at != inflight.lac", "self._stuck_at == -2"),),
+        PATIENT_SEEDS,
     ),
 )
 

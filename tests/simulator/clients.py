@@ -269,6 +269,7 @@ class Writer(Client):
             ledger.metadata.current,
             0,
             straggler_bytes=plan.straggler_bytes,
+            patience_ns=plan.patience_ns,
             deferred=plan.deferred,
             seal=lambda closed: seal.sealed(closed, self.made[closed.last_entry_id]),
         )
@@ -281,6 +282,8 @@ class Writer(Client):
         self.length = 0
         self.ended = False
         self.end: Done | Failed | None = None
+        self.moved_ns = 0
+        """When the LAC moved last."""
         ledger.clock.after(0, self.act)
 
     def act(self) -> None:
@@ -340,6 +343,7 @@ class Writer(Client):
 
     def confirmed(self, effect: Confirmed) -> None:
         self.ledger.checker.writer_confirms(effect.last_add_confirmed)
+        self.moved_ns = self.ledger.clock.now
         while self.in_flight and self.in_flight[0] <= effect.last_add_confirmed:
             self.in_flight.pop(0)
 
@@ -352,6 +356,9 @@ class Writer(Client):
     def failed(self, effect: Failed) -> None:
         self.ended, self.end = True, effect
         self.check_deleted(effect)
+        waited = self.ledger.clock.now - self.moved_ns
+        patient = effect.reason is not Reason.NOT_ENOUGH_BOOKIES or waited >= self.ledger.plan.patience_ns
+        self.ledger.checker.check(patient, f"AW10: the writer waited {waited} ns for bookies")
 
 
 class Recoverer(Client):

@@ -16,7 +16,7 @@ from tests.simulator.checker import Checker
 from tests.simulator.clients import Reader, Recoverer, Rereplication, Writer
 from tests.simulator.deceit import Liar
 from tests.simulator.metadata import SimMetadata
-from tests.simulator.plan import MS, Plan
+from tests.simulator.plan import LONG_NS, MS, Plan
 from tests.simulator.seals import seal_of, with_password
 
 if TYPE_CHECKING:
@@ -196,6 +196,8 @@ class SimLedger:
         """A writer that nobody disturbed closed its ledger, unless there were too few bookies for it."""
         end = self.writer.end
         if isinstance(end, Failed):
+            lasts = end.reason is Reason.NOT_ENOUGH_BOOKIES and self.plan.patience_ns == LONG_NS
+            self.checker.check(not lasts, "AW10: all bookies are back, and the writer has not waited for them")
             allowed = [Reason.METADATA_UNREACHABLE] if self.plan.metadata_loss else []
             self.checker.check(end.reason in (Reason.NOT_ENOUGH_BOOKIES, *allowed), f"I10: the writer failed: {end}")
 

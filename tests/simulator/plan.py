@@ -75,6 +75,8 @@ class Plan:
     """How long a surplus copy is kept at least; 0 for ever."""
     sleeps: bool = False
     """Whether the writer stands still until all surplus copies were dropped."""
+    patience_ns: int = 0
+    """How long the writer waits for bookies while too few answer."""
 
 
 LATE_FORCES = 6
@@ -88,17 +90,25 @@ MEMBERS = frozenset({11, 19, 27, 35, 41, 49, 51, 57})
 SURPLUS_SEEDS = 100_000_000
 """From this seed on, bookies drop surplus copies."""
 
+PATIENT_SEEDS = 200_000_000
+"""From this seed on, writers wait for bookies, all of which may be away at once."""
+LONG_NS = 60_000 * MS
+"""A patience that outlasts all faults."""
+
 
 def draw(seed: int) -> Plan:
     """Draw the plan of a seed.
 
-    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies; what those before try stays as it was.
+    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies, and from ``PATIENT_SEEDS`` on, writers wait for bookies;
+    what those before try stays as it was.
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
     whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies
     answer a force after others took their places; and another one a recovery whose fences and adds are answered late.
     In another eighth members recover, without the password.
     """
     plan = _draw(f"{seed}")
+    if seed >= PATIENT_SEEDS:
+        return _patient(seed, plan)
     if seed >= SURPLUS_SEEDS:
         return _with_drops(seed, plan)
     if seed % 64 in MEMBERS:
@@ -203,6 +213,24 @@ def _with_drops(seed: int, plan: Plan) -> Plan:
         metadata_loss=random.uniform(0, 0.3) if random.random() < 0.4 else 0.0,
         surplus_ns=random.choice((2, 10, 40)) * MS,
         sleeps=random.random() < 0.4,
+    )
+
+
+def _patient(seed: int, plan: Plan) -> Plan:
+    random = Random(f"{seed}/plan/patient")
+    return replace(
+        plan,
+        spares=random.choice((0, 0, 1)),
+        batches=(1,) * random.randint(4, 24),
+        patience_ns=random.choice((50 * MS, 1500 * MS, LONG_NS, LONG_NS)),
+        recoverers=random.choice((0, 0, 0, 1)),
+        spurious=random.choice((0.0, 0.0, 0.1)),
+        kills=False,
+        crashes=True,
+        loses_data="",
+        fills=False,
+        deletes=False,
+        fault_every_ns=3 * MS,
     )
 
 

@@ -10,12 +10,13 @@ import pytest
 
 from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import Done
+from tests.internals import has_waited_for_bookies
 from tests.paths import ROOT
 from tests.sampling import some
 from tests.simulator.__main__ import run
 from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
-from tests.simulator.plan import SURPLUS_SEEDS, draw
+from tests.simulator.plan import PATIENT_SEEDS, SURPLUS_SEEDS, draw
 from tests.simulator.real_disk import suits
 
 SEEDS = some(160, 4000)
@@ -44,6 +45,15 @@ def test_no_invariant_is_broken_by_bookies_that_drop_surplus_copies() -> None:
     for seed in range(SURPLUS_SEEDS, SURPLUS_SEEDS + SEEDS // 4):
         harness, error = run(seed)
         assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+
+
+def test_no_invariant_is_broken_by_writers_that_wait_for_bookies() -> None:
+    waited = 0
+    for seed in range(PATIENT_SEEDS, PATIENT_SEEDS + SEEDS // 2):
+        harness, error = run(seed)
+        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+        waited += has_waited_for_bookies(harness.ledger.writer.writer)
+    assert waited > SEEDS // 20
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -415,6 +415,7 @@ class ClusterBackend:
             ledger,
             self.metrics,
             straggler_bytes=STRAGGLER_BYTES,
+            patience_s=self.config.bookie_patience_seconds,
             outstanding_bytes_max=self.config.max_outstanding_bytes,
             on_span=self.config.on_span,
         )

@@ -48,7 +48,7 @@ from pybk.errors import LedgerClosedError, PybkError
 from pybk.metrics import APPEND_ERRORS, ENSEMBLE_CHANGES, code_of
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
-from pybk.replication.messages import Confirmed, Done, Effect, EnsembleChanged, Failed, UnderReplicated
+from pybk.replication.messages import Confirmed, Done, Effect, EnsembleChanged, Failed, Reason, UnderReplicated
 from pybk.replication.quorum import Quorum
 from pybk.replication.writer import WriterMachine
 
@@ -71,6 +71,7 @@ class Writing(Conversation[WriterMachine]):
         ledger: The ledger, just created.
         metrics: Counts what it does.
         straggler_bytes: A bookie is replaced when it has not acknowledged more confirmed bytes than this.
+        patience_s: Seconds to wait for bookies while too few answer.
         outstanding_bytes_max: Bound on bytes staged and not confirmed.
         on_span: The hook that gets a span of each batch; None for none.
 
@@ -88,6 +89,7 @@ class Writing(Conversation[WriterMachine]):
         metrics: Metrics,
         *,
         straggler_bytes: int,
+        patience_s: float,
         outstanding_bytes_max: int,
         on_span: OnSpan | None,
     ) -> None:
@@ -96,12 +98,14 @@ class Writing(Conversation[WriterMachine]):
             metadata,
             ledger.version,
             straggler_bytes=straggler_bytes,
+            patience_ns=int(patience_s * 1e9),
             deferred=ledger.deferred,
             seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
         )
         super().__init__(driver, ledger, machine)
         formed = partial(driver.formed, self)
         self.appender = AppendQueue(ledger, driver.group, formed, outstanding_bytes_max, on_span)
+        self._patience_s = patience_s
         self._metrics = metrics
         self._meter = metrics.scope(metadata.ledger_type, metadata.tier)
         self._quorum = Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
@@ -170,11 +174,7 @@ class Writing(Conversation[WriterMachine]):
         elif type(effect) is UnderReplicated:
             self.driver.report_missing(self, effect)
         elif type(effect) is Failed:
-            error = error_of(effect, outcome_unknown=True)
-            self._fail_appends(error)
-            self.end(error)
-            self.report_activity()
-            leave(self.driver, self.ledger, self.ensemble)
+            self._failed(effect)
         elif type(effect) is Done:
             self.ledger.renew(effect.metadata, effect.version)
             ledger_id = self.ledger.ledger_id
@@ -195,9 +195,31 @@ class Writing(Conversation[WriterMachine]):
         else:
             self.report_activity()
 
-    def _fail_appends(self, error: PybkError) -> None:
-        self._count_errors(self.appender.fail(error), error)
-        self._fail_forces(error)
+    def _failed(self, effect: Failed) -> None:
+        """Fail what is under way, whose outcome is not known, and all that is asked later, which is not done."""
+        under_way = later = error_of(effect, outcome_unknown=True)
+        if effect.reason is Reason.NOT_ENOUGH_BOOKIES:
+            under_way = self._without_bookies(effect, outcome_unknown=True)
+            later = self._without_bookies(effect, outcome_unknown=False)
+        self._fail_appends(later, under_way)
+        self.end(later)
+        self.report_activity()
+        leave(self.driver, self.ledger, self.ensemble)
+
+    def _without_bookies(self, effect: Failed, *, outcome_unknown: bool) -> PybkError:
+        """Return the error of a writer for which too few bookies answered: trying again does not help it."""
+        detail = (
+            f"{effect.detail}; its writer waited {self._patience_s:g} s for them (bookie_patience_seconds), and has "
+            f"ended: once they run, open ledger {self.ledger.ledger_id} with recover=True to find its end, and "
+            "continue in another ledger"
+        )
+        error = error_of(Failed(effect.reason, detail), outcome_unknown=outcome_unknown)
+        error.retryable = False
+        return error
+
+    def _fail_appends(self, error: PybkError, under_way: PybkError | None = None) -> None:
+        self._count_errors(self.appender.fail(error, under_way), error)
+        self._fail_forces(under_way or error)
 
     def _count_errors(self, entries: int, error: PybkError) -> None:
         """Count entries that failed, if any did."""

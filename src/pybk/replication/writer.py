@@ -6,8 +6,9 @@ States:
 
 - STEADY: adds are sent and confirmed. A failed bookie leads to CHOOSING, a close to CLOSING.
 - CHOOSING: ``ChooseBookies`` was asked. Confirming continues, because the ensemble has not changed yet. With
-  replacements the machine goes to CHANGING. Places without one are given up, and it returns to STEADY if every write
-  set still has an ack quorum; otherwise it tries the failed bookies once more, and then ends.
+  replacements the machine goes to CHANGING. Places without one are given up, and it returns to STEADY. If a write set
+  has no ack quorum then, it keeps its pending entries, tries the failed bookies at once, and again whenever bookies
+  register and every ``LOOK_NS``, until its patience has passed; then it ends (AW10).
 - CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
   (C3), and new bookies get nothing before (C1). Success replaces the bookies in ``Inflight``, which resends what is
   pending to them alone (AW6), and returns to STEADY.
@@ -74,6 +75,9 @@ It begins anew when bookies register or leave.
 Each try that finds a bookie adds a fragment to the metadata, so that they may not be many.
 """
 
+LOOK_NS: Final = 1_000_000_000
+"""Wait before bookies are looked for again while a write set has no ack quorum."""
+
 _ENDS: Final = {
     Status.FENCED: Reason.FENCED,
     Status.UNAUTHORIZED: Reason.UNAUTHORIZED,
@@ -99,14 +103,15 @@ class WriterMachine:
     Entries are submitted in batches and confirmed in order. A bookie that fails is replaced from the first entry that
     is not confirmed; without a replacement it is given up while every write set keeps an ack quorum, and its place is
     filled later, maybe by the same bookie: when one registers, and after a pause, because a bookie that only did not
-    answer for a while stays registered. Without an ack quorum the failed bookies are tried once more before the writer
-    ends. After ``Done`` or ``Failed`` the machine does nothing,
-    except that after ``Done`` it still takes answers to adds and reports bookies that miss entries (C13).
+    answer for a while stays registered. Without an ack quorum the writer keeps what is pending and tries the failed
+    bookies again, as long as its patience lasts, before it ends (AW10). After ``Done`` or ``Failed`` the machine does
+    nothing, except that after ``Done`` it still takes answers to adds and reports bookies that miss entries (C13).
 
     Args:
         metadata: The ledger's metadata: open, with at least one fragment.
         version: Their version in the metadata store.
         straggler_bytes: A bookie that has not acknowledged more confirmed bytes than this is replaced.
+        patience_ns: How long the writer waits for bookies while a write set has no ack quorum, before it ends.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
         seal: Returns the closed metadata with the seal (I18); must depend on its argument alone. None adds no seal.
 
@@ -123,12 +128,14 @@ class WriterMachine:
         version: int,
         *,
         straggler_bytes: int,
+        patience_ns: int = 0,
         deferred: bool = False,
         seal: Callable[[LedgerMetadata], LedgerMetadata] | None = None,
     ) -> None:
         self.metadata = metadata
         self.last_submitted = -1
         self._version = version
+        self._patience_ns = patience_ns
         self._deferred = deferred
         self._seal = seal
         self._tokens = count(1)
@@ -151,8 +158,10 @@ class WriterMachine:
         """The metadata of the compare-and-set under way, to recognise it if its outcome is not known (C9)."""
         self._tries = 0
         """Failures of the metadata store in a row; 0 after each success."""
-        self._forgiven_at = -2
-        """LAC at which the failed bookies were last tried again; a second try needs a higher LAC. -2 for never."""
+        self._stuck_at = -2
+        """LAC at which a write set had no ack quorum last; -2 for never."""
+        self._give_up_at_ns = 0
+        """When the writer ends, if that is still its LAC then, and there are still too few bookies."""
         self._retry_at_ns: int | None = None
         """When the metadata store is asked again."""
         self._revive_at_ns = -REVIVE_NS_MAX
@@ -348,13 +357,8 @@ class WriterMachine:
             if place not in self._replacements:
                 effects += inflight.give_up(place)
         lacking = inflight.lacking(self._replacements, event.why)
-        if lacking and self._forgiven_at == inflight.lac:
-            return effects + self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
         if lacking:
-            # The failed bookies may be back: try them once more, and again only if the LAC has moved since.
-            self._forgiven_at = inflight.lac
-            inflight.avoided.clear()
-            return effects + self._choose()
+            return effects + self._without_quorum(lacking, now_ns)
         if inflight.dead:
             self._revive_later(now_ns)
         if self._replacements:
@@ -364,6 +368,18 @@ class WriterMachine:
         else:
             effects += inflight.leaving(given_up)  # they are left out for longer
         return effects
+
+    def _without_quorum(self, lacking: str, now_ns: int) -> list[Effect]:
+        """Try the failed bookies again, at once or after a pause; end when the patience has passed (AW10)."""
+        inflight = self._inflight
+        if self._stuck_at != inflight.lac:
+            self._stuck_at, self._give_up_at_ns = inflight.lac, now_ns + self._patience_ns
+            inflight.avoided.clear()
+            return self._choose()  # they may be back
+        if now_ns >= self._give_up_at_ns:
+            return self._end(Reason.NOT_ENOUGH_BOOKIES, lacking)
+        self._revive_at_ns = min(now_ns + LOOK_NS, self._give_up_at_ns)
+        return [effect for place in places(inflight.failed) for effect in inflight.give_up(place)]
 
     def _revive_later(self, now_ns: int) -> None:
         """Have the places of bookies that were given up filled after a pause, each time a longer one."""
