@@ -9,17 +9,19 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import sys
 import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Final, Self
+from types import FrameType, TracebackType
+from typing import IO, Any, Final, Self, cast
 
 from fsspec import AbstractFileSystem
-from fsspec.core import has_magic
+from fsspec.compression import compr
+from fsspec.core import OpenFile, get_compression, has_magic
 
 from pybk.credentials import PASSWORD, Secret
-from pybk.errors import UsageError
+from pybk.errors import PybkError, UsageError
 from pybk.manager import LedgerManager
 from pybk.streams.blob import BlobReader
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
@@ -27,6 +29,7 @@ from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
 __all__ = ["BlobFileSystem"]
 
 _MODES: Final = ("rb", "wb", "xb")
+_TEXT_OPTIONS: Final = frozenset({"encoding", "errors", "newline"})
 _BUFFER_BYTES: Final = 1 << 20
 _FSSPEC_OPTIONS: Final = frozenset(
     {
@@ -96,8 +99,10 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
         pandas.read_parquet("pybk://orders/2026.parquet", storage_options={"store": "data/blobs"})
 
-    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``. Renames
-    and copies copy no bytes. In a ``transaction``, files are published at its end, one after the other.
+    A file that is written is published when it is closed, and discarded if an exception leaves its ``with``, also that
+    of ``fsspec.open``, of text or with a compression. A ``close`` while an exception is handled that was not when the
+    file was opened discards it, too, and the exception gets a note that says so. Renames and copies copy no bytes. In
+    a ``transaction``, files are published at its end, one after the other.
 
     Args:
         store: The directory of a store, or the URL of a cluster's metadata store (``zk://…``, ``lmdb://…``). It stays
@@ -233,6 +238,45 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
 
     # ---- changing ------------------------------------------------------------------------------------------------
 
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: dict[str, Any] | None = None,
+        compression: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Open a file; one that is written is published by its end, unless that is an exception.
+
+        Args:
+            path: The file.
+            mode: ``rb``, ``wb`` or ``xb``, or the same for text: ``r``, ``w``, ``x``.
+            block_size: Not used.
+            cache_options: Not used.
+            compression: The name of a compression that fsspec knows, or ``infer``.
+            options: ``encoding``, ``errors`` and ``newline`` for text.
+
+        Raises:
+            FileNotFoundError: The file to be read does not exist.
+            BlobExistsError: The file to be made with ``x`` exists.
+            UsageError: The mode is not one of these.
+        """
+        if "r" in mode:
+            return super().open(path, mode, block_size, cache_options, compression, **options)
+        text = {} if "b" in mode else {each: options.pop(each) for each in _TEXT_OPTIONS & options.keys()}
+        compression = get_compression(path, compression)
+        upload = super().open(path, mode.replace("t", "").replace("b", "") + "b", block_size, cache_options, **options)
+        file = upload
+        try:
+            if compression is not None:
+                file = _CompressedUpload(upload, compr[compression](upload, mode="w"))
+            return file if "b" in mode else _TextUpload(upload, file, **text)
+        except BaseException:
+            upload.end(publishes=False)
+            file.close()
+            raise
+
     def _open(
         self, path: str, mode: str = "rb", block_size: int | None = None, autocommit: bool = True, **_: object
     ) -> io.BufferedIOBase:
@@ -312,12 +356,24 @@ class _Download(io.BufferedReader):
 
 
 class _Upload(io.BufferedIOBase):
-    """A file that publishes its blob when it is closed, or in a transaction when that ends."""
+    """A file that publishes its blob when it is closed without an error, or in a transaction when that ends.
+
+    Theory of operation: a call of ``close`` often does not say why. So a ``with`` of this class or of its wrappers
+    decides with ``end`` before it closes; then the decision is exact. A ``with`` of ``fsspec.OpenFile`` calls only
+    ``close``, so ``_exit_of_open_file`` finds out how that ended. For every other ``close`` the exception that is being
+    handled decides: one that was not being handled when the file was opened may have left it incomplete. After the
+    decision to discard, writes have no effect, because wrappers write what they hold when they are closed, and their
+    errors would replace the exception of the block. A file that is dropped is discarded.
+    """
 
     def __init__(self, upload: BlobUpload, *, autocommit: bool) -> None:
         super().__init__()
         self._upload = upload
         self._autocommit = autocommit
+        self._publishes: bool | None = None
+        """Whether the end publishes the blob; None if that is not decided yet."""
+        self._handled = sys.exception()
+        """The exception that was being handled when the file was opened: it does not concern the file."""
 
     def writable(self) -> bool:
         """Return True."""
@@ -329,23 +385,65 @@ class _Upload(io.BufferedIOBase):
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         """Append bytes to the file; returns how many, which is all."""
-        return self._upload.write(data)
+        if self._publishes is False and not self.closed:
+            return memoryview(data).nbytes
+        try:
+            return self._upload.write(data)
+        except PybkError:
+            if _exit_of_open_file(self) is not False:
+                raise
+            self.end(publishes=False)
+            return memoryview(data).nbytes
+
+    def end(self, *, publishes: bool) -> None:
+        """Decide whether the ``close`` that follows publishes the blob; a decision to discard it is final."""
+        self._publishes = publishes and self._publishes is not False
 
     def close(self) -> None:
-        """Publish the blob, unless a transaction does."""
-        if not self.closed:
-            super().close()
-            if self._autocommit:
-                self._upload.commit()
+        """Publish the blob, unless a transaction does.
+
+        If an exception is being handled that was not when the file was opened, the blob is discarded, and a note of
+        that exception says so; ``commit`` publishes it all the same.
+        """
+        if self.closed:
+            return
+        if self._publishes is None:
+            self._decide()
+        super().close()
+        if not self._publishes:
+            self._upload.abort()
+        elif self._autocommit:
+            self._upload.commit()
+
+    def _decide(self) -> None:
+        """Decide whether the blob is published, from how the file is closed."""
+        error = sys.exception()
+        clean = _exit_of_open_file(self)
+        self.end(publishes=error is None or error is self._handled if clean is None else clean)
+        if not self._publishes and error is not None:
+            error.add_note(
+                f"blob {self._upload.name!r} was not published, because its file was closed while this exception was "
+                "handled; commit() publishes a file all the same"
+            )
 
     def commit(self) -> None:
-        """Publish the blob, at the end of a transaction."""
-        self.close()
-        if not self._autocommit:
+        """Close the file and publish the blob; a transaction does it at its end, with files that were not discarded.
+
+        Raises:
+            UsageError: A transaction ends before the file is closed; nothing was published.
+        """
+        if self._autocommit:
+            self.end(publishes=True)
+            self.close()
+        elif not self.closed:
+            self.discard()
+            raise UsageError(f"blob {self._upload.name!r} is still open at the end of its transaction; close it before")
+        elif self._publishes:
             self._upload.commit()
 
     def discard(self) -> None:
-        """Give the blob up."""
+        """Close the file, and give the blob up."""
+        self._publishes = False
         super().close()
         self._upload.abort()
 
@@ -357,14 +455,103 @@ class _Upload(io.BufferedIOBase):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the file, or give the blob up if an exception is on its way."""
-        if kind is None:
-            self.close()
-        else:
-            self.discard()
+        self.end(publishes=kind is None)
+        self.close()
+
+    def _dealloc_warn(self, _source: object) -> None:
+        """Decide to discard: an ``io.TextIOWrapper`` that is dropped calls this before it closes the file."""
+        self.end(publishes=False)
 
     def __del__(self) -> None:
         """Publish nothing: a file that is dropped was not closed."""
         super().close()
+
+
+def _exit_of_open_file(upload: _Upload) -> bool | None:
+    """Return whether the ``with`` of fsspec's ``OpenFile`` that is closing an upload ends without an exception.
+
+    ``OpenFile.__exit__`` does not pass its arguments on, and no class can be put in its place.
+
+    Returns:
+        None if no such ``with`` is closing it.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is OpenFile.__exit__.__code__:
+            found = frame.f_locals
+            if any(each is upload for each in found["self"].fobjects):
+                return found["args"][0] is None
+        frame = frame.f_back
+    return None
+
+
+class _CompressedUpload(io.BufferedIOBase):
+    """A file that compresses what is written to an upload.
+
+    Args:
+        upload: The file of the blob.
+        compressor: The file of a compression of fsspec that writes to it.
+    """
+
+    def __init__(self, upload: _Upload, compressor: Any) -> None:
+        super().__init__()
+        self._upload = upload
+        self._compressor = compressor
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        """Compress bytes; returns how many, which is all."""
+        self._compressor.write(data)
+        return memoryview(data).nbytes
+
+    def close(self) -> None:
+        """Complete the compressed file, and close its upload, which publishes it."""
+        if not self.closed:
+            super().close()
+            if not self._upload.closed:
+                self._compressor.close()  # some compressions close the upload, too
+                self._upload.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the file, or give the blob up if an exception is on its way."""
+        self._upload.end(publishes=kind is None)
+        self.close()
+
+    def _dealloc_warn(self, _source: object) -> None:
+        """Decide to discard, as ``_Upload``."""
+        self._upload.end(publishes=False)
+
+    def __del__(self) -> None:
+        """Publish nothing: a file that is dropped was not closed."""
+        if not self.closed:
+            self._upload.end(publishes=False)
+            self.close()
+
+
+class _TextUpload(io.TextIOWrapper):
+    """A file that encodes the text that is written to an upload.
+
+    Args:
+        upload: The file of the blob.
+        file: The same, or what compresses it.
+        options: As ``io.TextIOWrapper`` takes them.
+    """
+
+    def __init__(self, upload: _Upload, file: _Upload | _CompressedUpload, **options: Any) -> None:
+        super().__init__(cast("IO[bytes]", file), **options)
+        self._upload = upload
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the file, or give the blob up if an exception is on its way."""
+        self._upload.end(publishes=kind is None)
+        self.close()
 
 
 def _directory(name: str) -> dict[str, Any]:
