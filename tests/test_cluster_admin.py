@@ -163,6 +163,12 @@ def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: py
     assert (status.verdict, status.holds, status.lost) == (ClusterVerdict.BAD, ("two were lost",), (3,))
     with pytest.raises(SafetyCheckError, match="repairs are on hold: two were lost"):
         admin.drain("bookie-0")
+    absent = {"bookie_id": "bookie-1", "status": "absent", "absent_ns": 100 * 10**9}
+    report_is(monkeypatch, short={"2": 548}, reasons={"lost": 3}, bookies=[absent], holds=[])
+    status = admin.status()
+    [because] = status.held_because
+    assert status.held == 545
+    assert "bookie bookie-1 is absent, and its copies are made elsewhere unless it returns within" in because
     report_is(monkeypatch, holds=[{"reason": "session_young", "text": "wait"}])
     assert admin.status().verdict is ClusterVerdict.WARN
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
-from pybk.healing.situation import FULL_LINE, Space
+from pybk.healing.situation import FULL_LINE, Space, Status
 from pybk.health import (
     LISTED_MAX,
     REASON_STATES,
@@ -122,6 +122,9 @@ class ClusterStatus:
             low, while large ones are copied; ``repair_copied_bytes`` of the bookies' metrics counts at once.
         eta_s: Seconds until all is copied at that rate; None if it is 0, or without an auditor.
         holds: Why only urgent copies are made; empty if all are.
+        held: How many ledgers have fewer copies than they should, and no mark, because their repair is on hold or waits
+            for a bookie to return; 0 without an auditor.
+        held_because: Why, and until when, a sentence each.
         paused_until_ns: When a pause of the repairs ends, nanoseconds since 1970; 0 if they are not paused.
         lost: Ledgers with entries that no bookie has.
         waiting: Ledgers that wait for a recovery by their owner.
@@ -142,6 +145,8 @@ class ClusterStatus:
     rate: float = 0.0
     eta_s: float | None = None
     holds: tuple[str, ...] = ()
+    held: int = 0
+    held_because: tuple[str, ...] = ()
     paused_until_ns: int = 0
     lost: tuple[int, ...] = ()
     waiting: tuple[int, ...] = ()
@@ -695,6 +700,8 @@ def status_with_report(
         "rate": float(report.get("rate", 0.0)),
         "eta_s": None if eta is None else float(eta),
         "holds": holds,
+        "held": (held := _held(report)),
+        "held_because": _held_because(report, settings, now_ns) if held else (),
         "lost": _ids(report, "lost"),
         "waiting": _ids(report, "waiting"),
         "no_target": _ids(report, "no_target"),
@@ -708,6 +715,27 @@ def status_with_report(
     if writable == max(ensemble_sizes(report)):
         reasons.append(no_spare_note(writable))
     return _status(found, bookies, settings, now_ns, reasons)
+
+
+def _held(report: Mapping[str, Any]) -> int:
+    """Return how many ledgers lack copies and are not marked."""
+    return max(0, sum(map(int, report.get("short", {}).values())) - sum(map(int, report.get("reasons", {}).values())))
+
+
+def _held_because(report: Mapping[str, Any], settings: ClusterSettings, now_ns: int) -> tuple[str, ...]:
+    """Return why ledgers that lack copies are not marked, and until when."""
+    found = [f"on hold: {hold['text']}" for hold in report.get("holds", ())]
+    grace_s = settings.repair.grace_s
+    for each in report.get("bookies", ()):
+        left_s = grace_s - each["absent_ns"] / 1e9 - (now_ns - int(report.get("reported_ns", now_ns))) / 1e9
+        if each["status"] == Status.ABSENT and left_s > 0:
+            found.append(
+                f"bookie {each['bookie_id']} is absent, and its copies are made elsewhere unless it returns within "
+                f"{left_s:.0f} s (repair.grace_s is {grace_s:g})"
+            )
+    if report.get("left_to_writer"):
+        found.append(f"writers of {report['left_to_writer']} open ledgers replace the bookies by themselves")
+    return tuple(found)
 
 
 def status_without_report(

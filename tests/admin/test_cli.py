@@ -106,6 +106,16 @@ def test_cat(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert [row["entry_id"] for row in rows] == [0, 1, 2]
 
 
+def test_a_long_type_is_cut_in_tables_and_whole_in_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = f"{'x' * 120}{'y' * 120}"
+    with open_store(store) as manager:
+        manager.create_ledger(ledger_type=long, insecure=True).close()
+    out = run(capsys, "ls", store)[1]
+    assert max(map(len, out.splitlines())) < 200
+    assert f"{'x' * 23}…{'y' * 23}" in out
+    assert long in run(capsys, "ls", store, "--json")[1]
+
+
 def test_tail_prints_the_last_entries(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_store(store) as manager, manager.create_ledger(insecure=True) as writer:
         writer.append_many([b"%d" % number for number in range(30)])

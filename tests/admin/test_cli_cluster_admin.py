@@ -180,7 +180,10 @@ def test_bookies_are_stopped_only_if_copies_stay(cluster: Inside, capsys: pytest
 
 
 def test_repairs_are_listed_paused_and_resumed(cluster: Inside, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_json(capsys, "repair", "list", cluster.url) == (0, {"schema": 1, "repairs": []})
+    assert run_json(capsys, "repair", "list", cluster.url) == (
+        0,
+        {"schema": 1, "repairs": [], "held": {"ledgers": 0, "because": []}},
+    )
     assert run_json(capsys, "repair", "pause", cluster.url, "--for", "30m", "--by", "ann")[1]["paused_by"] == "ann"
     assert "paused by ann" in run(capsys, "cluster", "status", cluster.url)[1]
     assert "note: repairs are paused by ann" in run(capsys, "repair", "list", cluster.url)[2]

@@ -78,6 +78,7 @@ def serve(
     hosts: Sequence[str] = (),
     ports: BookiePorts | None = None,
     name: str = "",
+    command: str = "",
 ) -> None:
     """Serve the interface of a cluster until SIGTERM or SIGINT. Takes over these signals, SIGHUP and SIGUSR1.
 
@@ -88,6 +89,7 @@ def serve(
         hosts: The names that requests may give in ``Host``, as for ``AdminServer``.
         ports: Where the HTTP ports of the bookies are, to show what they do; None shows what this process does alone.
         name: What people call the cluster, as for ``AdminServer``.
+        command: How commands reach it, as for ``AdminServer``.
 
     Raises:
         UsageError: As ``AdminServer``.
@@ -95,7 +97,7 @@ def serve(
     Threads: the main thread, because signal handlers are set.
     """
     signals = Signals()
-    server = settings.serve(manager, hosts=hosts, ports=ports, name=name, store=STORE)
+    server = settings.serve(manager, hosts=hosts, ports=ports, name=name, store=STORE, command=command)
     try:
         ready(server.url)
         notify("READY=1", f"STATUS=serves at {server.url}")

@@ -125,6 +125,7 @@ class HttpSettings:
         ports: BookiePorts | None = None,
         name: str = "",
         store: str = "",
+        command: str = "",
     ) -> AdminServer:
         """Serve the interface of a manager, or of one bookie; the arguments are those of ``AdminServer``.
 
@@ -145,4 +146,5 @@ class HttpSettings:
             ports=ports,
             name=name,
             store=store,
+            command=command,
         )

@@ -187,7 +187,7 @@ def test_a_cluster_is_administered(cluster: Inside, of_cluster: Client) -> None:
     status, settings = of_cluster.ask("POST", "/api/v1/repairs:pause", {"seconds": 60, "by": "me"}, scope=Scope.OPERATE)
     assert (status, settings["repair"]["paused_by"]) == (200, "me")
     assert of_cluster.ask("POST", "/api/v1/repairs:resume", scope=Scope.OPERATE)[0] == 200
-    assert of_cluster.get("/api/v1/repairs") == {"total": 0, "repairs": []}
+    assert of_cluster.get("/api/v1/repairs") == {"total": 0, "repairs": [], "held": 0, "held_because": []}
 
     change = {"values": {"repair.grace_s": 5, "placement.min_zones": 2}, "by": "me"}
     status, settings = of_cluster.ask("POST", "/api/v1/settings:change", change, scope=Scope.ADMIN)

@@ -339,7 +339,7 @@ def test_numbers_and_names_that_look_like_something_else_are_shown_as_they_are(
     browser: Browser, tmp_path: Path
 ) -> None:
     found = big(1, 1)
-    found["overview"]["location"] = "lmdb:///srv/NAME URL"
+    found["overview"]["command"] = "pybk COMMAND 'lmdb:///srv/NAME COMMAND'"
     found["bookies"][0] |= {"state": "draining", "until_ns": 0, "since_ns": 1}
     found["types"]["types"][0] |= {"ledger_type": "all"}
     found["types"]["types"][0]["rates"]["append_entries"] = 99.7
@@ -351,11 +351,45 @@ def test_numbers_and_names_that_look_like_something_else_are_shown_as_they_are(
             "async (found) => (await import('./app.js')).update(found, {at_ms: [], lines: []}, {events: [], next: 0})",
             found,
         )
-        expect(page.locator("#work tbody tr")).to_contain_text("ok-to-stop 'lmdb:///srv/NAME URL' b0")
+        expect(page.locator("#work tbody tr")).to_contain_text("pybk bookie ok-to-stop 'lmdb:///srv/NAME COMMAND' b0")
         rows = [row.split("\t") for row in page.locator("#types tbody").inner_text().splitlines()]
     assert [(row[0], row[3]) for row in rows] == [("all", "1.5"), ("all", "100")]
     assert rows[0][7] == "1.5"
     assert rows[1][7] != "1.5", "bookies do not know reads by type"
+
+
+def test_a_long_name_is_cut_and_shown_whole_on_demand(browser: Browser, tmp_path: Path) -> None:
+    long = f"{'x' * 120}{'y' * 120}"
+    with open_quick(tmp_path / "store") as manager, watched(browser) as tab:
+        manager.create_ledger(password=b"p", ledger_type=long).close()
+        with Log.open(manager, "orders", password=b"p") as log:
+            log.subscribe(long[60:180]).close()
+        mount(tab.page, asgi_app(manager))
+        page = opened(tab, MOUNTED)
+        for table, name in (("types", long), ("logs", long[60:180])):
+            cell = page.locator(f"#{table} [title='{name}']")
+            expect(cell).to_have_text(f"{'x' * 23}…{'y' * 24}")
+            shown = page.locator(f"#{table}")
+            assert shown.evaluate("(table) => table.scrollWidth <= table.parentElement.clientWidth"), table
+
+
+def test_ledgers_that_wait_for_their_repair_are_shown_with_the_reason(browser: Browser, tmp_path: Path) -> None:
+    found = big(1, 1)
+    why = "bookie b0 is absent, and its copies are made elsewhere unless it returns within 500 s"
+    found["overview"]["cluster"] |= {"short": {"2": 548}, "held": 548, "held_because": [why], "queued_bytes": 0}
+    with open_quick(tmp_path / "store") as manager, watched(browser) as tab:
+        mount(tab.page, asgi_app(manager))
+        page = opened(tab, MOUNTED)
+        page.route("**/api/**", lambda route: route.abort())
+        page.evaluate(
+            "async (found) => (await import('./app.js')).update(found, {at_ms: [], lines: []}, {events: [], next: 0})",
+            found,
+        )
+        expect(page.locator("#repair")).to_contain_text(
+            f"nothing is copied yet; 548 ledgers lack copies and wait; {why}"
+        )
+        assert page.locator("#progress").evaluate("(bar) => bar.value") == 0
+        expect(page.locator("#work tbody tr", has_text="548 ledgers")).to_contain_text(why)
 
 
 def test_the_commands_that_it_shows_exist(browser: Browser, shown: Shown, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,7 +399,7 @@ def test_the_commands_that_it_shows_exist(browser: Browser, shown: Shown, capsys
     by_code, others = found
     assert by_code.keys() <= REASON_STATES.keys()
     for command in {*by_code.values(), *others}:
-        words = [each for each in command.split()[1:] if not each.isupper()]
+        words = [each for each in command.split() if not each.isupper()]
         with pytest.raises(SystemExit) as ended:
             main([*words, "--help"])
         assert ended.value.code == 0, command

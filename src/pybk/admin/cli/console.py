@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from typing import Any, Final
 
@@ -11,6 +13,8 @@ from pybk.admin.cli.clusters import manager_of
 from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import SOUND, print_json_line
 from pybk.admin.http_options import HttpSettings, host_and_port
+from pybk.credentials import CLUSTER_SECRET
+from pybk.metadata.store import without_secrets
 
 LISTEN: Final = "127.0.0.1:9460"
 
@@ -19,6 +23,7 @@ def add(parser: CommandParser) -> None:
     """Add the arguments of ``pybk console``."""
     takes_path(parser, _serve, CLUSTER)
     takes_secret(parser)
+    parser.set_defaults(profile=parser.profile)
     parser.add_argument(
         "--name",
         default=parser.profile,
@@ -66,6 +71,15 @@ def _address(text: str) -> str:
     return text
 
 
+def command_of(parsed: argparse.Namespace) -> str:
+    """Return how commands reach the cluster: by the profile, or with its URL and the file of its secret."""
+    if parsed.profile:
+        return f"pybk --profile {shlex.quote(parsed.profile)} COMMAND"
+    file = parsed.cluster_secret_file or os.environ.get(f"{CLUSTER_SECRET}_FILE")
+    secret = ["--cluster-secret-file", os.path.abspath(file)] if file else []
+    return f"pybk COMMAND {shlex.join([without_secrets(parsed.path), *secret])}"
+
+
 def _serve(parsed: argparse.Namespace) -> int:
     from pybk.admin import console, service_log
 
@@ -84,6 +98,7 @@ def _serve(parsed: argparse.Namespace) -> int:
             print(f"the console serves at {url}")
         sys.stdout.flush()
 
+    shown = {"name": parsed.name, "command": command_of(parsed)}
     with manager_of(parsed) as manager:
-        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, ports=ports, name=parsed.name)
+        console.serve(manager, settings, ready=ready, hosts=parsed.http_host, ports=ports, **shown)
     return SOUND

@@ -32,6 +32,7 @@ from pybk.admin.cli.output import (
     print_json_line,
     print_table,
 )
+from pybk.admin.shown_text import shown_name
 from pybk.credentials import PASSWORD
 from pybk.errors import UnauthorizedError, UsageError
 from pybk.flags import StorageHint
@@ -149,9 +150,13 @@ def _list(parsed: argparse.Namespace) -> int:
     if is_url(parsed.path):
         names[3:4] = ["quorums", "copies", "bookies"]
     times = (_created(row) for row in rows)
-    shown = [(*(_shown(row[name]) for name in names), time) for row, time in zip(rows, times, strict=True)]
+    shown = [(*(_cell(row, name) for name in names), time) for row, time in zip(rows, times, strict=True)]
     print_table(shown, (*names, "created (UTC)"))
     return SOUND
+
+
+def _cell(row: dict[str, Any], name: str) -> Any:
+    return shown_name(row[name]) if name == "type" else _shown(row[name])
 
 
 def _created(row: dict[str, Any]) -> str:

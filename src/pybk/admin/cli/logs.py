@@ -18,6 +18,7 @@ from pybk.admin.cli.arguments import (
 )
 from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_json_line, print_note, print_table
+from pybk.admin.shown_text import shown_name
 from pybk.errors import PybkError, UnauthorizedError
 
 if TYPE_CHECKING:
@@ -171,13 +172,19 @@ def print_rows(parsed: argparse.Namespace, rows: list[dict[str, Any]], headers: 
         print_json({what: rows})
     else:
         names = list(headers)
-        print_table(
-            [[shown(row.get(name, "?")) for name in names] for row in rows], [name.replace("_", " ") for name in names]
-        )
+        cells = [[_shown_of(name, row.get(name, "?")) for name in names] for row in rows]
+        print_table(cells, [name.replace("_", " ") for name in names])
     others = sum("other_password" in row for row in rows)
     if others:
         print_note(parsed, f"pybk: {counted(others, 'log has', 'logs have')} another password")
     return SOUND
+
+
+def _shown_of(column: str, value: Any) -> Any:
+    """Return how a table shows a value; long names are cut."""
+    if column == "name":
+        return shown_name(str(value))
+    return shown([shown_name(str(each)) for each in value] if column == "subscriptions" and value != "?" else value)
 
 
 def print_result(parsed: argparse.Namespace, content: dict[str, Any], text: str) -> int:

@@ -93,8 +93,10 @@ def _print_list(parsed: argparse.Namespace, admin: ClusterAdmin) -> int:
         for mark in admin.repairs()
         if parsed.reason in (None, mark.reason) and not (parsed.stuck and mark.state == _QUEUED)
     ]
+    status = admin.status()
     if parsed.json:
-        print_json({"repairs": [mark_as_json(mark) for mark in marks]})
+        held = {"ledgers": status.held, "because": list(status.held_because)}
+        print_json({"repairs": [mark_as_json(mark) for mark in marks], "held": held})
         return SOUND
     rows = [
         (
@@ -112,9 +114,18 @@ def _print_list(parsed: argparse.Namespace, admin: ClusterAdmin) -> int:
     print_table(
         rows, ("ledger", "bookie", "reason", "state", "age", "bytes", "tries", "error"), last_column=_ERROR_COLUMN
     )
-    for text in _waits(admin.status()):
+    _print_held(status)
+    for text in _waits(status):
         print_note(parsed, f"note: {text}")  # what waits because of it has no mark yet
     return SOUND
+
+
+def _print_held(status: ClusterStatus) -> None:
+    """Print how many ledgers lack copies and are not queued, and why."""
+    if status.held:
+        print(f"{counted(status.held, 'ledger')} with too few copies, not queued yet:")
+        for text in status.held_because:
+            print(f"  {text}")
 
 
 def _waits(status: ClusterStatus) -> list[str]:
@@ -137,11 +148,13 @@ def _print_status(parsed: argparse.Namespace, admin: ClusterAdmin) -> int:
         values = {"queued_bytes": status.queued_bytes, "rate": status.rate, "eta_s": status.eta_s}
         paused = {"paused_until_ns": settings.repair.paused_until_ns, "paused_by": settings.repair.paused_by}
         losses = list(settings.repair.accepted_losses)
-        print_json({"marks": rows, **values, "waits": waits, **paused, "accepted_losses": losses})
+        held = {"ledgers": status.held, "because": list(status.held_because)}
+        print_json({"marks": rows, **values, "waits": waits, "held": held, **paused, "accepted_losses": losses})
     else:
         print_table([(*key, count) for key, count in sorted(counts.items())], ("reason", "state", "marks"))
         eta = "" if status.eta_s is None else f", done in {status.eta_s:.0f} s"
         print(f"to copy: {shown_bytes(status.queued_bytes)} at {shown_bytes(status.rate)}/s{eta}")
+        _print_held(status)
         for text in waits:
             print(f"repairs wait: {text}")
         if settings.repair.accepted_losses:

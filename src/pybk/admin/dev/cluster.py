@@ -347,7 +347,7 @@ class DevCluster:
                 f"--bookies={self.path(PORTS)}",
                 f"--name={self.profile}",
             ]
-            return ["-m", "pybk", "console", self.url, *http, *given]
+            return ["-m", "pybk", "--profile", self.profile, "console", self.url, *http, *given]
         given += [
             f"--id={member.name}",
             f"--listen=tcp://127.0.0.1:{ports[0] or '*'}",

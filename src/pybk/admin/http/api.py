@@ -47,6 +47,7 @@ class Overview:
         name: What people call it; without a name, the beginning of its id.
         id: Its identity, hexadecimal, which never changes.
         location: Where it is.
+        command: How commands reach it: ``COMMAND`` stands for what follows ``pybk``.
         is_cluster: Whether it is a cluster.
         state: The state of this process's manager.
         reasons: Why it has that state; of a cluster, the reasons for its verdict are in ``cluster``.
@@ -58,6 +59,7 @@ class Overview:
     name: str
     id: str
     location: str
+    command: str
     is_cluster: bool
     state: str
     reasons: tuple[HealthReason, ...]
@@ -175,10 +177,14 @@ class RepairPage:
     Attributes:
         total: How many there are.
         repairs: The first of them.
+        held: How many more ledgers have fewer copies than they should, and are not queued yet.
+        held_because: Why, and until when, a sentence each.
     """
 
     total: int
     repairs: tuple[RepairInfo, ...]
+    held: int
+    held_because: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +228,7 @@ def cluster(view: View) -> Overview:
         name=view.name,
         id=view.manager.store_id.hex(),
         location=view.manager.location,
+        command=view.command,
         is_cluster=view.manager.is_cluster,
         state=seen.health.state,
         reasons=seen.health.reasons,
@@ -398,7 +405,13 @@ def repairs(view: View, limit: PageSize = 100) -> RepairPage:
         limit: How many, 1 to 1000.
     """
     found = view.admin.repairs()
-    return RepairPage(total=len(found), repairs=tuple(map(_repair_info, found[:limit])))
+    status = view.seen.cluster
+    return RepairPage(
+        total=len(found),
+        repairs=tuple(map(_repair_info, found[:limit])),
+        held=0 if status is None else status.held,
+        held_because=() if status is None else status.held_because,
+    )
 
 
 def _repair_info(mark: UnderReplicatedLedger) -> RepairInfo:

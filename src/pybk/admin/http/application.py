@@ -72,6 +72,8 @@ class AdminApplication:
             does alone.
         name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
         store: The label ``store`` of the metrics; that of a bookie is its name.
+        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
+            empty for its location alone.
 
     Threads: any.
     """
@@ -87,8 +89,9 @@ class AdminApplication:
         ports: BookiePorts | None = None,
         name: str = "",
         store: str = "",
+        command: str = "",
     ) -> None:
-        self.view: Final = View(manager, bookie, ports, name)
+        self.view: Final = View(manager, bookie, ports, name, command)
         self._page: Final = read_page() if bookie is None else {}
         self.tokens: tuple[Token, ...] = tuple(tokens)
         self._hosts = LOOPBACK_NAMES.union(each.lower() for each in hosts)

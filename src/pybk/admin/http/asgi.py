@@ -29,6 +29,7 @@ def asgi_app(
     open_reads: bool = True,
     ports: BookiePorts | None = None,
     name: str = "",
+    command: str = "",
 ) -> AsgiApplication:
     """Return an ASGI application with the administration interface and its page.
 
@@ -44,8 +45,12 @@ def asgi_app(
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
         name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
+        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
+            empty for its location alone.
     """
-    application = AdminApplication(manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports, name=name)
+    application = AdminApplication(
+        manager, tokens=tokens, hosts=hosts, open_reads=open_reads, ports=ports, name=name, command=command
+    )
     pool = ThreadPoolExecutor(THREADS, "pybk-http-answer")
 
     async def answer(

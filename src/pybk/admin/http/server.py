@@ -85,6 +85,8 @@ class AdminServer:
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
         name: What people call the cluster or the store, which the page shows; empty for the beginning of its id.
+        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
+            empty for its location alone.
         store: The label ``store`` of the metrics; that of a bookie is its name.
 
     Attributes:
@@ -110,6 +112,7 @@ class AdminServer:
         ports: BookiePorts | None = None,
         name: str = "",
         store: str = "",
+        command: str = "",
     ) -> None:
         tokens = tuple(tokens)
         local = _is_loopback(host)
@@ -126,6 +129,7 @@ class AdminServer:
             ports=ports,
             name=name,
             store=store,
+            command=command,
         )
         try:
             self._server = _Server((host, port), self.application, context)

@@ -8,6 +8,7 @@ the ``history``, for which it reads counters of this process, and nothing from t
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -89,9 +90,12 @@ class View:
         ports: Where the HTTP ports of the cluster's bookies are, to show what they do; None shows what this process
             does alone.
         name: What people call the cluster or the store; empty for the beginning of its id.
+        command: How commands reach it, which the page shows to be copied: ``pybk COMMAND`` with what they need besides;
+            empty for its location alone.
 
     Attributes:
         name: The name.
+        command: How commands reach it.
         manager: The manager.
         bookie: The bookie that is looked at alone; None for the whole cluster, or a store.
         history: What was seen in the last quarter of an hour.
@@ -106,7 +110,9 @@ class View:
         bookie: BookieServer | None = None,
         ports: BookiePorts | None = None,
         name: str = "",
+        command: str = "",
     ) -> None:
+        self.command: Final = command or f"pybk COMMAND {shlex.quote(manager.location)}"
         self.name: Final = name or manager.store_id.hex()[:8]
         self.manager: Final = manager
         self.bookie: Final = bookie

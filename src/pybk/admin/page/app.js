@@ -4,18 +4,18 @@
 const POLL_MS = 2000, STALE_MS = 10000, SLOW_MS = 10000, WINDOW_MS = 15 * 60 * 1000, LINES_MAX = 8, EVENTS_SHOWN = 50;
 const SHAPES = { ok: '●', warn: '▲', bad: '■' };
 
-/** Commands by the code of a reason; URL stands for the cluster, NAME for a bookie. */
+/** Commands by the code of a reason; NAME stands for a bookie. */
 export const COMMANDS = {
-  bookies_absent: 'pybk bookie list URL', bookies_lost: 'pybk repair list URL', bookies_read_only: 'pybk bookie list URL',
-  bookies_in_limbo: 'pybk bookie list URL', bookies_flapping: 'pybk bookie list URL', no_bookie: 'pybk bookie list URL',
-  maintenance_over: 'pybk bookie list URL', too_few_bookies: 'pybk bookie list URL', few_bookies: 'pybk bookie list URL',
-  no_auditor: 'pybk cluster status URL', auditor_silent: 'pybk cluster status URL', repairs_paused: 'pybk repair resume URL',
-  loss_accepted: 'pybk repair resume URL', entries_lost: 'pybk repair list URL', no_live_copy: 'pybk repair list URL',
-  one_copy_left: 'pybk repair list URL', under_replicated: 'pybk repair list URL', misplaced: 'pybk repair list URL',
-  waiting_for_owner: 'pybk repair list URL', no_target: 'pybk repair list URL', repair_stuck: 'pybk repair list URL',
-  damaged_records: 'pybk scrub status URL',
+  bookies_absent: 'bookie list', bookies_lost: 'repair list', bookies_read_only: 'bookie list',
+  bookies_in_limbo: 'bookie list', bookies_flapping: 'bookie list', no_bookie: 'bookie list',
+  maintenance_over: 'bookie list', too_few_bookies: 'bookie list', few_bookies: 'bookie list',
+  no_auditor: 'cluster status', auditor_silent: 'cluster status', repairs_paused: 'repair resume',
+  loss_accepted: 'repair resume', entries_lost: 'repair list', no_live_copy: 'repair list',
+  one_copy_left: 'repair list', under_replicated: 'repair list', misplaced: 'repair list',
+  waiting_for_owner: 'repair list', no_target: 'repair list', repair_stuck: 'repair list',
+  damaged_records: 'scrub status',
 };
-export const DRAIN_COMMANDS = ['pybk bookie ok-to-stop URL NAME', 'pybk bookie ok-to-remove URL NAME'];
+export const DRAIN_COMMANDS = ['bookie ok-to-stop NAME', 'bookie ok-to-remove NAME'];
 
 // ---- values as text ----
 
@@ -58,6 +58,8 @@ function say(element, text, kind = '') {
   if (element.saidText !== text) element.textContent = element.saidText = text;
   if (element.saidKind !== kind) element.className = element.saidKind = kind;
 }
+/** A name as a cell: a long one is cut in the middle, and the whole is shown while the pointer or the focus is on it. */
+const named = (name) => (name.length > 48 ? { text: `${name.slice(0, 23)}…${name.slice(-24)}`, kind: 'name', whole: name } : name);
 const shaped = (level, word) => ({ text: `${SHAPES[level]} ${word}`, kind: level });
 
 /** Show rows in a table: each is its key and its cells, texts or {text, kind}. What has not changed is not touched. */
@@ -95,8 +97,9 @@ function fill(table, caption, titles, rows) {
     }
     kept.add(key);
     cells.forEach((cell, at) => {
-      const { text, kind } = typeof cell === 'object' ? cell : { text: cell, kind: '' };
+      const { text, kind, whole = '' } = typeof cell === 'object' ? cell : { text: cell, kind: '' };
       say(row.children[at], text, titles[at].startsWith('#') ? `num ${kind}`.trim() : kind);
+      if (row.children[at].title !== whole) { row.children[at].title = whole; row.children[at].tabIndex = whole ? 0 : -1; }
     });
     const place = before ? before.nextSibling : body.firstChild;
     if (place !== row) body.insertBefore(row, place);
@@ -117,8 +120,11 @@ function copyable(command) {
   return found;
 }
 const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`);
-const commanded = (command, name = '') =>
-  command.replace(/URL|NAME/g, (word) => quoted(word === 'URL' ? state.overview.location : name));
+/** Return a command as it runs here: with what it needs to reach the cluster. */
+function commanded(command, name = '') {
+  const words = command.replace(' NAME', ''), whole = state.overview.command.replace('COMMAND', () => words);
+  return words === command ? whole : `${whole} ${quoted(name)}`;
+}
 
 // ---- the state, and how it is asked for ----
 
@@ -259,9 +265,10 @@ function showCopies(cluster) {
   const serious = new Set(['One left', 'None runs', 'Lost', 'Stuck']);
   values.forEach(([name, value], at) => say(list.children[at].lastChild, `${value}`, value && serious.has(name) ? 'bad' : ''));
   const { queued_bytes: queued, done_bytes: done } = cluster;
-  $('progress').value = queued ? done / (done + queued) : 1;
-  const left = queued ? `${bytes(queued)} left, ${bytes(cluster.rate)}/s, ${cluster.eta_s == null ? 'no estimate yet' : `about ${lasting(cluster.eta_s)} more`}` : 'nothing to copy';
-  say($('repair'), [left, ...cluster.holds.map((each) => `on hold: ${each}`)].join('; '));
+  $('progress').value = queued ? done / (done + queued) : cluster.held ? 0 : 1;
+  const left = queued ? `${bytes(queued)} left, ${bytes(cluster.rate)}/s, ${cluster.eta_s == null ? 'no estimate yet' : `about ${lasting(cluster.eta_s)} more`}` : cluster.held ? 'nothing is copied yet' : 'nothing to copy';
+  const waits = cluster.held ? [`${count(cluster.held)} ledgers lack copies and wait`, ...cluster.held_because] : cluster.holds.map((each) => `on hold: ${each}`);
+  say($('repair'), [left, ...waits].join('; '));
 }
 
 function standing(each, limbo) {
@@ -276,8 +283,8 @@ function showBookies() {
   const rows = state.bookies.map((each) => {
     const name = each.bookie.bookie_id, load = state.loads[name] || {}, how = standing(each, load.limbo_ledgers);
     const tiers = Object.entries(each.free_bytes).map(([tier, free]) => `${tier} ${bytes(free)}${each.capacity_bytes[tier] ? ` of ${bytes(each.capacity_bytes[tier])}` : ''}`);
-    return [name, [name, how, each.location, each.version, rate(load.append_entries), latency(load.append_p99_s), latency(load.sync_p99_s), count(load.limbo_ledgers), tiers.join(', ')]];
-  }).filter(([, cells]) => !filter || cells.some((cell) => `${cell.text || cell}`.toLowerCase().includes(filter)));
+    return [name, [named(name), how, each.location, each.version, rate(load.append_entries), latency(load.append_p99_s), latency(load.sync_p99_s), count(load.limbo_ledgers), tiers.join(', ')]];
+  }).filter(([, cells]) => !filter || cells.some((cell) => `${cell.whole || cell.text || cell}`.toLowerCase().includes(filter)));
   rows.sort((a, b) => order[a[1][1].kind] - order[b[1][1].kind] || (a[0] < b[0] ? -1 : 1));
   say($('shown'), rows.length === state.bookies.length ? `${rows.length} bookies` : `${rows.length} of ${state.bookies.length} bookies`);
   fill($('bookies'), 'Those that need attention first', ['Name', 'State', 'Location', 'Version', '#Appends/s', '#Append p99', '#Sync p99', '#In limbo', 'Free'], rows);
@@ -286,7 +293,7 @@ function showBookies() {
 function showTypes() {
   const { types } = state, whose = { store: 'Rates of this store', client: 'Rates of this process alone: the HTTP ports of the bookies are not known' };
   say($('whose'), `${whose[types.whose] || `Rates of ${types.answering} bookies that answer: each copy counts, reads are requests, of no type; latencies are those of the slowest bookie`}.`, 'quiet');
-  const row = (key, name, open, closed, each) => [key, [name || '(no type)', count(open), count(closed), rate(each.append_entries), `${bytes(each.append_bytes)}/s`,
+  const row = (key, name, open, closed, each) => [key, [named(name || '(no type)'), count(open), count(closed), rate(each.append_entries), `${bytes(each.append_bytes)}/s`,
     latency(each.append_p50_s), latency(each.append_p99_s),
     ...(types.whose !== 'bookies' || key === 'all' ? [rate(each.read_entries), types.whose === 'bookies' ? '–' : `${bytes(each.read_bytes)}/s`, latency(each.read_p99_s)] : ['–', '–', '–'])]];
   const sum = (name) => (types.types.some((each) => each[name] != null) ? types.types.reduce((total, each) => total + (each[name] || 0), 0) : null);
@@ -308,9 +315,9 @@ function showLogs() {
   say($('more-logs'), state.logs.next == null ? '' : `The first ${state.logs.logs.length}; pybk log list shows all.`);
   const rows = state.logs.logs.flatMap((each) => {
     const how = each.trouble ? shaped('bad', 'unreadable') : shaped('ok', each.sealed ? 'sealed' : each.open ? 'open' : 'closed');
-    const log = [each.name, how, `${each.first_seq} to ${each.end_seq - 1}`, count(each.ledgers), bytes(each.bytes)];
+    const log = [named(each.name), how, `${each.first_seq} to ${each.end_seq - 1}`, count(each.ledgers), bytes(each.bytes)];
     const readers = each.subscriptions.length ? each.subscriptions : [null];
-    return readers.map((reader, at) => [`${each.name}\n${at}`, [...(at ? [each.name, '', '', '', ''] : log), reader ? reader.name : each.trouble, reader ? `at most ${count(reader.backlog_max)}` : '']]);
+    return readers.map((reader, at) => [`${each.name}\n${at}`, [...(at ? [named(each.name), '', '', '', ''] : log), reader ? named(reader.name) : each.trouble, reader ? `at most ${count(reader.backlog_max)}` : '']]);
   });
   fill($('logs'), 'What the closed ledgers of each log hold; records of an open ledger are not counted', ['Log', 'State', 'Records', '#Ledgers', '#Size', 'Subscription', '#Backlog'], rows);
 }
@@ -329,7 +336,10 @@ function showWork() {
   for (const each of state.scrubs || []) {
     if (each.damaged.length) rows.push([`scrub ${each.name}`, ['scrub', each.name, shaped('bad', 'damaged'), `${each.damaged.length} damaged records`]]);
   }
-  const { repairs } = state;
+  const { repairs } = state, { cluster } = state.overview;
+  if (cluster && cluster.held) {
+    rows.push(['held', ['repair', `${count(cluster.held)} ledgers`, shaped('warn', 'held'), cluster.held_because.join('; ')]]);
+  }
   say($('waiting'), repairs && repairs.total > repairs.repairs.length ? `${count(repairs.total)} repairs wait; the most urgent ones:` : rows.length ? '' : 'Nothing is under way.');
   fill($('work'), 'Drains, maintenance, repairs and damage', ['What', 'Of', 'State', 'More'], rows);
 }
@@ -374,7 +384,7 @@ function linesOf(chart) {
   if (by === 'all') return found.flatMap((each) => chart.names.map((name) => ({ name: KINDS[name] || 'all', values: each.values[name] })));
   const name = chart.names[chart.names.length - 1], kind = KINDS[name] ? `, ${KINDS[name]}` : '';
   return found.map((each) => [size(each), each]).sort((a, b) => b[0] - a[0]).slice(0, LINES_MAX)
-    .map(([, each]) => ({ name: `${each.name || '(no type)'}${kind}`, values: each.values[name] }));
+    .map(([, each]) => ({ name: `${named(each.name).text || each.name || '(no type)'}${kind}`, values: each.values[name] }));
 }
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
