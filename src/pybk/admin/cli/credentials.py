@@ -10,8 +10,8 @@ from typing import Any, Final
 from pybk.credentials import CLUSTER_SECRET, PASSWORD, Passwords, Secret, read_secret_file
 from pybk.errors import UsageError
 
-STORAGE_OPTIONS: Final = "PYBK_STORAGE_OPTIONS"
-"""With ``_FILE`` appended, the environment variable of the file with the options of fsspec."""
+STORAGE_OPTIONS_FILE: Final = "PYBK_STORAGE_OPTIONS_FILE"
+"""Environment variable of the path of a file with the options of fsspec."""
 
 
 def takes_password(command: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def takes_storage_options(command: argparse.ArgumentParser) -> None:
         "--storage-options",
         metavar="FILE",
         help="TOML with what fsspec takes for the URL, such as key and secret, which then are not in the URL; default: "
-        f"{STORAGE_OPTIONS}_FILE",
+        f"{STORAGE_OPTIONS_FILE}",
     )
 
 
@@ -64,7 +64,7 @@ def storage_options_of(parsed: argparse.Namespace) -> dict[str, Any] | None:
     Raises:
         UsageError: The file cannot be read, every user may read or change it, or it is not TOML.
     """
-    path = parsed.storage_options or os.environ.get(f"{STORAGE_OPTIONS}_FILE")
+    path = parsed.storage_options or os.environ.get(STORAGE_OPTIONS_FILE)
     if not path:
         return None
     try:
