@@ -105,6 +105,7 @@ def test_asyncio_wait_with_a_timeout_leaves_the_append_alone(
                 await outer
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(future, 0.01)
+        assert not future.cancel(), "an append cannot be cancelled"
         assert not future.cancelled()
         go.set()
         assert await asyncio.wait_for(future, WAIT_S) == 0, "cancelling a waiter never cancels the append"

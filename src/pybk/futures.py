@@ -142,6 +142,14 @@ class AppendFuture(Generic[T]):
             return error
         return None
 
+    def cancel(self) -> bool:
+        """Return False, as a future of the standard library does that is running or done: an append continues.
+
+        It was given to the log by the call that returned this, so it may be on disk already. To stop waiting for it,
+        cancel the task that waits, or drop this.
+        """
+        return False
+
     def cancelled(self) -> bool:
         """Return False: waiting for an append can be cancelled, the append cannot."""
         return False

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
+
+from pybk.errors import LogFencedError
+
+logger = logging.getLogger(__name__)
 
 
 class Handle(ABC):
@@ -28,9 +33,15 @@ class Handle(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close it; an exception that is on its way is not replaced by an error of the close."""
+        """Close it; an exception that is on its way is not replaced by an error of the close.
+
+        That another owner has taken a log or subscription is logged and not raised: it does not change what the block
+        has done, and what was not durable by then says so itself.
+        """
         try:
             self.close()
+        except LogFencedError as fenced:
+            logger.warning("%r was closed after another owner had taken it: %s", self, fenced)
         except Exception:
             if error is None:
                 raise

@@ -451,3 +451,37 @@ def test_a_closed_log_ends_its_readers_and_writers(tmp_path: Path) -> None:
         writer.append(b"b")
     with pytest.raises(ClosedError):
         log.reader()
+
+
+def test_a_log_without_records_is_true(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        assert log
+        assert len(log) == 0
+
+
+def test_an_append_after_the_seal_says_that_the_log_was_sealed(manager: LedgerManager) -> None:
+    with opened(manager) as log:
+        writer = log.writer()
+        writer.append(b"x")
+        writer.seal()
+        with pytest.raises(ClosedError, match="was sealed here; it takes no more records"):
+            writer.append(b"y")
+        with pytest.raises(ClosedError, match="was sealed here; it takes no more records"):
+            writer.roll()
+
+
+def test_a_writer_that_was_fenced_does_not_replace_what_its_block_did(
+    manager: LedgerManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(manager) as log, opened(manager) as other:
+        with log.writer() as writer:
+            writer.append(b"x")
+            with log.subscribe("sub") as subscription:
+                other.subscribe("sub", steal=True).close()
+            assert subscription.closed
+            other.writer(steal=True).close()
+        assert "after another owner had taken it" in caplog.text
+        writer = log.writer()
+        other.writer(steal=True).close()
+        with pytest.raises(LogFencedError):
+            writer.close()

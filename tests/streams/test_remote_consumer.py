@@ -196,6 +196,20 @@ def test_a_consumer_does_not_wait_for_a_process_that_is_stopped(
             consumer.read(timeout=float("nan"))
 
 
+@pytest.mark.parametrize("call", ["ack", "nack", "redeliveries"])
+def test_no_call_waits_without_a_limit_for_a_process_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(remote_consumer, "ANSWER_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sub.sock"))
+        listener.listen()
+        consumer = RemoteConsumer.connect(tmp_path / "sub.sock")
+        with pytest.raises(ClosedError, match=r"did not answer within 0\.05 seconds") as caught:
+            getattr(consumer, call)(0)
+        assert caught.value.outcome_unknown
+
+
 def test_a_forked_child_leaves_its_parents_connections_alone(subscription: Subscription, tmp_path: Path) -> None:
     path = tmp_path / "sub.sock"
     with ConsumerServer(subscription, path) as server, RemoteConsumer.connect(path) as consumer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from pybk.streams.retention import (
     Expired,
     Retention,
     RetentionKeeper,
+    dates_of,
     first_kept,
     period_of,
     retention_of,
@@ -128,6 +130,66 @@ def test_a_record_that_is_needed_is_not_dropped(record: ListRecord, now: int) ->
     covered = record.checkpoints[0].seq + 1 if record.checkpoints else record.end_seq
     forced = replace(retention, force_expire=True)
     assert first_kept(record, forced, now * SECOND, 0) <= max(covered, record.first_seq)
+
+
+def dated(*seconds: int) -> ListRecord:
+    """Return a record with a segment of 10 records closed at each of these seconds but the last, which opened one."""
+    record = record_of([(10, 1, 0)] * (len(seconds) - 1), [], None, 0)
+    dates = [each * SECOND for each in seconds]
+    segments = [replace(each, created_ns=at, closed_ns=at) for each, at in zip(record.segments, dates, strict=True)]
+    return replace(record, segments=(*segments[:-1], replace(segments[-1], closed_ns=0)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "first"),
+    [
+        ((100, 110, 120, 120), 20),
+        ((10**6, 110, 120, 120), 20),
+        ((10**6, 10**7, 120, 120), 0),
+        ((100, 10**6, 110, 120), 30),
+        ((100, 10**6, 10**6, 10**6), 10),
+        ((130, 1, 2, 2), 0),
+        ((100, 1, 2, 2), 30),
+    ],
+)
+def test_a_date_that_the_others_contradict_is_not_believed(seconds: tuple[int, ...], first: int) -> None:
+    assert first_kept(dated(*seconds), Retention(max_age=20), 131 * SECOND, 0) == first
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 30), st.data())
+def test_dates_are_between_their_neighbours_and_not_in_the_future(
+    seconds: list[int], now: int, data: st.DataObject
+) -> None:
+    record = dated(*seconds)
+    noted = {each * SECOND: data.draw(st.integers(0, now)) * SECOND for each in seconds if each > now}
+    dates = list(dates_of(record, now * SECOND, noted).values())
+    assert dates == sorted(dates)
+    assert dates[-1] <= now * SECOND
+    if seconds == sorted(seconds) and max(seconds) <= now:
+        assert dates == [each * SECOND for each in seconds]
+
+
+def test_an_open_segment_of_the_future_is_as_old_as_it_is_known() -> None:
+    record, retention = dated(1000), Retention(max_age=20)
+    assert not rolls_idle(record, retention, 131 * SECOND, 9)
+    assert rolls_idle(record, retention, 131 * SECOND, 9, {1000 * SECOND: 110 * SECOND})
+
+
+def test_records_go_by_age_although_the_clock_was_ahead(writer: ListWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper, real, ahead_ns = RetentionKeeper(writer), time.time_ns, 10**18
+    monkeypatch.setattr(time, "time_ns", lambda: real() + ahead_ns)
+    append(writer, 1)
+    writer.roll()
+    append(writer, 1)
+    ahead_ns = 0
+    set_retention(writer.steps, Retention(max_age=0.1))
+
+    def is_dropped() -> bool:
+        keeper.apply()
+        return first_of(writer) == 2
+
+    wait_until(is_dropped)
+    keeper.close()
 
 
 def test_a_log_without_subscriptions_keeps_what_nobody_acknowledged() -> None:

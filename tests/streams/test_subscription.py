@@ -29,6 +29,7 @@ from pybk import (
     Retention,
     Subscription,
     TooManyRequestsError,
+    TruncatedError,
     TruncateGuardError,
     TxId,
     UsageError,
@@ -153,7 +154,7 @@ def test_what_stands_for_something_else_than_records_is_not_acknowledged(log: Lo
         for number in range(10):
             writer.append(b"%d" % number, txid=100 + number)
         wrong: Any
-        for wrong in (TxId(3), [TxId(3)], bytearray(b"\x01"), {1: 2}, range(5, 5)):
+        for wrong in (TxId(3), [TxId(3)], bytearray(b"\x01"), {1: 2}, [0, TxId(3)]):
             with pytest.raises(UsageError, match="names no records"):
                 subscription.ack(wrong)
         assert subscription.backlog == 10
@@ -161,6 +162,23 @@ def test_what_stands_for_something_else_than_records_is_not_acknowledged(log: Lo
         assert subscription.unacked_ranges() == [range(seq, seq + 1) for seq in range(0, 10, 2)]
     with pytest.raises(ClosedError):
         assert subscription.backlog
+
+
+@pytest.mark.usefixtures("writer")
+def test_nothing_is_acknowledged_by_no_records(log: Log) -> None:
+    with subscribed(log) as subscription:
+        subscription.ack([])
+        subscription.ack(range(5, 5))
+        subscription.ack_through(range(0))
+        assert subscription.ack_async([]).result() == 0
+        asyncio.run(subscription.ack_coro([]))
+        asyncio.run(subscription.ack_through_coro(range(0)))
+        assert subscription.nack([]) == 0
+        assert subscription.backlog == 20
+        with pytest.raises(UsageError, match="name at least one record"):
+            subscription.ack([], properties={"offset": 1})
+        with pytest.raises(UsageError, match="names no record"):
+            subscription.redeliveries([])  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("writer")
@@ -687,3 +705,45 @@ def test_properties_of_one_turn_of_the_event_loop_that_are_too_long_together_are
         unacked = [seq for each in subscription.unacked_ranges() for seq in each]
         assert [seq for seq in range(3) if seq not in unacked] == [taken]
         assert list(subscription.properties) == [f"of {taken}"]
+
+
+@pytest.mark.usefixtures("writer")
+def test_truncation_is_seen_by_all_readers_and_cursors_at_once(log: Log, manager: LedgerManager) -> None:
+    with opened(manager) as other, subscribed(log) as subscription, subscribed(log, "fresh") as fresh:
+        memory, reader = subscribed(log, durable=False), log.reader()
+        walking, walked = iter(log.reader()), log.reader(0)
+        subscription.nack(subscription.read_many(5))
+        subscription.ack(15)
+        assert len(memory.read_many(3)) == 3
+        first, begun = reader.read(), next(walking)
+        assert first is not None
+        assert first.seq == begun.seq == 0
+        assert seqs_of([walked.read_many(1)[0]]) == [0]
+        assert log.truncate(12, force=True) == 12
+        assert (subscription.first_unacked, subscription.backlog) == (12, 7)
+        assert subscription.unacked_ranges() == [range(12, 15), range(16, 20)]
+        assert subscription.stats().truncated == 12
+        states = {each.name: each for each in other.subscription_states()}
+        assert (states["fresh"].first_unacked, states["fresh"].backlog) == (12, 8)
+        assert [each.seq for each in walking] == list(range(12, 20))
+        assert seqs_of(reader.read_many(30)) == list(range(12, 20))
+        assert reader.skipped == 11
+        assert seqs_of(asyncio.run(walked.read_many_async(30))) == list(range(12, 20))
+        assert seqs_of(asyncio.run(fresh.read_many_async(30))) == list(range(12, 20))
+        assert drained(subscription) == [12, 13, 14, 16, 17, 18, 19]
+        assert drained(memory) == list(range(12, 20))
+    with subscribed(log) as subscription:
+        assert (subscription.backlog, subscription.stats().outstanding) == (7, 0)
+
+
+@pytest.mark.usefixtures("writer")
+def test_truncation_by_another_handle_is_seen_when_it_is_reported(log: Log, manager: LedgerManager) -> None:
+    with opened(manager) as other, subscribed(log) as subscription, log.reader(strict=True) as reader:
+        assert len(subscription.read_many(5)) == len(reader.read_many(5)) == 5
+        assert other.truncate(12, force=True) == 12
+        wait_until(lambda: subscription.backlog == 8)
+        assert drained(subscription) == list(range(12, 20))
+        with pytest.raises(TruncatedError):
+            wait_until(lambda: not reader.read_many(1))
+        reader.seek(LogEnd.EARLIEST)
+        assert seqs_of(list(reader)) == list(range(12, 20))

@@ -952,3 +952,14 @@ def test_a_follower_outlives_an_empty_ledger_that_goes_while_it_is_opened(
         with opened(manager) as wal:
             wal.append(b"3")
         assert [record.data for record in reader.follow(2, timeout=0.1)] == [b"2", b"3"]
+
+
+def test_a_log_without_records_is_true_and_a_sealed_one_takes_none(manager: LedgerManager) -> None:
+    wal = WriteAheadLog.open(manager, "a", insecure=True)
+    assert wal
+    assert len(wal) == 0
+    wal.append(b"x")
+    wal.seal()
+    assert wal
+    with pytest.raises(ClosedError, match="was sealed here; it takes no more records"):
+        wal.append(b"y")

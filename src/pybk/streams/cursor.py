@@ -33,10 +33,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, Self, TypeVar, cast
+from typing import Final, Self, TypeVar
 
 from pybk.atomic_group import GroupPart
-from pybk.backend import AppendLog
 from pybk.errors import (
     CorruptError,
     LogFencedError,
@@ -47,8 +46,6 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
-from pybk.futures import ACKNOWLEDGED
-from pybk.group_commit import Completion
 from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
@@ -60,7 +57,7 @@ from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecor
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.range_set import Ranges
-from pybk.streams.record_future import RecordFuture, with_value
+from pybk.streams.record_future import RecordFuture, done_future, with_value
 from pybk.streams.record_reader import RecordReader
 
 logger = logging.getLogger(__name__)
@@ -310,11 +307,9 @@ class Cursor:
     def expire(self) -> int:
         """Count records that the log has dropped as acknowledged; returns how many were not."""
         first_seq = self._log.existing().record.first_seq
-        with self.lock:
-            lost = self.state.unacked_count(first_seq)
-        if lost:
-            self.ack([(0, first_seq)], {}, kick=False).result()
-        return lost
+        if first_seq <= self.state.first_unacked:
+            return 0
+        return self.ack([(0, first_seq)], {}, kick=False).result()
 
     def raise_bound(self) -> None:
         """Let the log drop the records before the first one that is not acknowledged (rule T9)."""
@@ -482,7 +477,7 @@ class MemoryCursor:
 
     def ack_at_once(self, ranges: Ranges, properties: Mapping[str, int | str]) -> RecordFuture[int]:
         """Acknowledge as ``ack`` does; the caller has the lock."""
-        return RecordFuture(_NO_LOG, ACKNOWLEDGED, self._acked(ranges, properties))
+        return done_future(self._acked(ranges, properties))
 
     def _acked(self, ranges: Ranges, properties: Mapping[str, int | str]) -> int:
         self.state.properties |= properties
@@ -510,17 +505,6 @@ class MemoryCursor:
         first_seq = self._log.existing().record.first_seq
         with self.lock:
             return self.state.ack(0, first_seq)
-
-
-class _NoLog:
-    """Stands for the log of appends that are done when they are made."""
-
-    def when_done(self, commit: Completion, callback: Callable[[], None]) -> None:
-        """Call a callback, because the append is done."""
-        callback()
-
-
-_NO_LOG: Final = cast(AppendLog, _NoLog())
 
 
 def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal: bool = False) -> bool:
@@ -552,9 +536,11 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
     while True:
         found = steps.read()
         if found is None or found.record.dropped or found.record.uid.hex() != bound.uid:
-            return CursorState(bound.seq)  # its list is being made, or deleted
+            return CursorState(max(bound.seq, log.existing().record.first_seq))  # its list is being made, or deleted
         try:
-            return _replayed(steps, bound)
+            state = _replayed(steps, bound)
+            state.ack(0, log.existing().record.first_seq)  # its owner counts those once it sees them dropped
+            return state
         except NoSuchLogError:
             continue
         except TruncatedError:

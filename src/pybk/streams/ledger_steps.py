@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from pybk.errors import (
@@ -12,6 +15,7 @@ from pybk.errors import (
     LedgerFencedError,
     MetadataUnreachableError,
     NoSuchLedgerError,
+    NoSuchLogError,
     PybkError,
     StorageRefusedError,
     UsageError,
@@ -108,8 +112,13 @@ class LedgerSteps:
         self._properties: Mapping[str, str] = {}
         """Those of the record that was read last."""
         self.record_name = f"{spec.kind.group}/{name}"
+        self.changes = 0
+        """How often the record may have changed since ``watch_truncation`` was called."""
         self._backend = backend_of(manager)
         self._places: EntryPlaces | None = None
+        self._truncation: Watch | None = None
+        self._kept, self._kept_at = 0, -1
+        """The first record that was not truncated, and ``changes`` when that was looked up."""
 
     @property
     def title(self) -> str:
@@ -229,6 +238,23 @@ class LedgerSteps:
         """Call ``callback`` after changes of the record, from some thread; it must not block."""
         return self._backend.watch_record(self.record_name, callback)
 
+    def watch_truncation(self) -> None:
+        """Count the changes of the record in ``changes`` from now on, as long as this exists."""
+        if self._truncation is None:
+            self._truncation = watch = self.watch(partial(_note_change, weakref.ref(self)))
+            weakref.finalize(self, cancel_elsewhere, watch).atexit = False
+
+    def kept_from(self) -> int:
+        """Return the first record that was not truncated; reads the record only if it may have changed.
+
+        What was known before, if the list is gone.
+        """
+        changes = self.changes
+        if self._kept_at != changes:
+            with suppress(NoSuchLogError):
+                self._kept, self._kept_at = self.existing().record.first_seq, changes
+        return self._kept
+
     def _step(self, step: Step) -> Any:
         match step:
             case ReadList():
@@ -260,7 +286,10 @@ class LedgerSteps:
         return self._owner
 
     def _write(self, value: bytes | None, version: int | None) -> Any:
-        return _outcome(lambda: self._backend.write_record(self.record_name, value, version))
+        try:
+            return _outcome(lambda: self._backend.write_record(self.record_name, value, version))
+        finally:
+            self.changes += 1  # a cluster reports it some time later
 
     def _move(self, record: ListRecord, version: int) -> Any:
         target = f"{self.spec.kind.group}/{record.name}"
@@ -407,3 +436,15 @@ def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> Segmen
             return SegmentEnd(first_seq, found.seq + found.records - 1, reader.length, highest)
         last -= 1
     return SegmentEnd(None, None, reader.length)
+
+
+def _note_change(steps: weakref.ref[LedgerSteps]) -> None:
+    found = steps()
+    if found is not None:
+        found.changes += 1
+
+
+def cancel_elsewhere(watch: Watch) -> None:
+    """Cancel a watch in a thread, because the collector runs inside any other call, which may hold the same lock."""
+    with suppress(RuntimeError):  # the interpreter is ending
+        _thread.start_new_thread(watch.cancel, ())

@@ -130,7 +130,7 @@ class ListWriter:
         self._backlog = CoroutineBacklog()
         self._abandoned: list[int] = []
         """Blobs that will not be listed, which the next operation gives up."""
-        self.closed = False
+        self.closed = self._sealed = False
         self.unclean = False
         self.on_repair: Callable[[ListRecord], None] = lambda _: None
         in_children(self, ListWriter._disable)
@@ -327,7 +327,7 @@ class ListWriter:
         """Perform an owner's operation, one at a time."""
         with self._operation:
             if self.closed:
-                raise ClosedError(f"{self._title} is closed here; open it again")
+                raise self.closed_error()
             if self._ended is not None:
                 raise self._ended.with_traceback(None)
             self._give_up_abandoned()
@@ -433,8 +433,14 @@ class ListWriter:
                     self.closed = True
                     self.let_go()
                     raise
-                self.closed = True
+                self.closed, self._sealed = True, seal
             self.let_go()
+
+    def closed_error(self) -> ClosedError:
+        """Return the error of an operation after ``close``."""
+        if self._sealed:
+            return ClosedError(f"{self._title} was sealed here; it takes no more records: write to another log")
+        return ClosedError(f"{self._title} is closed here; open it again")
 
     def close_dropped(self) -> None:
         """Close in a thread, and warn: the log was garbage-collected without a close, inside any call."""

@@ -559,6 +559,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         """Return the number of records that can be read."""
         return self.last_seq - self.first_seq + 1
 
+    def __bool__(self) -> bool:
+        """Return True, also for a log without records."""
+        return True
+
     def position_for(self, start: Start) -> Position | None:
         """Return the position of the record at which reading from ``start`` begins; None if that does not exist yet.
 

@@ -67,10 +67,13 @@ class LogReader(Handle):
         self._strict = strict
         self._ready: Iterator[LogRecord] = iter(())
         self._seq = seq
-        self._closed = False
+        self._closed = self._drained_all = False
         self._unsure = False
         """Whether a read was cancelled or failed, for which records may have been read that were not returned."""
         self.skipped = 0
+        self._seen = -1
+        """``changes`` of the log's record when it was last looked at for truncation."""
+        steps.watch_truncation()
         self._reader = self._opened(seq)
         in_children(self, LogReader._disable)
 
@@ -160,12 +163,14 @@ class LogReader(Handle):
         Arguments and errors as for ``read``; an empty list if none came in time.
         """
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
+        self._look()
         while not (found := self._taken(wanted)):
             try:
                 if not self._fill(seconds):
                     return []
             except TruncatedError:
                 self._jump()
+            self._look()
         return found
 
     async def read_async(self, timeout: float | None = None) -> LogRecord | None:
@@ -177,13 +182,28 @@ class LogReader(Handle):
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read as ``read_many`` does, without blocking the event loop; no thread is held while this waits."""
         wanted, seconds = whole_from(most, 1, "most", "a number of records"), seconds_of(timeout)
+        await self._look_async()
         while not (found := self._taken(wanted)):
             try:
                 if not await self._fill_async(seconds):
                     return []
             except TruncatedError:
                 await asyncio.to_thread(self._jump)
+            await self._look_async()
         return found
+
+    def _look(self) -> None:
+        """Forget what was read, if the log was truncated after the next record since; a change was noticed then."""
+        changes = self._steps.changes
+        if changes != self._seen:
+            if not self._closed and self._steps.kept_from() > self._seq:
+                self._ready, self._unsure = iter(()), True
+            self._seen = changes
+
+    async def _look_async(self) -> None:
+        """Look as ``_look`` does, in a thread."""
+        if self._steps.changes != self._seen:
+            await asyncio.to_thread(self._look)
 
     def _taken(self, most: int) -> list[LogRecord]:
         """Return records that were read already."""
@@ -233,9 +253,10 @@ class LogReader(Handle):
         """Yield the records that come next."""
         last = SEQ_MAX if self._follow else self._steps.last_seq()
         while self._seq <= last:
+            self._look()
             yield from self._drained(last)
             try:
-                if self._seq <= last:
+                if self._seq <= last and self._drained_all:
                     self._fill(None)
             except TruncatedError:
                 self._jump()
@@ -246,10 +267,11 @@ class LogReader(Handle):
         """Yield the records that come next, without blocking the event loop."""
         last = SEQ_MAX if self._follow else await asyncio.to_thread(self._steps.last_seq)
         while self._seq <= last:
+            await self._look_async()
             for record in self._drained(last):
                 yield record
             try:
-                if self._seq <= last:
+                if self._seq <= last and self._drained_all:
                     await self._fill_async(None)
             except TruncatedError:
                 await asyncio.to_thread(self._jump)
@@ -257,13 +279,15 @@ class LogReader(Handle):
                 return
 
     def _drained(self, last: int) -> Iterator[LogRecord]:
-        """Yield records that were read already, up to ``last``, until a ``seek`` comes between."""
-        ready = self._ready
-        for record in ready:
+        """Yield records that were read already, up to ``last``, until a ``seek`` or a change of the log comes."""
+        ready, self._drained_all = self._ready, False
+        while self._seq <= last and ready is self._ready and self._steps.changes == self._seen:
+            record = next(ready, None)
+            if record is None:
+                self._drained_all = True
+                return
             self._seq = record.position.seq + 1
             yield record
-            if ready is not self._ready or self._seq > last:
-                return
 
     # ---- closing -------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
-from typing import Any
+from typing import Any, Final, cast
 
 from pybk.backend import AppendLog
 from pybk.errors import LedgerFencedError, LogFencedError, NoSuchLedgerError, NotEnoughBookiesError, PybkError
-from pybk.futures import AppendFuture, T, origin_of
+from pybk.futures import ACKNOWLEDGED, AppendFuture, T, origin_of
 from pybk.group_commit import Completion
 
 
@@ -32,6 +33,22 @@ class RecordFuture(AppendFuture[T]):
 def with_value(future: RecordFuture[Any], value: T) -> RecordFuture[T]:
     """Return a future of the same append that has another result."""
     return RecordFuture(*origin_of(future), value, future._title)
+
+
+class _NoLog:
+    """Stands for the log of appends that are done when they are made."""
+
+    def when_done(self, commit: Completion, callback: Callable[[], None]) -> None:
+        """Call a callback, because the append is done."""
+        callback()
+
+
+_NO_LOG: Final = cast(AppendLog, _NoLog())
+
+
+def done_future(value: T) -> RecordFuture[T]:
+    """Return the future of an append that needs nothing to be durable."""
+    return RecordFuture(_NO_LOG, ACKNOWLEDGED, value)
 
 
 def log_error(error: PybkError, title: str) -> PybkError:

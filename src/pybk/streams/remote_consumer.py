@@ -42,6 +42,7 @@ from pybk.streams.subscription import (
     Taken,
     give_back,
     ranges_of_acked,
+    seq_of_acked,
     still_held,
     taken_async,
 )
@@ -57,7 +58,10 @@ HELD_MAX: Final = 10_000
 """Records that a consumer holds beyond which those are forgotten that others have acknowledged."""
 
 GRACE_SECONDS: Final = 5.0
-"""How long after its timeout a ``read`` takes the process that serves it for stopped."""
+"""How long after its timeout a ``read`` waits before it takes the process that serves it for stopped."""
+
+ANSWER_SECONDS: Final = 60.0
+"""How long any other call waits before it takes the process that serves it for stopped."""
 
 _PATIENCE_MAX: Final = 1e6
 """Seconds of a timeout beyond which there is no such limit."""
@@ -443,23 +447,24 @@ class RemoteConsumer(Handle):
         """Acknowledge records as ``Subscription.ack`` does: durable on return.
 
         Raises:
-            ClosedError: The server has ended, or this was closed. ``outcome_unknown`` is set.
+            ClosedError: The server has ended, or this was closed. ``outcome_unknown`` is set. Also if there is no
+                response within 60 seconds, because the process that serves this is stopped; then this is closed, too.
             PybkError: As ``Subscription.ack``.
         """
         changes = None if properties is None else dict(properties)
-        self._called({"call": "ack", "ranges": ranges_of_acked(records), "properties": changes})
+        self._called({"call": "ack", "ranges": ranges_of_acked(records), "properties": changes}, ANSWER_SECONDS)
 
     def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
         """Have records handed out again as ``Subscription.nack`` does, those that this consumer holds.
 
         A record that timed out and was handed to another consumer is not held any more.
         """
-        header, _ = self._called({"call": "nack", "ranges": ranges_of_acked(records), "delay": delay})
+        header, _ = self._called({"call": "nack", "ranges": ranges_of_acked(records), "delay": delay}, ANSWER_SECONDS)
         return int(header["count"])
 
     def redeliveries(self, record: Acked) -> int:
         """Return how often a record was handed out again since its owner opened the subscription."""
-        header, _ = self._called({"call": "redeliveries", "seq": ranges_of_acked(record)[0][0]})
+        header, _ = self._called({"call": "redeliveries", "seq": seq_of_acked(record)}, ANSWER_SECONDS)
         return int(header["count"])
 
     def __iter__(self) -> Iterator[LogRecord]:
@@ -518,7 +523,7 @@ class RemoteConsumer(Handle):
         except TimeoutError as error:
             self.close()  # the response may come yet, and would be taken for that of the next request
             raise ClosedError(
-                f"the process that serves {self.path!r} did not answer {GRACE_SECONDS:.0f} seconds after the timeout; "
+                f"the process that serves {self.path!r} did not answer within {patience or 0.0:.3g} seconds; "
                 "have it continue if it is stopped, and connect again",
                 outcome_unknown=True,
             ) from error

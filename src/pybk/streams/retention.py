@@ -10,13 +10,11 @@ checkpoint, stays: the record of the log refuses to drop it (rules T8, T9).
 
 from __future__ import annotations
 
-import _thread
 import logging
 import math
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -25,10 +23,9 @@ from pybk.arguments import flag_of
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
-from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.background import background
-from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, ListRecord
 from pybk.streams.list_writer import ListWriter
 from pybk.whole_numbers import whole
@@ -47,6 +44,8 @@ _LOOKS: Final = 4
 """How often it does in the shortest time that its retention names."""
 
 IDLE_ROLL_SECONDS: Final = 3600.0
+
+_NONE_NOTED: Final[Mapping[int, int]] = FrozenDict()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,34 @@ class Expired(NamedTuple):
     unacked: Mapping[str, int]
 
 
-def first_kept(record: ListRecord, retention: Retention, now_ns: int, open_bytes: int) -> int:
+def dates_of(record: ListRecord, now_ns: int, noted: Mapping[int, int] = _NONE_NOTED) -> dict[int, int]:
+    """Return when each segment was closed, or added if it is open, by its number; nanoseconds since 1970.
+
+    Hosts' clocks are wrong at times, but segments are closed in the order of their numbers. So a date in the future is
+    not believed: the segment was closed before the next one was, and not later than when it was noted. A date before
+    that of an earlier segment is not believed either: it was closed no earlier than that.
+
+    Args:
+        record: The log's.
+        now_ns: The time, nanoseconds since 1970.
+        noted: When each date that is in the future was first seen.
+    """
+    believed: dict[int, int] = {}
+    following = now_ns
+    for each in reversed(record.segments):
+        date = each.created_ns if each.is_open else each.closed_ns
+        if date > now_ns:
+            date = min(noted.get(date, now_ns), following)
+        believed[each.number] = following = date
+    latest, found = 0, dict[int, int]()
+    for each in record.segments:
+        found[each.number] = latest = max(latest, believed[each.number])
+    return found
+
+
+def first_kept(
+    record: ListRecord, retention: Retention, now_ns: int, open_bytes: int, noted: Mapping[int, int] = _NONE_NOTED
+) -> int:
     """Return the first record that is to be kept: that of a segment, or the first one that was not dropped before.
 
     Args:
@@ -109,8 +135,9 @@ def first_kept(record: ListRecord, retention: Retention, now_ns: int, open_bytes
         retention: Its retention.
         now_ns: The time, nanoseconds since 1970.
         open_bytes: Bytes of its open segments.
+        noted: As for ``dates_of``.
     """
-    kept = record.first_seq
+    kept, dates = record.first_seq, dates_of(record, now_ns, noted)
     total = open_bytes + sum(each.nbytes for each in record.segments)
     needed = min((each.seq for each in record.cursors), default=SEQ_MAX)
     covered = record.checkpoints[0].seq + 1 if record.checkpoints else SEQ_MAX
@@ -119,7 +146,7 @@ def first_kept(record: ListRecord, retention: Retention, now_ns: int, open_bytes
             break
         after = each.last_seq + 1
         is_acked = bool(record.cursors) and after <= needed
-        is_old = retention.max_age is not None and now_ns - each.closed_ns > retention.max_age * 1e9
+        is_old = retention.max_age is not None and now_ns - dates[each.number] > retention.max_age * 1e9
         is_too_much = retention.max_bytes is not None and total > retention.max_bytes
         expires = is_old or is_too_much or (is_acked and not retention.keep_acked)
         if not expires or after > covered or (after > needed and not retention.force_expire):
@@ -129,7 +156,9 @@ def first_kept(record: ListRecord, retention: Retention, now_ns: int, open_bytes
     return kept
 
 
-def rolls_idle(record: ListRecord, retention: Retention, now_ns: int, last_seq: int) -> bool:
+def rolls_idle(
+    record: ListRecord, retention: Retention, now_ns: int, last_seq: int, noted: Mapping[int, int] = _NONE_NOTED
+) -> bool:
     """Return whether the open segment is old enough to be closed, so that it can go.
 
     Args:
@@ -137,10 +166,11 @@ def rolls_idle(record: ListRecord, retention: Retention, now_ns: int, last_seq: 
         retention: Its retention.
         now_ns: The time, nanoseconds since 1970.
         last_seq: The last record of the log.
+        noted: As for ``dates_of``.
     """
     if not record.open_segments or last_seq < record.end_seq:
         return False
-    age_s = (now_ns - record.open_segments[0].created_ns) / 1e9
+    age_s = (now_ns - dates_of(record, now_ns, noted)[record.open_segments[0].number]) / 1e9
     if retention.max_age is not None and age_s > retention.max_age:
         return True
     needed = min((each.seq for each in record.cursors), default=-1)
@@ -196,9 +226,11 @@ class RetentionKeeper:
         self._period_s = KEEPER_SECONDS
         self._timers = 0
         """How many timers were set, of which the last one counts."""
+        self._noted: dict[int, int] = {}
+        """As for ``dates_of``: what is dated in the future is as old as this has known it."""
         keeper = weakref.ref(self)
         self._watch = self._steps.watch(partial(_changed, keeper))
-        self._dropped = weakref.finalize(self, _cancel_elsewhere, self._watch)
+        self._dropped = weakref.finalize(self, cancel_elsewhere, self._watch)
         self._dropped.atexit = False
         self._set_timer()
         self.soon()
@@ -262,10 +294,10 @@ class RetentionKeeper:
         if retention is None:
             return Expired(record.first_seq, 0, 0, {})
         appender = self._writer.appender
-        if rolls_idle(record, retention, time.time_ns(), appender.next_seq - 1):
+        if rolls_idle(record, retention, self._noted_until(record), appender.next_seq - 1, self._noted):
             self._writer.roll()
             record = self._steps.existing().record
-        first = first_kept(record, retention, time.time_ns(), appender.segment_bytes)
+        first = first_kept(record, retention, self._noted_until(record), appender.segment_bytes, self._noted)
         if first <= record.first_seq:
             return Expired(record.first_seq, 0, 0, {})
         force, steps = retention.force_expire, self._steps
@@ -279,6 +311,13 @@ class RetentionKeeper:
             logger.warning("log %r dropped records that were not acknowledged: %s", steps.name, dict(expired.unacked))
         return expired
 
+    def _noted_until(self, record: ListRecord) -> int:
+        """Note dates that are in the future now, and forget the others; returns the time."""
+        now_ns = time.time_ns()
+        dates = [each.created_ns if each.is_open else each.closed_ns for each in record.segments]
+        self._noted = {date: self._noted.get(date, now_ns) for date in dates if date > now_ns}
+        return now_ns
+
 
 def _expired(record: ListRecord, first: int) -> Expired:
     """Return what is dropped if a log begins with ``first`` from now on."""
@@ -289,12 +328,6 @@ def _expired(record: ListRecord, first: int) -> Expired:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _cancel_elsewhere(watch: Watch) -> None:
-    """Cancel a watch in a thread, because the collector runs inside any other call, which may hold the same lock."""
-    with suppress(RuntimeError):  # the interpreter is ending
-        _thread.start_new_thread(watch.cancel, ())
 
 
 def _changed(keeper: weakref.ref[RetentionKeeper]) -> None:

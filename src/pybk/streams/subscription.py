@@ -55,7 +55,7 @@ from pybk.streams.log_writer import LogWriter
 from pybk.streams.names import cursor_list_name
 from pybk.streams.position import Position
 from pybk.streams.range_set import Ranges
-from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
 from pybk.wake_up import WakeUp
 from pybk.whole_numbers import whole
@@ -255,6 +255,9 @@ class Subscription(Handle):
         """What each event loop acknowledges in its present turn."""
         self._counts = dict.fromkeys(("delivered", "redelivered", "dead", "truncated"), 0)
         self._forked = False
+        self._seen = -1
+        """``changes`` of the log's record when it was last looked at for truncation."""
+        steps.watch_truncation()
         in_children(self, Subscription._disable)
 
     def _disable(self) -> None:
@@ -317,12 +320,15 @@ class Subscription(Handle):
     @property
     def first_unacked(self) -> int:
         """The sequence number of the first record that is not acknowledged."""
+        if not (self.closed or self._forked):
+            self._look()
         return self._cursor.state.first_unacked
 
     @property
     def backlog(self) -> int:
         """How many records of the log are not acknowledged; exact. Reads one entry, unless the log is at rest."""
         self._check_open()
+        self._look()
         end = self._steps.last_seq() + 1
         with self._lock:
             return self._cursor.state.unacked_count(end)
@@ -334,6 +340,7 @@ class Subscription(Handle):
     def unacked_ranges(self) -> list[range]:
         """Return the sequence numbers of the records that are not acknowledged, ascending."""
         self._check_open()
+        self._look()
         end = self._steps.last_seq() + 1
         with self._lock:
             return [range(*each) for each in self._cursor.state.unacked_ranges(0, end)]
@@ -364,13 +371,13 @@ class Subscription(Handle):
 
     def redeliveries(self, record: Acked) -> int:
         """Return how often a record was handed out again since the subscription was opened."""
-        ((first, _),) = ranges_of_acked(record)
+        first = seq_of_acked(record)
         with self._lock:
             return self._deliveries.redeliveries(first)
 
     def is_outstanding(self, record: Acked) -> bool:
         """Return whether a record was handed out, to any consumer, and is not acknowledged."""
-        ((first, _),) = ranges_of_acked(record)
+        first = seq_of_acked(record)
         with self._lock:
             return self._deliveries.is_outstanding(first)
 
@@ -554,8 +561,9 @@ class Subscription(Handle):
     def _take(self, most: int) -> Taken:
         """Hand out records that are there."""
         while True:
+            self._check_open()
+            self._look()
             with self._lock:
-                self._check_open()
                 again = self._deliveries.take_again(most, time.monotonic())
                 if not again:
                     return self._take_fresh(most)
@@ -564,11 +572,12 @@ class Subscription(Handle):
                 return found
 
     async def _take_async(self, most: int) -> Taken:
-        """Hand out records that are there; a thread reads those that are handed out again."""
+        """Hand out records that are there; a thread reads those that are handed out again, and the log's record."""
         with self._lock:
             self._check_open()
             due = self._deliveries.next_due()
-            if due is None or due > time.monotonic():
+            is_due = due is not None and due <= time.monotonic()
+            if not is_due and self._steps.changes == self._seen:
                 return self._take_fresh(most)
         taking = asyncio.get_running_loop().run_in_executor(None, self._take, most)
         try:
@@ -701,6 +710,14 @@ class Subscription(Handle):
                 self._wake_on_ack = True
         return []
 
+    def _look(self) -> None:
+        """Count records that the log has dropped as acknowledged, if a change of the log was noticed."""
+        changes = self._steps.changes
+        if changes != self._seen:
+            if self._steps.kept_from() > self._cursor.state.first_unacked:
+                self._expire()
+            self._seen = changes
+
     def _expire(self) -> None:
         """Count records that the log has dropped as acknowledged, and continue with the first that it has."""
         lost = self._cursor.expire()
@@ -734,8 +751,8 @@ class Subscription(Handle):
         """Acknowledge records, and wait until that is durable: they are not handed out again.
 
         Args:
-            records: One or more, at most ``max_unacked`` of which were not handed out. Those that are acknowledged
-                already may be among them.
+            records: Any number; nothing is done without any, and then there can be no properties. At most
+                ``max_unacked`` of them were not handed out. Those that are acknowledged already may be among them.
             properties: Set with the acknowledgement, all or nothing after a crash; others stay. So an application can
                 keep what it has reached elsewhere, such as an offset, together with it.
 
@@ -772,14 +789,15 @@ class Subscription(Handle):
         ranges, at_once = ranges_of_acked(records), False
         if self._lock.acquire(blocking=False):
             try:
-                at_once = ranges[-1][1] <= self._deliveries.read_seq  # else the log is looked at
+                at_once = _end_of(ranges) <= self._deliveries.read_seq  # else the log is looked at
                 if at_once:
                     self._check(ranges, properties)
             finally:
                 self._lock.release()
         if not at_once:
             await asyncio.to_thread(self._check, ranges, properties)
-        await self._joined(ranges, properties)
+        if ranges:
+            await self._joined(ranges, properties)
 
     def _joined(self, ranges: Ranges, properties: Mapping[str, int | str] | None) -> asyncio.Future[None]:
         """Acknowledge records together with what else the event loop acknowledges before it comes to ``_flush``."""
@@ -833,8 +851,8 @@ class Subscription(Handle):
 
     async def ack_through_coro(self, record: Acked, *, properties: Mapping[str, int | str] | None = None) -> None:
         """Acknowledge as ``ack_through`` does, without blocking the event loop."""
-        ((_, end),) = self._through(record)
-        await self.ack_coro(range(end), properties=properties)
+        through = self._through(record)
+        await self.ack_coro([range(*each) for each in through], properties=properties)
 
     def _through(self, record: Acked) -> Ranges:
         if self.mode is SubscriptionMode.SHARED:
@@ -842,13 +860,15 @@ class Subscription(Handle):
                 f"subscription {self.name!r} is shared, so other consumers may have earlier records; acknowledge each"
             )
         ranges = ranges_of_acked(record)
-        return [(0, ranges[-1][1])]
+        return [(0, _end_of(ranges))] if ranges else []
 
     def _acknowledge(
         self, ranges: Ranges, properties: Mapping[str, int | str] | None, *, kick: bool
     ) -> RecordFuture[int]:
         with self._lock:
             self._check(ranges, properties)
+            if not ranges:
+                return done_future(0)
             future = self._cursor.ack(ranges, properties or {}, kick=kick)
             self._after_ack()
         return future
@@ -867,7 +887,9 @@ class Subscription(Handle):
         """Raise if records, or the properties to set, cannot be."""
         with self._lock:
             self._check_open()
-            end, state = ranges[-1][1], self._cursor.state
+            end, state = _end_of(ranges), self._cursor.state
+            if properties and not ranges:
+                raise UsageError("properties are set by an acknowledgement; name at least one record")
             if end > self._deliveries.read_seq:
                 last = self._steps.last_seq()
                 if end > last + 1:
@@ -946,6 +968,7 @@ class Subscription(Handle):
         number = whole(count)
         if number is None or number < 0:
             raise UsageError(f"count is {count!r:.50}; it takes a number of records, from 0 up")
+        self._look()
         end = self._steps.last_seq() + 1
         with self._lock:
             stop, left = 0, number
@@ -1079,6 +1102,8 @@ class _AckMember:
         subscription = self._subscription
         with subscription._lock:
             subscription._check(self._ranges, self._properties)
+            if not self._ranges:
+                return stage(GroupPart())
             found = subscription._cursor.hold(self._ranges, self._properties, stage)
             if found is None:
                 return None
@@ -1113,7 +1138,7 @@ def _member_of_subscription(subscription: Subscription) -> _AckMember:
 
 
 def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:
-    """Return records as ranges of sequence numbers, ascending and apart from each other, at least one."""
+    """Return records as ranges of sequence numbers, ascending and apart from each other."""
     if isinstance(records, LogRecord):
         seq = records.position.seq
         return [(seq, seq + 1)]
@@ -1129,12 +1154,19 @@ def ranges_of_acked(records: Acked | Iterable[Acked]) -> Ranges:
         seqs = [each.position.seq for each in given if isinstance(each, LogRecord)]
         if seqs and len(seqs) == len(given):
             return ranges_of(seqs)
-        if given:
-            return merged(pair for each in given for pair in ranges_of_acked(each))
+        return merged(pair for each in given for pair in ranges_of_acked(each))
     raise UsageError(
         f"{records!r:.100} names no records; it takes a record, a position, a sequence number, a range of them, or an "
-        "iterable of these, at least one"
+        "iterable of these"
     )
+
+
+def seq_of_acked(record: Acked) -> int:
+    """Return the sequence number of a record, or of the first one of a range."""
+    ranges = ranges_of_acked(record)
+    if not ranges:
+        raise UsageError(f"{record!r:.100} names no record; it takes a record, a position or a sequence number")
+    return ranges[0][0]
 
 
 def _is_no_collection(records: Iterable[object]) -> bool:
@@ -1163,6 +1195,11 @@ def _due(delay: float) -> float:
     if not delay >= 0:
         raise UsageError(f"delay is {delay!r:.50}; it takes seconds, from 0 up")
     return time.monotonic() + delay
+
+
+def _end_of(ranges: Ranges) -> int:
+    """Return the record after the last one of ranges; 0 for none."""
+    return ranges[-1][1] if ranges else 0
 
 
 def _is_over(deadline: float | None) -> bool:

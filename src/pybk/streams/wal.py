@@ -464,9 +464,15 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         """Return the number of records that can be read."""
         return self.durable_lsn - self.first_lsn + 1
 
+    def __bool__(self) -> bool:
+        """Return True, also for a log without records."""
+        return True
+
     # ---- appending -----------------------------------------------------------------------------------------------
 
     def _writing(self) -> ListWriter:
+        if self._closed and self._writer is not None:
+            raise self._writer.closed_error()
         if self._closed:
             raise ClosedError(f"log {self.name!r} is closed here; open it again")
         if self._writer is None:
