@@ -116,6 +116,35 @@ def test_a_hold_leaves_urgent_repairs() -> None:
     assert len(found.wanted) == 4
 
 
+def with_flapping(found: Situation, *numbers: int) -> Situation:
+    """Make bookies flap: absent three times within the hour, the last time ten minutes ago."""
+    ago = (3000 * SECOND_NS, 1800 * SECOND_NS, 600 * SECOND_NS)
+    found.absences = {bookie(each): tuple(NOW - each for each in ago) for each in numbers}
+    return found
+
+
+def states(found: Plan) -> dict[str, RepairState]:
+    return {key.bookie.bookie_id: task.state for key, task in found.wanted.items()}
+
+
+def test_an_urgent_copy_goes_to_a_flapping_bookie_if_no_other_can_take_it() -> None:
+    absent = {0: 3 * GRACE_NS - 1, 1: GRACE_NS}
+    flapping = with_flapping(situation(5, absent=absent, repair=LOOSE), 2, 3, 4)
+    found = planned(flapping, ledger(1, (0, (0, 1, 2))))
+    assert shown(found.tasks) == [(1, "b0", "lost", 1), (1, "b1", "lost", 1)]
+    assert [each.urgent for each in found.tasks] == [True, False]
+    assert states(found) == {"b0": RepairState.QUEUED, "b1": RepairState.NO_TARGET}
+
+
+def test_what_is_not_urgent_waits_half_an_hour_for_a_steady_bookie() -> None:
+    early = with_flapping(situation(5, absent={0: 3 * GRACE_NS - 1}), 1, 2, 3, 4)
+    late = with_flapping(situation(5, absent={0: 3 * GRACE_NS}), 1, 2, 3, 4)
+    steady = with_flapping(situation(5, absent={0: GRACE_NS}), 1, 2, 3)
+    assert states(planned(early, ledger(1, (0, (0, 1, 2))))) == {"b0": RepairState.NO_TARGET}
+    assert states(planned(late, ledger(1, (0, (0, 1, 2))))) == {"b0": RepairState.QUEUED}
+    assert states(planned(steady, ledger(1, (0, (0, 1, 2))))) == {"b0": RepairState.QUEUED}
+
+
 def test_a_pause_stops_urgent_repairs_and_ends_by_itself() -> None:
     absent = {0: 2 * GRACE_NS}
     paused = RepairSettings(paused_until_ns=NOW + 1)

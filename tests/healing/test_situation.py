@@ -74,12 +74,21 @@ def test_a_bookie_that_was_never_heard_of_has_a_grace() -> None:
     assert standing_of(situation(2), bookie(7), NOW).status is Status.ABSENT
 
 
-def test_a_flapping_bookie_gets_no_copies_for_half_an_hour() -> None:
+def test_a_flapping_bookie_is_no_steady_target_for_half_an_hour() -> None:
     found = situation(6)
     found.absences[bookie(0)] = (NOW - 3599 * SECOND_NS, NOW - 3000 * SECOND_NS, NOW - 1799 * SECOND_NS)
     assert standing_of(found, bookie(0), NOW).status is Status.FLAPPING
-    assert bookie(0) not in {each.bookie for each in targets_of(found, NOW)}
+    assert [each.bookie for each in targets_of(found, NOW) if not each.steady] == [bookie(0)]
     assert standing_of(found, bookie(0), NOW + SECOND_NS).status is Status.LIVE
+    assert all(each.steady for each in targets_of(found, NOW + SECOND_NS))
+
+
+def test_space_of_flapping_bookies_does_not_end_a_hold() -> None:
+    found = situation(6)
+    found.absences = {bookie(each): (NOW - 3, NOW - 2, NOW - 1) for each in range(3)}
+    assert [each.reason for each in holds_of(CLUSTER, found, NOW, {StorageHint.SSD: 4 * GIB})] == [
+        HoldReason.LITTLE_SPACE
+    ]
 
 
 def test_targets_have_space_below_the_line() -> None:

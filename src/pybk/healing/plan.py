@@ -9,6 +9,9 @@ The order: the fewest live sound copies of an entry come first, whatever the rea
 oldest. A copy is *urgent* if an entry is down to one live sound copy of several, unless the only failure is a bookie
 within its grace. Of a write quorum of two, each restart of a bookie leaves one copy: that is waited for.
 
+A bookie that flaps may be gone before a copy is done, so copies wait for a steadier target. Urgent ones do not, because
+a copy that may be gone soon is better than none, and the others not for longer than ``FLAPPING_PAUSE_NS``.
+
 The last fragment of an open ledger is left to its writer. A ledger whose writer is gone waits for its owner; a worker
 recovers a ledger in that state if the settings allow it.
 """
@@ -26,6 +29,7 @@ from typing import Final, NamedTuple
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
 from pybk.healing.situation import (
+    FLAPPING_PAUSE_NS,
     SECOND_NS,
     Hold,
     MarkKey,
@@ -465,13 +469,14 @@ def select(
         return others
     wanted: dict[MarkKey, Task] = {}
     queued = missing = 0
-    space = _Space(targets)
+    steady, all_targets = _Space([each for each in targets if each.steady]), _Space(targets)
     for task in tasks:
         if queued >= window or (held and task.copies > 1):
             break
         key = task.key
         if (held and not task.urgent) or key in parked:
             continue
+        space = all_targets if cannot_wait(task, now_ns) else steady
         if task.stays or has_target(cluster, situation, task, space):
             wanted[key] = task
             queued += 1
@@ -481,6 +486,11 @@ def select(
         elif not targets:
             break
     return wanted | others
+
+
+def cannot_wait(task: Task, now_ns: int) -> bool:
+    """Return whether a task takes a flapping target if it has no steadier one."""
+    return task.urgent or (task.since_ns > 0 and now_ns - task.since_ns >= FLAPPING_PAUSE_NS)
 
 
 class _Space:

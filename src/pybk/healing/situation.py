@@ -37,7 +37,7 @@ FLAPPING_ABSENCES: Final = 3
 """So many absences within ``FLAPPING_NS`` make a bookie flap."""
 
 FLAPPING_PAUSE_NS: Final = 1800 * SECOND_NS
-"""How long a flapping bookie gets no copies after it was absent."""
+"""How long a bookie counts as flapping after it was absent, and how long a copy waits at most for a steadier one."""
 
 
 class Space(NamedTuple):
@@ -89,9 +89,10 @@ class BookieFacts:
 class Status(StrEnum):
     """What a bookie is to the auditor.
 
-    ``LIVE``, ``READ_ONLY``, ``IN_LIMBO``, ``FLAPPING``: registered; only a live one gets copies. ``MAINTENANCE``: a
-    person expects it to be absent until a time. ``DRAINING``: registered, and to be emptied. ``ABSENT``: not
-    registered, within the grace. ``LOST``: not registered for longer. ``REMOVED``: this instance never comes back.
+    ``LIVE``, ``READ_ONLY``, ``IN_LIMBO``, ``FLAPPING``: registered; only a live one gets copies, and a flapping one
+    those that cannot wait. ``MAINTENANCE``: a person expects it to be absent until a time. ``DRAINING``: registered,
+    and to be emptied. ``ABSENT``: not registered, within the grace. ``LOST``: not registered for longer. ``REMOVED``:
+    this instance never comes back.
     """
 
     LIVE = "live"
@@ -307,10 +308,17 @@ def standings_of(cluster: ClusterMap, situation: Situation, now_ns: int) -> list
 
 
 class Target(NamedTuple):
-    """A bookie that may take copies, and how many bytes of each tier."""
+    """A bookie that may take copies, and how many bytes of each tier.
+
+    Attributes:
+        bookie: The bookie.
+        headroom: The bytes that it may take, by tier.
+        steady: Whether it may take any copies; a flapping bookie may take only those that cannot wait.
+    """
 
     bookie: Bookie
     headroom: Mapping[StorageHint, int]
+    steady: bool = True
 
     def takes(self, tier: StorageHint, size_bytes: int) -> bool:
         """Return whether it may take so many bytes; another tier does if it does not have the ledger's."""
@@ -324,9 +332,9 @@ class Target(NamedTuple):
 def targets_of(situation: Situation, now_ns: int) -> tuple[Target, ...]:
     """Return the bookies that may take copies, ordered."""
     return tuple(
-        Target(facts.bookie, {tier: space.headroom for tier, space in facts.tiers.items()})
+        Target(facts.bookie, {tier: space.headroom for tier, space in facts.tiers.items()}, status is Status.LIVE)
         for facts in sorted(situation.bookies.values(), key=lambda each: each.bookie)
-        if standing_of(situation, facts.bookie, now_ns).status is Status.LIVE
+        if (status := standing_of(situation, facts.bookie, now_ns).status) in (Status.LIVE, Status.FLAPPING)
         and any(space.headroom for space in facts.tiers.values())
     )
 
@@ -451,7 +459,7 @@ def _few_writable(cluster: ClusterMap, situation: Situation, now_ns: int) -> Ite
 
 def _little_space(situation: Situation, now_ns: int, needed: Mapping[StorageHint, int]) -> Iterable[Hold]:
     """Yield a hold for each tier that the plan would fill up; one that is full already is no target, and no hold."""
-    targets = targets_of(situation, now_ns)
+    targets = [each for each in targets_of(situation, now_ns) if each.steady]
     for tier, size in sorted(needed.items()):
         headroom = sum(each.bytes_for(tier) for each in targets)
         if size > headroom > 0:
