@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 from pybk.errors import CorruptError, LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing import scrubbing
 from pybk.healing.bookie_scrub import BookieScrub, placed_entries
+from pybk.healing.scrub import ScrubKind
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Metrics
 from pybk.replication.messages import Status
 from pybk.storage.repair.record_check import DamagedEntries
-from tests.client.test_limbo_repair import check, fill, payload, service_of
+from tests.client.test_limbo_repair import PASSWORD, check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.quick import repair_quickly, scrub_quickly
 from tests.healing.test_autorecovery import autorecovery_of
@@ -85,6 +87,26 @@ def test_damage_is_a_reason_of_the_health_until_it_is_mended(three: Inside) -> N
     name = service_of(bookie).bookie
     wait_until(lambda: (metadata_of(client).read_scrub(name) or {}).get("damaged"), "the damage is noted")
     check(client, ledger_id, 60)  # never a wrong byte; the reader sends the damaged copy again, which mends it
+
+
+def test_changed_settings_and_mended_damage_end_the_rest_of_a_scrub(
+    three: Inside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, bookie = three.connect(), three.bookies[1]
+    ledger_id = fill(client, 60)
+    scrub = autorecovery_of(bookie).scrub
+    monkeypatch.setattr(scrubbing, "LOOK_S", 1e6)
+    scrub.wake()  # the rest that began before ends
+    began_ns = time.time_ns()
+    settle(three, deep_s=1.0)
+    wait_until(lambda: scrub.oldest_ns(ScrubKind.DEEP) > began_ns, "everything is checked by the new period")
+    settle(three)  # nothing is due for weeks
+    autorecovery_of(bookie).repairer.stop()
+    flip(three.directory / "bookie-1", payload(40))
+    settle(three, deep_asked_ns=1)
+    wait_until(lambda: scrub.damaged, "the damage is found")
+    client.delete_ledger(ledger_id, password=PASSWORD)
+    wait_until(lambda: not scrub.damaged, "what is not needed any more is forgotten")
 
 
 @pytest.mark.parametrize("why", ["end", "surplus"])

@@ -616,6 +616,10 @@ class Repairer:
         """Return the share of its rate that background work may use now, because applications' appends come first."""
         return self._guard.factor
 
+    def wake(self) -> None:
+        """Look at once what is to be repaired, because the settings have changed; any thread."""
+        self._news.set()
+
     def begin_stop(self) -> None:
         """Begin no further copy; returns at once."""
         self._stopping.set()

@@ -19,8 +19,10 @@ often and how fast, keeps the notes, and takes what was found.
    saved when a part ends, when damage was found, once a minute, and at the end. After a crash some pieces are checked
    twice.
 
-Damage is remembered until it is gone: the owner shows it in its health, and each minute it is looked at again, because
-a file may be restored, a ledger deleted, or, at a bookie, the entries copied anew.
+Damage is remembered until it is gone: the owner shows it in its health, and some seconds later it is looked at again,
+because a file may be restored, a ledger deleted, or, at a bookie, the entries copied anew.
+
+While nothing is due the thread rests. It rests no longer when the owner's terms have changed (``wake``).
 
 Locks: ``_lock`` guards the schedules and the damage; it is not held while anything is read.
 """
@@ -54,8 +56,11 @@ FIRST_S: Final = 10.0
 LOOK_S: Final = 60.0
 """Seconds between two looks whether something is due, and between two saves of the notes."""
 
-RECHECK_S: Final = 60.0
-"""Seconds between two looks at what was found damaged."""
+RECHECK_S: Final = 5.0
+"""The least seconds between two looks at what was found damaged."""
+
+_RECHECK_SHARE: Final = 20
+"""How many times as long as a look at what was found damaged it takes at least until the next one."""
 
 DAMAGED_MAX: Final = 1000
 """Damaged records that are remembered; all are counted."""
@@ -175,7 +180,7 @@ class StoreScrub:
         self._walks: dict[ScrubKind, _Walk] = {}
         self._bucket = TokenBucket(1.0, time.monotonic_ns())
         self._terms: ScrubTerms | None = None
-        self._terms_at = self._saved_at = self._rechecked_at = float("-inf")
+        self._terms_at = self._saved_at = self._recheck_at = float("-inf")
         self._unsaved = False
         self._stopping = threading.Event()
         self._news = threading.Event()
@@ -199,6 +204,7 @@ class StoreScrub:
         self._news.wait(FIRST_S)
         loaded = False
         while not self._stopping.is_set():
+            self._news.clear()  # terms that change from here on are seen by this step, or end the rest after it
             try:
                 if not loaded:
                     self._load()
@@ -210,30 +216,32 @@ class StoreScrub:
             except Exception:  # this thread must survive, or damage would not be found any more
                 busy = False
                 logger.exception("%s: entries are not checked now", self._owner.store.volumes.root)
-            if not busy:
-                self._news.clear()
-                if not self._stopping.is_set():
-                    self._news.wait(self._rest_s())
+            if not busy and not self._stopping.is_set():
+                self._news.wait(self._rest_s())
         if loaded:
             self._try_save()
 
     def _rest_s(self) -> float:
         """Return how long nothing is due, at most ``LOOK_S``."""
         terms, now_ns = self._terms, time.time_ns()
-        if terms is None:
-            return LOOK_S
+        longest = LOOK_S
         with self._lock:
+            if self._damaged:
+                longest = min(longest, max(0.01, self._recheck_at - time.monotonic()))
+            if terms is None:
+                return longest
             dues = [self._schedules[kind].next_due_ns(period, now_ns) for kind, period in terms.periods.items()]
-        return min([LOOK_S, *(max(0.01, (due - now_ns) / 1e9) for due in dues if due > now_ns)])
+        return min([longest, *(max(0.01, (due - now_ns) / 1e9) for due in dues if due > now_ns)])
 
     def step(self) -> bool:
         """Check the next piece, once the rate admits it; return False if nothing is due."""
         now = time.monotonic()
         if now >= self._terms_at + TERMS_S:
             self._terms, self._terms_at = self._owner.terms(), now
-        if now >= self._rechecked_at + RECHECK_S:
-            self._rechecked_at = now
+        if now >= self._recheck_at:
             self._recheck()
+            ended = time.monotonic()
+            self._recheck_at = ended + max(RECHECK_S, _RECHECK_SHARE * (ended - now))
         if self._unsaved and now >= self._saved_at + LOOK_S:
             self._try_save()
         terms = self._terms
@@ -445,7 +453,7 @@ class StoreScrub:
         return report
 
     def wake(self) -> None:
-        """Look at once whether something is due."""
+        """Ask the owner's terms at once, and look whether something is due by them; any thread."""
         self._terms_at = float("-inf")
         self._news.set()
 

@@ -60,6 +60,8 @@ class Autorecovery:
             self.quick_auditing: Final = QuickAuditing(backend, self.auditing)
             undo.callback(self.quick_auditing.stop)
             self.writer_watch: Final = WriterWatch(backend, self.auditing)
+            undo.callback(self.writer_watch.stop)
+            self._settings_watch: Final = membership.metadata.watch_settings(lambda _: self._settings_changed())
             undo.pop_all()
         self._ended = False
         membership.metrics.add_gauges(self._gauges)
@@ -77,9 +79,15 @@ class Autorecovery:
         if (oldest_ns := self.quick_auditing.oldest_ns) is not None:
             yield from scrub_gauges(ScrubKind.QUICK, oldest_ns, self.quick_auditing.period_s)
 
+    def _settings_changed(self) -> None:
+        """Have those that rest for long see the settings of the cluster; called by a thread of the metadata store."""
+        self.repairer.wake()
+        self.scrub.wake()
+
     def begin_stop(self) -> None:
         """Begin nothing more; returns at once. What is under way ends when the client's driver is closed."""
         self._ended = True
+        self._settings_watch.cancel()
         self.repairer.begin_stop()
         self.surplus.begin_stop()
         self.scrub.begin_stop()
@@ -88,6 +96,7 @@ class Autorecovery:
 
     def stop(self) -> None:
         """Stop; returns when all threads have ended."""
+        self._settings_watch.cancel()
         with ExitStack() as stopping:
             stopping.callback(self.auditing.stop)
             stopping.callback(self.repairer.stop)
