@@ -173,6 +173,39 @@ def test_the_report_of_the_auditor_is_shown(admin: ClusterAdmin, monkeypatch: py
     assert admin.status().verdict is ClusterVerdict.WARN
 
 
+@pytest.mark.parametrize("in_asyncio", [False, True])
+def test_a_refusal_that_passes_by_itself_is_waited_for(
+    admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch, in_asyncio: bool
+) -> None:
+    def drain(wait_s: float) -> BookieState:
+        if in_asyncio:
+            return asyncio.run(admin.drain_async("bookie-0", wait_s=wait_s)).state
+        return admin.drain("bookie-0", wait_s=wait_s).state
+
+    young, lost = {"reason": "session_young", "text": "wait"}, {"reason": "many_lost", "text": "two"}
+    looks: list[int] = []
+
+    def passes(metadata: ClusterMetadata) -> dict[str, Any]:
+        looks.append(1)
+        return {"holds": [young] if len(looks) < 3 else []}
+
+    monkeypatch.setattr(cluster_admin_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(ClusterMetadata, "read_auditor_report", lambda metadata: {"holds": [young, lost]})
+    with pytest.raises(SafetyCheckError) as lasting:
+        drain(3600.0)
+    assert not lasting.value.passing, "a loss does not end by itself"
+    monkeypatch.setattr(ClusterMetadata, "read_auditor_report", passes)
+    with pytest.raises(SafetyCheckError) as refused:
+        drain(0.0)
+    assert refused.value.passing
+    assert drain(3600.0) is BookieState.DRAINING
+    with pytest.raises(SafetyCheckError) as early:
+        admin.ok_to_remove("bookie-0")
+    assert early.value.passing
+    monkeypatch.setattr(cluster_admin_module, "REQUESTS_SECONDS", 0.2)
+    assert admin.ok_to_remove("bookie-0", wait_s=3600.0).bookie.bookie_id == "bookie-0"
+
+
 def test_of_two_drains_at_once_none_relies_on_the_other(
     cluster: Inside, admin: ClusterAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

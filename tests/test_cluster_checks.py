@@ -82,7 +82,7 @@ def test_a_drain_counts_the_space_up_to_the_line_above_which_bookies_get_no_copi
         )
         for each in running("aaaa")
     ]
-    failures = drain_failures(cluster, bookies, bookie(0), ClusterSettings(), ())
+    failures = drain_failures(cluster, bookies, bookie(0), ClusterSettings())
     assert [each for each in failures if "before they are 85% full" in each] == list(failures)
     assert bool(failures) == refused
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pybk.arguments import existing_id, member_of
 from pybk.cluster_checks import (
@@ -24,6 +24,7 @@ from pybk.cluster_checks import (
     by_urgency,
     bytes_on,
     drain_failures,
+    hold_failures,
     ledgers_on,
     rebalance_candidates,
     rebalance_failures,
@@ -78,6 +79,11 @@ LONG_OPEN_NS: Final = 7 * 86_400 * 10**9
 
 _PAGE: Final = 500
 """Ledgers or marks that are read at a time."""
+
+RETRY_S: Final = 1.0
+"""Seconds between two tries of what is refused for what passes by itself."""
+
+T = TypeVar("T")
 
 _EMPTYING: Final = frozenset({BookieState.DRAINING, BookieState.DRAINED})
 
@@ -269,13 +275,15 @@ class ClusterAdmin:
 
     # ---- draining ------------------------------------------------------------------------------------------------
 
-    def drain(self, name: str) -> DrainProgress:
+    def drain(self, name: str, *, wait_s: float = 0.0) -> DrainProgress:
         """Begin to empty a bookie: it becomes read-only, and its entries are copied to others.
 
         A bookie that is drained already stays as it is. One that does not run is drained, too, from its peers.
 
         Args:
             name: The bookie.
+            wait_s: For how many seconds to try again while all checks that fail pass by themselves, as after the start
+                of an auditor.
 
         Returns:
             What it has at the beginning.
@@ -290,7 +298,7 @@ class ClusterAdmin:
         Cost: Reads the metadata of all ledgers, as ``drain_progress``.
         """
         with operation(self._backend.config.on_span, "pybk.cluster.drain", bookie=f"{name:.100}"):
-            return self._drain(name)
+            return _patiently(partial(self._drain, name), wait_s)
 
     def _drain(self, name: str) -> DrainProgress:
         """Begin to empty a bookie as ``drain`` does."""
@@ -309,18 +317,19 @@ class ClusterAdmin:
                 raise
         return self._progress(found, cookie)
 
-    async def drain_async(self, name: str) -> DrainProgress:
+    async def drain_async(self, name: str, *, wait_s: float = 0.0) -> DrainProgress:
         """Begin as ``drain`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.drain, name)
+        return await _patiently_async(partial(self.drain, name), wait_s)
 
     def _check_drain(self, cluster: ClusterMap, bookie: Bookie) -> None:
         metadata = self._metadata
-        holds = [str(hold["text"]) for hold in (_report_of(metadata) or {}).get("holds", ())]
-        failures = drain_failures(cluster, self.bookies(), bookie, metadata.read_settings(), holds)
-        if failures:
+        lasting = drain_failures(cluster, self.bookies(), bookie, metadata.read_settings())
+        holds, passing = hold_failures(_report_of(metadata))
+        if failures := (*lasting, *holds):
             raise SafetyCheckError(
                 f"bookie {bookie.bookie_id} cannot be drained, and stays as it is: {'; '.join(failures)}",
                 failures=failures,
+                passing=passing and not lasting,
             )
 
     def cancel_drain(self, name: str) -> BookieStatus:
@@ -475,7 +484,7 @@ class ClusterAdmin:
 
     # ---- removing ------------------------------------------------------------------------------------------------
 
-    def ok_to_remove(self, name: str) -> RemovalProof:
+    def ok_to_remove(self, name: str, *, wait_s: float = 0.0) -> RemovalProof:
         """Prove that no ledger needs a bookie, so that it can be removed; nothing is changed.
 
         Its drain must have begun ``REQUESTS_SECONDS`` ago, because requests that were sent before may still name it.
@@ -483,6 +492,7 @@ class ClusterAdmin:
 
         Args:
             name: The bookie, which may run or not.
+            wait_s: For how many seconds to try again while its drain began just now.
 
         Returns:
             The proof, which ``remove`` takes; it holds until the drain is cancelled.
@@ -494,6 +504,10 @@ class ClusterAdmin:
 
         Cost: Twice that of ``drain_progress``.
         """
+        return _patiently(partial(self._prove, name), wait_s)
+
+    def _prove(self, name: str) -> RemovalProof:
+        """Prove as ``ok_to_remove`` does."""
         cookie = self._cookie(name)
         began_ns = time.time_ns()
         self._check_emptying(cookie, began_ns)
@@ -510,9 +524,9 @@ class ClusterAdmin:
             ledgers=count,
         )
 
-    async def ok_to_remove_async(self, name: str) -> RemovalProof:
+    async def ok_to_remove_async(self, name: str, *, wait_s: float = 0.0) -> RemovalProof:
         """Prove as ``ok_to_remove`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.ok_to_remove, name)
+        return await _patiently_async(partial(self.ok_to_remove, name), wait_s)
 
     def _check_emptying(self, cookie: BookieCookie, now_ns: int) -> None:
         """Raise SafetyCheckError unless a bookie has been draining or drained for long enough."""
@@ -522,7 +536,7 @@ class ClusterAdmin:
         if cookie.state not in _EMPTYING:
             raise _refused(name, f"it is {cookie.state}, so that ledgers may still choose it: drain it first")
         if waits := self._passing(cookie, now_ns):
-            raise _refused(name, *waits)
+            raise _refused(name, *waits, passing=True)
 
     def _passing(self, cookie: BookieCookie, now_ns: int) -> list[str]:
         """Return why a bookie that is draining or drained may still be chosen, which passes by itself."""
@@ -1009,9 +1023,33 @@ def _began(cookie: BookieCookie) -> tuple[Bookie, int]:
     return cookie.bookie, cookie.state_since_ns
 
 
-def _refused(name: str, *failures: str, remedy: str = "") -> SafetyCheckError:
+def _refused(name: str, *failures: str, remedy: str = "", passing: bool = False) -> SafetyCheckError:
     text = "; ".join((*failures, *([remedy] if remedy else [])))
-    return SafetyCheckError(f"bookie {name} stays as it is: {text}", failures=failures)
+    return SafetyCheckError(f"bookie {name} stays as it is: {text}", failures=failures, passing=passing)
+
+
+def _patiently(call: Callable[[], T], wait_s: float) -> T:
+    """Return what a call returns, made again for so many seconds while it is refused for what passes by itself."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return call()
+        except SafetyCheckError as error:
+            if not error.passing or time.monotonic() >= until:
+                raise
+        time.sleep(RETRY_S)
+
+
+async def _patiently_async(call: Callable[[], T], wait_s: float) -> T:
+    """Call as ``_patiently`` does, each time in a thread, which the pauses do not hold."""
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            return await asyncio.to_thread(call)
+        except SafetyCheckError as error:
+            if not error.passing or time.monotonic() >= until:
+                raise
+        await asyncio.sleep(RETRY_S)
 
 
 def _deadline(seconds: Any, most: float, what: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
-from pybk.healing.situation import FULL_LINE, Space, Status
+from pybk.healing.situation import FULL_LINE, HoldReason, Space, Status
 from pybk.health import (
     LISTED_MAX,
     REASON_STATES,
@@ -40,6 +40,9 @@ from pybk.replication.quorum import Quorum
 
 SPACE_FACTOR: Final = 1.2
 """The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""
+
+_PASSING: Final = frozenset(reason.value for reason in HoldReason if reason.blind)
+"""The holds that end by themselves."""
 
 
 class ClusterVerdict(StrEnum):
@@ -389,11 +392,7 @@ def ledgers_on(cluster: ClusterMap, bookie: Bookie) -> set[int]:
 
 
 def drain_failures(
-    cluster: ClusterMap,
-    bookies: Iterable[BookieStatus],
-    bookie: Bookie,
-    settings: ClusterSettings,
-    holds: Iterable[str],
+    cluster: ClusterMap, bookies: Iterable[BookieStatus], bookie: Bookie, settings: ClusterSettings
 ) -> tuple[str, ...]:
     """Return why a bookie cannot be drained now, a sentence for each check that fails.
 
@@ -402,7 +401,6 @@ def drain_failures(
         bookies: All bookies.
         bookie: The bookie that is to be drained.
         settings: The cluster's settings.
-        holds: Why the auditor holds repairs.
     """
     others = [each for each in bookies if each.bookie != bookie and each.writable]
     shapes = [ledger.shape for each in ledgers_on(cluster, bookie) if (ledger := cluster.get(each)) is not None]
@@ -410,8 +408,18 @@ def drain_failures(
         *_too_few(others, max([cluster.largest_open_ensemble, *(shape.quorum.ensemble_size for shape in shapes)])),
         *_too_full(others, bytes_on(cluster, bookie)),
         *_too_few_zones(others, settings, max((shape.quorum.write_quorum for shape in shapes), default=0)),
-        *(f"repairs are on hold: {each}" for each in holds),
     )
+
+
+def hold_failures(report: Mapping[str, Any] | None) -> tuple[tuple[str, ...], bool]:
+    """Return why the auditor holds repairs, a sentence each, and whether all of these holds end by themselves.
+
+    Args:
+        report: What the auditor reports; None without one.
+    """
+    holds = (report or {}).get("holds", ())
+    texts = tuple(f"repairs are on hold: {hold['text']}" for hold in holds)
+    return texts, all(hold["reason"] in _PASSING for hold in holds)
 
 
 def _too_few(others: Sequence[BookieStatus], needed: int) -> Iterator[str]:
@@ -642,7 +650,7 @@ def rebalance_failures(
     if report is None or report.get("frozen") or report.get("phase") != "leading":
         failures.append("no auditor has looked at the cluster yet, so it is not known whether anything is short: wait")
     else:
-        failures += [f"repairs are on hold: {hold['text']}" for hold in report.get("holds", ())]
+        failures += hold_failures(report)[0]
         if short := sum(report.get("short", {}).values()):
             failures.append(f"ledgers have fewer copies than they should have: {short}; wait for their repair")
     if settings.repair.paused_until_ns > now_ns:

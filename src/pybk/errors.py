@@ -76,17 +76,25 @@ class SafetyCheckError(IllegalOperationError):
     Args:
         message: What was refused, with all failures and the remedy.
         failures: The checks that failed, a sentence each.
+        passing: Whether all of them pass by themselves within a minute, as a rule.
         outcome_unknown: As in PybkError.
 
-    Retry: Yes, once the checks in ``failures`` pass.
-    Remedy: Wait until repairs are done, or mend what ``failures`` names, and call again.
+    Retry: Yes, once the checks in ``failures`` pass; they do so by themselves if ``passing`` is true.
+    Remedy: Call with ``wait_s`` if ``passing`` is true. Otherwise wait until repairs are done, or mend what
+        ``failures`` names, and call again.
     """
 
     def __init__(
-        self, message: str = "", *, failures: tuple[str, ...] = (), outcome_unknown: bool | None = None
+        self,
+        message: str = "",
+        *,
+        failures: tuple[str, ...] = (),
+        passing: bool = False,
+        outcome_unknown: bool | None = None,
     ) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
         self.failures = failures
+        self.passing = passing
 
 
 class ForkedProcessError(IllegalOperationError):

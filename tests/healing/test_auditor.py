@@ -83,6 +83,30 @@ class Led:
         return asked + self.step(MarksChanged({MarkKey(ledger_id, bookie(0)): None}))
 
 
+def test_a_change_of_the_holds_is_reported_at_once() -> None:
+    machine = AuditorMachine()
+    reports: list[list[str]] = []
+
+    def step(event: Event, after_s: int = 0) -> None:
+        effects = machine.step(event, NOW + after_s * SECOND_NS)
+        reports.extend([hold.reason.value for hold in each.holds] for each in effects if isinstance(each, Report))
+
+    def see(*registered: int, after_s: int = 0) -> None:
+        step(BookiesRead(tuple(facts(each, registered=each in registered) for each in range(4))), after_s)
+
+    step(Elected(SavedState(), NOW + LEASE_NS, NOW))
+    step(SettingsRead(ClusterSettings()))
+    step(MarksRead(()))
+    see(0, 1, 2)
+    assert reports == [], "nothing is known before everything was read"
+    step(LedgersRead(1, -1, None, {1: (ledger(1, (0, (0, 1, 2))), 0)}))
+    assert reports == [["session_young"]]
+    see(0, 1, 2, after_s=1)
+    see(0, 1, 2, 3, after_s=2)
+    see(0, 1, 2, 3, after_s=3)
+    assert reports == [["session_young"], []]
+
+
 def test_a_bookie_that_comes_before_its_answer_is_a_target() -> None:
     led = Led(bookies=3)
     (asked,) = led.step(Tick())

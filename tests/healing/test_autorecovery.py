@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pybk import ClusterAdmin, ClusterVerdict
 from pybk.client import limbo_repair
 from pybk.flags import WriteFlag
-from pybk.healing import surplus_dropping, writer_watch
+from pybk.healing import situation, surplus_dropping, writer_watch
 from pybk.healing.service import Autorecovery
 from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager
@@ -50,6 +51,17 @@ def autorecovery_of(manager: LedgerManager) -> Autorecovery:
 
 def leaders(cluster: Inside) -> list[int]:
     return [place for place, manager in enumerate(cluster.bookies) if autorecovery_of(manager).auditing.leads]
+
+
+def test_a_new_cluster_is_ok_and_drains_as_soon_as_all_bookies_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(situation, "SESSION_NS_MIN", 1 << 60)
+    with inside(tmp_path, count=4, autorecovery=True) as cluster:
+        admin = ClusterAdmin(cluster.connect())
+        wait_until(lambda: admin.status().verdict is ClusterVerdict.OK)
+        wait_until(lambda: all(each.health().state == "ok" for each in cluster.bookies))
+        assert admin.drain("bookie-0").state is BookieState.DRAINING
 
 
 def test_a_lost_bookie_is_replaced_after_the_grace(five: Inside) -> None:

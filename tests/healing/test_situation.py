@@ -135,12 +135,21 @@ def test_a_lost_bookie_without_ledgers_counts_no_more() -> None:
 
 
 def test_an_unknown_state_holds_even_urgent_repairs() -> None:
-    found = situation(6)
+    found = situation(6, absent={0: 1})
     found.store_since_ns = NOW - 29 * SECOND_NS
     assert [each.reason for each in holds_of(CLUSTER, found, NOW, {})] == [HoldReason.SESSION_YOUNG]
     found.store_since_ns = None
     (hold,) = holds_of(CLUSTER, found, NOW, {})
     assert (hold.reason, hold.reason.blind) == (HoldReason.STORE_UNREACHABLE, True)
+
+
+def test_a_young_session_holds_nothing_once_all_bookies_are_registered() -> None:
+    found = situation(6)
+    found.store_since_ns = NOW
+    assert holds_of(CLUSTER, found, NOW, {}) == ()
+    gone = situation(6, absent={5: 1}, changed=[facts(5, state=BookieState.DRAINED)])
+    gone.store_since_ns = NOW
+    assert holds_of(CLUSTER, gone, NOW, {}) == (), "a bookie that was drained need not run"
 
 
 def test_open_ledgers_need_bookies() -> None:

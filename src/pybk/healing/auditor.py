@@ -54,6 +54,7 @@ from pybk.healing.situation import (
     SECOND_NS,
     BookieFacts,
     Hold,
+    HoldReason,
     MarkKey,
     Situation,
     Standing,
@@ -552,6 +553,8 @@ class AuditorMachine:
         self._lost_store_ns: int | None = None
         self._progress = _Progress()
         self._save_now = False
+        self._reported: frozenset[HoldReason] | None = None
+        """The holds that were reported last; None before the first report after all was read."""
 
     @property
     def leading(self) -> bool:
@@ -595,9 +598,17 @@ class AuditorMachine:
         due = bool(self.situation.absent_since_ns) and now_ns - self._saved_at_ns >= SAVE_NS
         if self._phase is _Phase.LEADING and (self._save_now or due):
             effects.append(self._save(now_ns))
-        if isinstance(event, Tick):
+        if isinstance(event, Tick) or self._holds_changed():
             effects.append(self._report(now_ns))
         return effects
+
+    def _holds_changed(self) -> bool:
+        """Return whether repairs are held for other reasons than was reported last, as people wait for that."""
+        holds = frozenset(each.reason for each in self.holds)
+        changed = self._phase is _Phase.LEADING and holds != self._reported
+        if changed:
+            self._reported = holds
+        return changed
 
     # ---- events ----------------------------------------------------------------------------------------------------
 

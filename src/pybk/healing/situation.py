@@ -27,7 +27,7 @@ FULL_LINE: Final = 0.85
 """The used share of a tier above which a bookie takes no copies."""
 
 SESSION_NS_MIN: Final = 30 * SECOND_NS
-"""How long the metadata store's session must last before its registrations are believed to be complete."""
+"""How long the metadata store's session must last before a bookie without a registration is taken to be absent."""
 
 URGENT_NS: Final = 30 * SECOND_NS
 """How long a bookie is absent before its copies are urgent; a quarter of the grace if that is shorter."""
@@ -143,13 +143,16 @@ class HoldReason(StrEnum):
 
     @property
     def blind(self) -> bool:
-        """Whether it is unknown which bookies are registered; then nothing is urgent, and no mark is changed."""
+        """Whether it is unknown which bookies are registered; then nothing is urgent, and no mark is changed.
+
+        Such a hold ends by itself, half a minute after the metadata store answers at the latest.
+        """
         return self in (HoldReason.STORE_UNREACHABLE, HoldReason.SESSION_YOUNG)
 
 
 HOLD_TEXTS: Final = {
     HoldReason.STORE_UNREACHABLE: "the metadata store cannot be reached",
-    HoldReason.SESSION_YOUNG: "the session with the metadata store is younger than 30 s",
+    HoldReason.SESSION_YOUNG: "a bookie is not registered, and the session with the store is younger than 30 s",
     HoldReason.FEW_REGISTERED: "fewer members are registered than repair.hold_below asks for",
     HoldReason.ZONE_ABSENT: "all bookies of a zone are absent",
     HoldReason.RACK_ABSENT: "all bookies of a rack are absent",
@@ -352,10 +355,11 @@ def holds_of(
     """
     began = situation.store_since_ns
     if began is None:
-        return (_hold(HoldReason.STORE_UNREACHABLE, "repairs continue 30 s after it is back"),)
-    if now_ns - began < SESSION_NS_MIN:
-        return (_hold(HoldReason.SESSION_YOUNG, "bookies may not have registered again yet"),)
+        return (_hold(HoldReason.STORE_UNREACHABLE, "repairs continue 30 s after it is back, or once all bookies are"),)
     members = _members(cluster, situation, now_ns)
+    away = sorted(each.bookie.bookie_id for each in members if not each.registered)
+    if away and now_ns - began < SESSION_NS_MIN:
+        return (_hold(HoldReason.SESSION_YOUNG, f"{', '.join(away)} may register yet"),)
     found = [
         *_few_registered(situation, members),
         *_parts_absent(members),

@@ -10,7 +10,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pybk.admin.bookie_options import RELOADED, BookieSettings, settings_of
 from pybk.admin.cli.arguments import (
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from pybk.ledger import Bookie
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _POLL_SECONDS: Final = 1.0
 """The shortest time between two looks at a drain."""
@@ -128,14 +131,22 @@ def _add_administration(commands: Any) -> None:
     text = "write, read and delete a small ledger on a bookie alone, and show how long that takes; exit 1 if it fails"
     takes_entries(_add(commands, "probe", probe, text))
     drain = _add(commands, "drain", _drain, "copy all that a bookie has to others; exit 3 if they could not take it")
-    drain.add_argument("--wait", action="store_true", help="until the bookie can be removed; Ctrl-C leaves it going")
+    drain.add_argument(
+        "--wait",
+        action="store_true",
+        help="until it can be drained, if what refuses that passes by itself, and then until it can be removed; Ctrl-C "
+        "leaves it going",
+    )
     _add(commands, "cancel-drain", _cancel_drain, "end the drain of a bookie")
     maintenance = _add(commands, "maintenance", _maintenance, "announce that a bookie may be absent for some time")
     end = maintenance.add_mutually_exclusive_group(required=True)
     end.add_argument("--for", dest="seconds", type=seconds_of, metavar="TIME", help="such as 30m or 2h")
     end.add_argument("--end", action="store_true", help="it is back")
     _add(commands, "ok-to-stop", _ok_to_stop, "check whether bookies may be stopped; exit 3 if not", names="+")
-    _add(commands, "ok-to-remove", _ok_to_remove, "check that no ledger needs a bookie; exit 3 if one does")
+    ok_to_remove = _add(
+        commands, "ok-to-remove", _ok_to_remove, "check that no ledger needs a bookie; exit 3 if one does"
+    )
+    _takes_wait(ok_to_remove)
     remove = _add(commands, "remove", _remove, "remove a bookie for good, if no ledger needs it; exit 3 if one does")
     remove.add_argument(
         "--accept-loss",
@@ -144,7 +155,12 @@ def _add_administration(commands: Any) -> None:
         metavar="LEDGER",
         help="give up the copies of these ledgers on it; all that name it are needed",
     )
+    _takes_wait(remove)
     takes_confirmation(remove, "check whether it can be removed")
+
+
+def _takes_wait(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--wait", action="store_true", help="while its drain began just now")
 
 
 def _add(
@@ -238,7 +254,7 @@ def _bookie_as_json(bookie: Bookie) -> dict[str, Any]:
 
 def _drain(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        progress = admin.drain(parsed.name)
+        progress = _patiently(parsed, partial(admin.drain, parsed.name))
         _print_progress(parsed, progress)
         if not parsed.wait:
             return SOUND
@@ -249,6 +265,17 @@ def _drain(parsed: argparse.Namespace) -> int:
                 f"the drain continues; `pybk bookie cancel-drain {parsed.path} {parsed.name}` ends it", file=sys.stderr
             )
             raise
+
+
+def _patiently(parsed: argparse.Namespace, call: Callable[..., T]) -> T:
+    """Make a call, with ``--wait`` for as long as it is refused for what passes by itself."""
+    try:
+        return call()
+    except SafetyCheckError as error:
+        if not (parsed.wait and error.passing):
+            raise
+        print_note(parsed, f"waits: {error}")
+        return call(wait_s=float("inf"))
 
 
 def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgress) -> int:
@@ -342,7 +369,7 @@ def _ok_to_stop(parsed: argparse.Namespace) -> int:
 def _ok_to_remove(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
         try:
-            proof = admin.ok_to_remove(parsed.name)
+            proof = _patiently(parsed, partial(admin.ok_to_remove, parsed.name))
         except SafetyCheckError as error:
             if not parsed.json:
                 raise
@@ -358,7 +385,9 @@ def _ok_to_remove(parsed: argparse.Namespace) -> int:
 
 def _remove(parsed: argparse.Namespace) -> int:
     with admin_of(parsed) as admin:
-        proof = None if parsed.accept_loss is not None else admin.ok_to_remove(parsed.name)
+        proof = None
+        if parsed.accept_loss is None:
+            proof = _patiently(parsed, partial(admin.ok_to_remove, parsed.name))
         if parsed.dry_run:
             lost = f"; the copies of {counted(len(parsed.accept_loss), 'ledger')} are given up" if proof is None else ""
             if parsed.json:

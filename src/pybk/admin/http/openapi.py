@@ -22,7 +22,8 @@ _PROBLEM: Final[Schema] = {
         "code": {"type": "string", "description": "A stable name of the error."},
         "detail": {"type": "string"},
         "retryable": {"type": "boolean", "description": "Whether the same request may succeed later."},
-        "failures": {"type": "array", "items": {"type": "string"}},
+        "failures": {"type": "array", "items": {"type": "string"}, "description": "The safety checks that failed."},
+        "passing": {"type": "boolean", "description": "Whether these checks pass by themselves within a minute."},
     },
     "required": ["type", "title", "status", "code", "detail", "retryable"],
 }

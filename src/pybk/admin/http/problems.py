@@ -79,6 +79,9 @@ class ProblemError(Exception):
 def problem_of(error: PybkError) -> ProblemError:
     """Return the problem that an error of pybk is to a client; its code is the name of the class."""
     status = next((found for kind, found in _STATUSES if isinstance(error, kind)), HTTPStatus.INTERNAL_SERVER_ERROR)
-    extra = {"failures": list(error.failures)} if isinstance(error, SafetyCheckError) else {}
+    extra: dict[str, Any] = {}
     retryable = bool(error.retryable) or status is HTTPStatus.SERVICE_UNAVAILABLE
+    if isinstance(error, SafetyCheckError):
+        extra = {"failures": list(error.failures), "passing": error.passing}
+        retryable |= error.passing
     return ProblemError(status, type(error).__name__, str(error), retryable=retryable, extra=extra)
