@@ -63,6 +63,9 @@ SEGMENT_KEY: Final = "pybk.segment"
 BLOB_KEY: Final = "pybk.blob"
 """Custom metadata of a blob's ledger: its log, the epoch of its writer, and what it covers, as JSON."""
 
+_LONG_BYTES: Final = 2 << 10
+"""Bytes of a record from which on decoding it costs more than the rest of a read."""
+
 T = TypeVar("T")
 
 
@@ -111,6 +114,8 @@ class LedgerSteps:
         self._uid = b""
         self._properties: Mapping[str, str] = {}
         """Those of the record that was read last."""
+        self._known: ListRecord | None = None
+        """The long record that was read or written last, so that it is decoded again only after others changed it."""
         self.record_name = f"{spec.kind.group}/{name}"
         self.changes = 0
         """How often the record may have changed since ``watch_truncation`` was called."""
@@ -159,7 +164,15 @@ class LedgerSteps:
         found = self._backend.read_record(f"{self.spec.kind.group}/{name}")
         if found is None:
             return None
-        return Found(ListRecord.decode(found.value, where=f"the record of log {name!r}"), found.version)
+        known = self._known
+        if known is None or known.encode() != found.value:
+            known = ListRecord.decode(found.value, where=f"the record of log {name!r}")
+            self._keep(known)
+        return Found(known, found.version)
+
+    def _keep(self, record: ListRecord) -> None:
+        """Keep a record for the next read if it is long, because most logs are short and at rest."""
+        self._known = record if len(record.encode()) >= _LONG_BYTES else None
 
     def pin(self) -> None:
         """Operate on the list that has the name now, and on no other that gets the name later (rule T13).
@@ -262,6 +275,7 @@ class LedgerSteps:
             case ReadOther(name):
                 return self._read(name)
             case WriteList(record, version):
+                self._keep(record)
                 return self._write(record.encode(), version)
             case RemoveList(version):
                 return self._write(None, version)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import (
@@ -40,6 +41,9 @@ from pybk.streams.format import NOTHING_YET, Highest
 LIST_FORMAT: Final = 1
 SEQ_MAX: Final = (1 << 63) - 2
 UID_BYTES: Final = 16
+_OPEN_MAX: Final = 2
+"""Segments that are open at a time, always the last ones; a roll overlaps them."""
+
 _BYTES_MAX: Final = 384 << 10
 """Bytes of a record to which segments are added; a metadata store takes 448 KiB."""
 
@@ -110,6 +114,9 @@ class Segment:
     def is_open(self) -> bool:
         """Whether its writer may still append to it, so that a take-over has to fence it."""
         return self.last_seq is None
+
+
+_row_of: Final = attrgetter(*Segment.__slots__)
 
 
 class Checkpoint(NamedTuple):
@@ -194,6 +201,8 @@ class ListRecord:
     uploads: tuple[int, ...] = ()
     cursors: tuple[CursorBound, ...] = ()
     dropped: bool = False
+    _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
+    """Its bytes, once it was encoded or if it was decoded from them."""
 
     def __post_init__(self) -> None:
         """Check the invariants; a record that breaks them is neither written nor believed."""
@@ -209,7 +218,7 @@ class ListRecord:
     @property
     def open_segments(self) -> tuple[Segment, ...]:
         """The segments that are open, at most two."""
-        return tuple(each for each in self.segments if each.is_open)
+        return tuple(each for each in self.segments[-_OPEN_MAX:] if each.is_open)
 
     @property
     def ledgers(self) -> frozenset[int]:
@@ -535,7 +544,13 @@ class ListRecord:
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """Return the record as JSON."""
+        """Return the record as JSON; a second call returns the same bytes, as does one of a decoded record."""
+        if self._encoded is None:
+            object.__setattr__(self, "_encoded", self._as_json())
+        assert self._encoded is not None
+        return self._encoded
+
+    def _as_json(self) -> bytes:
         return encode_json(
             ({"dropped": True} if self.dropped else {})
             | {
@@ -553,7 +568,7 @@ class ListRecord:
                 "cuts": [list(each) for each in self.cuts],
                 "sealed": self.sealed,
                 "properties": dict(self.properties),
-                "segments": [[getattr(each, name) for name in Segment.__slots__] for each in self.segments],
+                "segments": list(map(_row_of, self.segments)),
                 "pending_deletes": list(self.pending_deletes),
                 "checkpoints": [list(each) for each in self.checkpoints],
                 "uploads": list(self.uploads),
@@ -591,7 +606,9 @@ class ListRecord:
                 }
             )
 
-        return decode_json(data, make, where=where)
+        found = decode_json(data, make, where=where)
+        object.__setattr__(found, "_encoded", data)
+        return found
 
 
 def new_list(name: str, kind: ListKind, uid: bytes, start_seq: int) -> ListRecord:
@@ -622,9 +639,9 @@ def _problem_of(record: ListRecord) -> str:
         return f"it begins with record {record.first_seq}, before the first one, {record.start_seq}"
     if any(each.epoch > record.epoch or each.generation > record.generation for each in record.segments):
         return "a segment is of a later epoch or generation than the list"
-    closed = [each for each in record.segments if not each.is_open]
     opened = record.open_segments
-    if record.segments[len(closed) :] != opened or len(opened) > 2 or (record.sealed and opened):
+    closed = record.segments[: len(record.segments) - len(opened)]
+    if any(each.is_open for each in closed) or (record.sealed and opened):
         return "more than the last two segments are open, or it is sealed and has an open one"
     first = closed[0].first_seq if closed else record.end_seq
     expected = first

@@ -1,0 +1,73 @@
+"""How often the record of a log is decoded: once for each change by another process, however long it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pybk import LedgerManager, Log
+from pybk.streams.list_record import ListRecord
+
+PASSWORD = b"steps"
+SEGMENTS = 60
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[LedgerManager]:
+    with LedgerManager.open(tmp_path / "store") as manager:
+        yield manager
+
+
+@pytest.fixture
+def log(manager: LedgerManager) -> Iterator[Log]:
+    with Log.open(manager, "log", password=PASSWORD) as log:
+        with log.writer() as writer:
+            for _ in range(SEGMENTS):
+                writer.append(b"record")
+                writer.roll()
+        yield log
+
+
+@pytest.fixture
+def decoded(log: Log, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each decoding of a record adds."""
+    assert len(log.segments()) == SEGMENTS
+    found: list[str] = []
+    decode = ListRecord.decode
+
+    def counted(data: bytes, *, where: str) -> ListRecord:
+        found.append(where)
+        return decode(data, where=where)
+
+    monkeypatch.setattr(ListRecord, "decode", counted)
+    return found
+
+
+def test_a_record_that_did_not_change_is_decoded_once(log: Log, decoded: list[str]) -> None:
+    for _ in range(5):
+        assert log.last_seq == SEGMENTS - 1
+    assert not decoded
+
+
+def test_a_change_by_another_is_decoded(manager: LedgerManager, log: Log, decoded: list[str]) -> None:
+    with Log.open(manager, "log", password=PASSWORD) as other:
+        other.set_properties({"changed": "by another"})
+        decoded.clear()
+        assert log.properties["changed"] == "by another"
+        assert log.properties["changed"] == "by another"
+    assert len(decoded) == 1
+
+
+def test_a_writer_decodes_none_of_its_own_changes(log: Log, decoded: list[str]) -> None:
+    with log.writer() as writer:
+        writer.append(b"record")
+        writer.roll()
+        decoded.clear()
+        for _ in range(3):
+            writer.append(b"record")
+            writer.roll()
+        own = [each for each in decoded if "log" in each]
+    assert not own
+    assert log.last_seq == SEGMENTS + 3
