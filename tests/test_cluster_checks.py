@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -11,13 +12,17 @@ from pybk.cluster_checks import (
     SPACE_FACTOR,
     BookieStatus,
     ClusterVerdict,
+    DeviceSpace,
     StopCheck,
     bytes_on,
     drain_failures,
+    space_by_tiers,
     status_with_report,
     stop_check,
 )
+from pybk.flags import StorageHint
 from pybk.frozen_dict import FrozenDict
+from pybk.ledger import Bookie
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
@@ -140,3 +145,31 @@ def test_an_auditor_that_does_not_report_any_more_is_named(age_s: int, *, silent
     assert found == (["the auditor, bookie-1, has not reported for 61 s: restart it"] if silent else [])
     assert status.verdict == (ClusterVerdict.WARN if silent else ClusterVerdict.OK)
     assert CHECKS["auditor"](status)[0] == (2 if silent else 0)
+
+
+def on_devices(name: str, devices: Mapping[StorageHint, str]) -> BookieStatus:
+    """Return a bookie with 3 of 10 bytes free on each device."""
+    tiers = list(StorageHint)
+    return BookieStatus(
+        bookie=Bookie(name, bytes(8)),
+        state=BookieState.ACTIVE,
+        registered=True,
+        free_bytes=dict.fromkeys(tiers, 3),
+        capacity_bytes=dict.fromkeys(tiers, 10),
+        devices=devices,
+    )
+
+
+def test_a_device_counts_once_whatever_has_it_in_common() -> None:
+    one_disk = dict.fromkeys(StorageHint, "host:1")
+    together = on_devices("a", one_disk), on_devices("b", one_disk)
+    assert space_by_tiers(together) == {"hdd, nvme, ssd": DeviceSpace(3, 10, frozenset("ab"))}
+    own = {tier: f"other:{number}" for number, tier in enumerate(StorageHint)}
+    found = space_by_tiers([*together, on_devices("c", own)])
+    assert found["nvme"] == DeviceSpace(3, 10, frozenset("c"))
+    assert found.keys() == {"hdd, nvme, ssd", "hdd", "nvme", "ssd"}
+
+
+def test_bookies_that_register_no_devices_count_by_tier() -> None:
+    found = space_by_tiers([on_devices("a", {}), on_devices("b", {})])
+    assert found == {tier.value: DeviceSpace(6, 20, frozenset("ab")) for tier in StorageHint}

@@ -75,6 +75,7 @@ class BookieStatus:
         addresses: Where it listens; empty if it does not run.
         free_bytes: The free bytes of each tier; empty if it does not run.
         capacity_bytes: All bytes of each tier, used and free; empty if it does not run, or does not register them.
+        devices: The device of each tier, as tiers may share one; empty as ``capacity_bytes``.
     """
 
     bookie: Bookie
@@ -88,6 +89,7 @@ class BookieStatus:
     addresses: tuple[str, ...] = ()
     free_bytes: Mapping[StorageHint, int] = field(default_factory=FrozenDict, hash=False)
     capacity_bytes: Mapping[StorageHint, int] = field(default_factory=FrozenDict, hash=False)
+    devices: Mapping[StorageHint, str] = field(default_factory=FrozenDict, hash=False)
 
     @property
     def name(self) -> str:
@@ -284,9 +286,51 @@ def statuses_of(cookies: Iterable[BookieCookie], registrations: Iterable[BookieR
                 addresses=() if seen is None else seen.addresses,
                 free_bytes=FrozenDict({} if seen is None else seen.tiers),
                 capacity_bytes=FrozenDict({} if seen is None else seen.capacity),
+                devices=FrozenDict({} if seen is None else seen.devices),
             )
         )
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpace:
+    """The space of devices that have the same tiers.
+
+    Attributes:
+        free_bytes: Their free bytes.
+        capacity_bytes: All their bytes, used and free; None if they are not known of all.
+        bookies: The names of the bookies on them.
+    """
+
+    free_bytes: int
+    capacity_bytes: int | None
+    bookies: frozenset[str]
+
+
+def space_by_tiers(bookies: Iterable[BookieStatus]) -> dict[str, DeviceSpace]:
+    """Return the space of a cluster by the tiers of its devices, such as ``nvme`` or ``hdd, nvme, ssd``.
+
+    A device that several tiers, or several bookies of one host, have in common counts once. Without what bookies
+    register of devices, each tier of a bookie counts as one.
+    """
+    tiers: dict[str, set[str]] = {}
+    found: dict[str, DeviceSpace] = {}
+    for bookie in bookies:
+        for tier, free in bookie.free_bytes.items():
+            device = bookie.devices.get(tier, f"{bookie.name} {tier.value}")
+            capacity = bookie.capacity_bytes.get(tier)
+            before = found.get(device, DeviceSpace(free, capacity, frozenset()))
+            names = before.bookies | {bookie.name}
+            found[device] = DeviceSpace(min(before.free_bytes, free), before.capacity_bytes or capacity, names)
+            tiers.setdefault(device, set()).add(tier.value)
+    summed: dict[str, DeviceSpace] = {}
+    for device, each in found.items():
+        key = ", ".join(sorted(tiers[device]))
+        other = summed.get(key, DeviceSpace(0, 0, frozenset()))
+        sizes = (other.capacity_bytes, each.capacity_bytes)
+        capacity = None if None in sizes else sum(size or 0 for size in sizes)
+        summed[key] = DeviceSpace(other.free_bytes + each.free_bytes, capacity, other.bookies | each.bookies)
+    return summed
 
 
 # ---- copies --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ A part of the store that works around a failure and retries reports it in ``Stor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
@@ -135,7 +136,7 @@ class Health:
         reason: The text of the worst reason; empty for ``"ok"``, also if there are notes.
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
-        free_bytes: Free bytes by directory.
+        free_bytes: Free bytes of each device, by the directory in which all of its tier directories lie.
         troubles: Failures and refusals that are being retried, one text each. None of them affects durable entries.
         reasons: All reasons, the worst state first, and then notes, which cause no state; for ``"ok"`` there are only
             notes.
@@ -201,7 +202,10 @@ def read_only_store_health(store: ReadOnlyStore) -> Health:
 
 
 def _free_bytes(store: Store | ReadOnlyStore) -> dict[str, int]:
-    return {directory.path: store.fs.free_bytes(directory.path) for directory in store.volumes.directories}
+    return {
+        os.path.commonpath([each.path for each in directories]): store.fs.free_bytes(directories[0].path)
+        for directories in store.volumes.by_device().values()
+    }
 
 
 # ---- bookies -------------------------------------------------------------------------------------------------------

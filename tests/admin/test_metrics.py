@@ -102,7 +102,7 @@ def test_prometheus_sees_them_all(tmp_path: Path) -> None:
         assert registry.get_sample_value("pybk_outstanding_bytes", {"store": "one"}) == 0
         tail = registry.get_sample_value("pybk_tail_bytes", {"store": "one"})
         assert tail == one.health().tail_bytes
-        directory = str(tmp_path / "one" / "hdd")
+        directory = str(tmp_path / "one")  # all tiers are on its device
         assert registry.get_sample_value("pybk_free_bytes", {"store": "one", "directory": directory}) > 0
         text = prometheus.generate_latest(registry).decode()
         assert 'pybk_appended_bytes_total{ledger_type="or\\"ders",store="one",tier="nvme"}' in text

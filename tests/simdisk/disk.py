@@ -324,6 +324,11 @@ class SimFileSystem:
             self.directory(path)
             return self.capacity_bytes
 
+    def device(self, path: str) -> int:
+        with self.guard:
+            self.directory(path)
+            return 0
+
     def inode_number(self, path: str) -> int:
         with self.guard:
             self.directory(path)

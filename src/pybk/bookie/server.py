@@ -373,6 +373,7 @@ class BookieServer:
             public_key=self.server.public_key or b"",
             tiers=dict(health.free_bytes),
             capacity=dict(health.capacity_bytes),
+            devices=dict(health.devices),
             load=served / LOOK_SECONDS,
             rack=self._rack,
             read_only=bool(self._why_read_only(health)),

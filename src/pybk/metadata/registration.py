@@ -211,6 +211,8 @@ class BookieRegistration:
         public_key: Its CURVE public key, empty without a cluster secret.
         tiers: Free bytes of each tier that it has.
         capacity: All bytes of each tier, used and free; empty for versions of pybk that do not register it.
+        devices: The device of each tier, as tiers may share one, by a name that no device of another host has; empty
+            for versions of pybk that do not register it.
         load: How busy it is, from 0 up; meaningful only in comparison with other bookies.
         rack: Where it stands, ``zone/rack/host`` or less; empty if unknown.
         read_only: It takes no new ledgers.
@@ -227,6 +229,7 @@ class BookieRegistration:
     public_key: bytes = b""
     tiers: Mapping[StorageHint, int] = field(default_factory=dict, hash=False)
     capacity: Mapping[StorageHint, int] = field(default_factory=dict, hash=False)
+    devices: Mapping[StorageHint, str] = field(default_factory=dict, hash=False)
     load: float = 0.0
     rack: str = ""
     read_only: bool = False
@@ -253,6 +256,9 @@ class BookieRegistration:
         for name in ("tiers", "capacity"):
             sizes = {StorageHint(tier): size for tier, size in getattr(self, name).items()}
             object.__setattr__(self, name, FrozenDict(sizes))
+        object.__setattr__(
+            self, "devices", FrozenDict({StorageHint(tier): name for tier, name in self.devices.items()})
+        )
 
 
 class RegisteredBookie:
@@ -810,6 +816,8 @@ def encode_registration(registration: BookieRegistration, owner: str) -> bytes:
         values["in_limbo"] = registration.in_limbo
     if registration.capacity:
         values["capacity"] = {tier.value: size for tier, size in registration.capacity.items()}
+    if registration.devices:
+        values["devices"] = {tier.value: name for tier, name in registration.devices.items()}
     secret: dict[str, Any] = {
         "key_epochs": list(registration.key_epochs),
         "key_epoch": registration.key_epoch,
@@ -840,6 +848,7 @@ def decode_registration(values: dict[str, Any]) -> tuple[BookieRegistration, str
         public_key=from_base64(values["public_key"]),
         tiers={StorageHint(tier): free for tier, free in values["tiers"].items()},
         capacity={StorageHint(tier): size for tier, size in values.get("capacity", {}).items()},
+        devices={StorageHint(tier): str(name) for tier, name in values.get("devices", {}).items()},
         load=float(values["load"]),
         rack=values["rack"],
         read_only=values["read_only"],

@@ -202,6 +202,13 @@ class Volumes:
                 "open the store with the pybk that wrote it, or newer"
             ) from None
 
+    def by_device(self) -> dict[int, list[Directory]]:
+        """Return the tier directories by the device that has them, so that no device counts more than once."""
+        found: dict[int, list[Directory]] = {}
+        for directory in self.directories:
+            found.setdefault(self.fs.device(directory.path), []).append(directory)
+        return found
+
     def directory_of(self, row: FileRow) -> str:
         """Return the directory a file lies in."""
         try:

@@ -183,6 +183,8 @@ def _print_list(parsed: argparse.Namespace, bookies: Iterable[BookieStatus]) -> 
     if parsed.json:
         print_json({"bookies": [_as_json(each) for each in bookies]})
         return SOUND
+    from pybk.cluster_checks import space_by_tiers
+
     rows = [
         (
             each.name,
@@ -192,7 +194,7 @@ def _print_list(parsed: argparse.Namespace, bookies: Iterable[BookieStatus]) -> 
             each.location,
             each.version,
             " ".join(each.addresses),
-            ", ".join(f"{tier} {shown_bytes(free)}" for tier, free in each.free_bytes.items()),
+            "; ".join(f"{name}: {shown_bytes(one.free_bytes)}" for name, one in space_by_tiers([each]).items()),
         )
         for each in bookies
     ]
@@ -245,6 +247,7 @@ def _as_json(each: BookieStatus) -> dict[str, Any]:
         "addresses": list(each.addresses),
         "free_bytes": {str(tier): free for tier, free in each.free_bytes.items()},
         "capacity_bytes": {str(tier): size for tier, size in each.capacity_bytes.items()},
+        "devices": {str(tier): device for tier, device in each.devices.items()},
     }
 
 

@@ -15,6 +15,7 @@ from pybk.admin.http.history import Series
 from pybk.admin.http.rates import Load, Rates
 from pybk.admin.http.routes import Range, Route, route
 from pybk.admin.http.view import View
+from pybk.cluster_checks import space_by_tiers
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.manager import backend_of
 from pybk.streams.list_record import ListKind, ListRecord
@@ -82,10 +83,10 @@ class BookieLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The free space of a tier of the cluster, or of a directory of the store.
+    """The free space of the devices of a cluster that have the same tiers, or of a device of the store.
 
     Attributes:
-        name: The tier, or the directory.
+        name: The tiers of the devices, or the directory of the store's.
         free_bytes: How many bytes are free, in all bookies that run.
         capacity_bytes: How many bytes it has, used and free; null if that is not known.
         days_left: In how many days it is full if it fills as of late; null if it does not, or not seen for a minute.
@@ -207,17 +208,14 @@ def types(view: View) -> TypePage:
 
 @route("GET", f"{_ROOT}/space", cluster=False)
 def space(view: View) -> tuple[Space, ...]:
-    """Return the free space, by tier of a cluster, or by directory of a store."""
+    """Return the free space, by the tiers of a cluster's devices, or by device of a store."""
     seen = view.seen
-    capacity: dict[str, int] = {}
-    for each in seen.bookies:
-        for tier, size in each.capacity_bytes.items():
-            capacity[tier.value] = capacity.get(tier.value, 0) + size
+    found = space_by_tiers(seen.bookies)
     return tuple(
         Space(
             name=name,
             free_bytes=free.free_bytes,
-            capacity_bytes=capacity.get(name),
+            capacity_bytes=found[name].capacity_bytes if name in found else None,
             days_left=view.history.days_left(name),
         )
         for name, free in sorted(seen.free.items())

@@ -22,7 +22,7 @@ from pybk.admin.http.history import FreeSpace, History, Sample
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.rates import LedgerCounts, Load, RateMeter, Rates, together
 from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict
+from pybk.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, space_by_tiers
 from pybk.errors import ClosedError, PybkError
 from pybk.health import Health
 from pybk.ledger import LedgerState
@@ -323,13 +323,8 @@ def _types_together(loads: Iterable[Load]) -> dict[str, Rates]:
 
 
 def _free_of(bookies: Iterable[BookieStatus]) -> dict[str, FreeSpace]:
-    """Return the free space of each tier of a cluster."""
-    found: dict[str, FreeSpace] = {}
-    for bookie in bookies:
-        for tier, free in bookie.free_bytes.items():
-            size, members = found.get(tier.value, FreeSpace(0))
-            found[tier.value] = FreeSpace(size + free, members | {bookie.name})
-    return found
+    """Return the free space of a cluster, by the tiers of its devices."""
+    return {name: FreeSpace(each.free_bytes, each.bookies) for name, each in space_by_tiers(bookies).items()}
 
 
 def _free_of_store(health: Health) -> dict[str, FreeSpace]:

@@ -246,6 +246,10 @@ class FileSystem(Protocol):
         """Return all bytes of the file system of ``path`` that unprivileged processes may allocate, used or free."""
         ...
 
+    def device(self, path: str) -> int:
+        """Return the number of the device that has the file system of ``path``, of all that this host has mounted."""
+        ...
+
     def inode_number(self, path: str) -> int:
         """Return the number that distinguishes a file or directory from copies of it."""
         ...
@@ -723,6 +727,10 @@ class OsFileSystem:
         """See :meth:`FileSystem.total_bytes`."""
         status = os.statvfs(path)
         return (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
+
+    def device(self, path: str) -> int:
+        """See :meth:`FileSystem.device`."""
+        return os.stat(path).st_dev
 
     def inode_number(self, path: str) -> int:
         """See :meth:`FileSystem.inode_number`."""
