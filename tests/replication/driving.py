@@ -129,9 +129,15 @@ class Writer(Driven):
         straggler_bytes: int = 1 << 20,
         deferred: bool = False,
         patience_ns: int = 0,
+        away: frozenset[Bookie] = frozenset(),
     ) -> None:
         self.writer = WriterMachine(
-            opened or metadata(), 7, straggler_bytes=straggler_bytes, deferred=deferred, patience_ns=patience_ns
+            opened or metadata(),
+            7,
+            straggler_bytes=straggler_bytes,
+            deferred=deferred,
+            patience_ns=patience_ns,
+            away=away,
         )
         super().__init__(self.writer)
         self.shape = (

@@ -13,7 +13,9 @@ import pytest
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie
 from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
-from pybk.replication.placement import Candidate, Choice, choose, fits, remedy, tier_of
+from pybk.replication.messages import UnderReplicated
+from pybk.replication.placement import Candidate, Choice, choose, choose_first, fits, remedy, tier_of
+from pybk.replication.quorum import Quorum
 from tests.replication.driving import bookie
 
 NVME, SSD, HDD = StorageHint.NVME, StorageHint.SSD, StorageHint.HDD
@@ -484,3 +486,63 @@ def test_the_fewest_moves_put_a_misplaced_ensemble_right() -> None:
     assert set(found.bookies.values()) == {bookie(6)}
     assert moved(ensemble[1:3], here, 2, 2).bookies == {}, "it is sound"
     assert moved(ensemble[:3], here[:6], 3, 3).bookies == {}, "there is no third zone"
+
+
+# ---- members that are away -------------------------------------------------------------------------------------------
+
+
+def first(
+    registered: Iterable[Candidate],
+    away: Iterable[Candidate],
+    shape: tuple[int, int, int] = (3, 3, 2),
+    policy: PlacementPolicy = ANYWHERE,
+) -> Choice:
+    """Choose the first ensemble of a ledger."""
+    known = [*registered, *map(gone, away)]
+    return choose_first(known, quorum=Quorum(*shape), hints=frozenset(), source=Random(1), policy=policy)
+
+
+def gone(candidate: Candidate) -> Candidate:
+    """Return a candidate that is known by its cookie alone."""
+    return Candidate(candidate.bookie, {}, location=candidate.location, away=True)
+
+
+def test_a_bookie_that_is_away_is_a_member_where_too_few_are_registered() -> None:
+    choice = first(standing("", ""), standing("", first=2))
+    assert set(choice.bookies.values()) == {bookie(0), bookie(1), bookie(2)}
+    assert choice.away == {bookie(2)}
+    assert choice.missed == (UnderReplicated(bookie(2), 0),)
+
+
+def test_no_bookie_that_is_away_is_taken_while_registered_ones_suffice() -> None:
+    choice = first(standing("", "", ""), standing("", first=3))
+    assert set(choice.bookies.values()) == {bookie(0), bookie(1), bookie(2)}
+    assert (choice.away, choice.missed) == (frozenset(), ())
+
+
+def test_each_write_set_keeps_an_ack_quorum_of_registered_bookies() -> None:
+    assert len(first(standing("", ""), standing("", first=2), (3, 3, 3)).bookies) == 2, "none may be away"
+    assert len(first(standing(""), standing("", "", first=1)).bookies) == 1, "one is no ack quorum"
+    assert len(first(standing("", "", ""), standing("", "", first=3), (5, 3, 2)).bookies) == 3
+    for shape, here in (((5, 3, 2), 4), ((6, 3, 2), 4), ((7, 7, 3), 3), ((4, 4, 2), 2), ((8, 4, 2), 4)):
+        quorum = Quorum(*shape)
+        choice = first(standing(*[""] * here), standing(*[""] * shape[0], first=here), shape)
+        assert len(choice.bookies) == shape[0]
+        live = sum(1 << place for place, each in choice.bookies.items() if each not in choice.away)
+        assert (live.bit_count(), quorum.writable(live)) == (here, True), shape
+
+
+def test_a_registered_bookie_that_takes_no_entries_is_no_member_though_others_are_away() -> None:
+    full = Candidate(bookie(0), {NVME: 1}, read_only=True)
+    draining = Candidate(bookie(1), {NVME: 1}, leaving=True)
+    choice = first([full, draining, *standing("", "", first=2)], standing("", first=4))
+    assert set(choice.bookies.values()) == {bookie(2), bookie(3), bookie(4)}
+
+
+def test_a_strict_policy_judges_a_bookie_that_is_away_by_its_cookie() -> None:
+    strict = PlacementPolicy(3, strict=True)
+    here = standing("a", "b")
+    assert first(here, standing("c", first=2), policy=strict).away == {bookie(2)}
+    assert len(first(here, standing("a", "", first=2), policy=strict).bookies) == 2, "a zone again, and no label"
+    third = first([*here, *standing("a", first=2)], standing("b", "c", first=3), policy=strict)
+    assert third.away == {bookie(4)}, "as many bookies as places are registered, and in too few zones"

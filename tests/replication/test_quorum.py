@@ -111,3 +111,9 @@ def test_acknowledged_means_by_enough_of_each_write_set(quorum: Quorum) -> None:
         )
         assert quorum.acked(acks, quorum.masks()) is by_hand
         assert quorum.writable(acks) is by_hand
+
+
+@pytest.mark.parametrize("quorum", SHAPES, ids=str)
+def test_the_fewest_live_bookies_are_those_of_some_writable_set(quorum: Quorum) -> None:
+    everyone = range(1 << quorum.ensemble_size)
+    assert quorum.live_min == min(live.bit_count() for live in everyone if quorum.writable(live))

@@ -804,3 +804,60 @@ def test_a_writer_that_failed_holds_no_entries_that_were_answered() -> None:
     writer.answer(0, Reply(Status.FENCED))
     assert writer.only(Failed).reason is Reason.FENCED
     assert sys.getrefcount(entry) < before
+
+
+# ---- members that were away from the start ---------------------------------------------------------------------------
+
+
+def test_nothing_waits_for_a_bookie_that_was_away_when_the_ledger_was_created() -> None:
+    writer = Writer(away=frozenset({bookie(2)}))
+    writer.submit(0, 4)
+    assert [send.bookie for send in writer.sends] == [bookie(0), bookie(1)]
+    writer.answer(0)
+    assert writer.effects == [WakeAt(REVIVE_NS)], "the place is filled later (AW9), and no bookie is asked for now"
+    writer.answer(1)
+    assert writer.effects == [Confirmed(4)]
+
+
+def test_a_bookie_that_was_away_and_registers_gets_a_fragment_of_its_own() -> None:
+    writer = Writer(away=frozenset({bookie(2)}))
+    writer.submit(0, 4)
+    writer.answer(0)
+    writer.answer(1)
+    writer.take(writer.writer.bookies_changed(1))
+    assert writer.only(ChooseBookies) == ChooseBookies((2,), (bookie(0), bookie(1), bookie(2)), frozenset())
+    writer.feed(BookiesChosen({2: bookie(2)}))
+    assert writer.recorded == [UnderReplicated(bookie(2), 0)], "again, as the mark may have been removed (H13)"
+    changed = writer.only(WriteMetadata).metadata
+    assert [fragment.first_entry_id for fragment in changed.fragments] == [0, 5]
+    writer.feed(MetadataWritten(8))
+    assert writer.effects[0] == EnsembleChanged((ChangeReason.AWAY,))
+    writer.submit(5, 5)
+    assert [send.bookie for send in writer.sends] == [bookie(0), bookie(1), bookie(2)]
+
+
+def test_a_bookie_that_registers_before_the_first_entry_needs_no_second_fragment() -> None:
+    writer = Writer(away=frozenset({bookie(2)}))
+    writer.take(writer.writer.bookies_changed(1))
+    writer.feed(BookiesChosen({2: bookie(3)}))
+    (fragment,) = writer.only(WriteMetadata).metadata.fragments
+    assert fragment == Fragment(0, (bookie(0), bookie(1), bookie(3)))
+    assert writer.recorded == []
+
+
+def test_a_ledger_that_is_closed_without_its_third_bookie_has_that_recorded() -> None:
+    writer = Writer(away=frozenset({bookie(2)}))
+    writer.submit(0, 4)
+    writer.answer(0)
+    writer.answer(1)
+    writer.take(writer.writer.close(1))
+    assert writer.recorded == [UnderReplicated(bookie(2), 0)]
+
+
+def test_a_second_bookie_that_fails_beside_one_that_was_away_ends_the_writer() -> None:
+    writer = Writer(away=frozenset({bookie(2)}))
+    writer.submit(0, 4)
+    writer.lose(1)
+    for _ in range(2):
+        writer.feed(BookiesChosen({}))
+    assert writer.only(Failed).reason is Reason.NOT_ENOUGH_BOOKIES

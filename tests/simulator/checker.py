@@ -79,10 +79,30 @@ class Checker:
         self.entries[entry_id] = entry
         self.lengths[entry_id] = length
 
+    def created(self, ensemble: tuple[Bookie, ...]) -> None:
+        """AW11: a ledger is created with an ack quorum of each write set, however many bookies are away."""
+        here = [self.ledger.bookies[bookie.bookie_id].up for bookie in ensemble]
+        live = sum(1 << place for place, up in enumerate(here) if up)
+        self.check(self.ledger.plan.quorum.writable(live), f"AW11: of {ensemble} too many are away")
+        up = sum(bookie.up for bookie in self.ledger.bookies.values())
+        self.check(
+            len(ensemble) - sum(here) == max(0, len(ensemble) - up), f"AW11: of {ensemble} more are away than must be"
+        )
+        away = frozenset(bookie for bookie, there in zip(ensemble, here, strict=True) if not there)
+        self.check(away == self.ledger.away, f"AW11: {sorted(away)} are away, noted were {sorted(self.ledger.away)}")
+
+    def writes(self, bookie: Bookie, metadata: LedgerMetadata) -> None:
+        """AW11: the writer sends nothing to a bookie that was away from the start, until the metadata name it anew."""
+        new = bookie not in self.ledger.away or metadata.version > 0
+        self.check(new, f"AW11: the writer writes to {bookie}, which was away")
+
     def writer_confirms(self, lac: int) -> None:
         """I15, I1, I2, I3: what a writer reports to its application."""
         self.check(lac > self.confirmed, f"I15: confirmed {lac} after {self.confirmed}")
         before, self.confirmed = self.confirmed, lac
+        for bookie in self.ledger.away:
+            recorded = (bookie, 0) in self.ledger.under_replicated
+            self.check(recorded, f"AW11: {lac} is confirmed, and it is not recorded that {bookie} misses entries")
         metadata = self.ledger.metadata.current
         if metadata is None:
             return

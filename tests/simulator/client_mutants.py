@@ -247,7 +247,7 @@ CLIENT_MUTANTS = (
                 (
                     "if isinstance(event, MetadataWritten):\n"
                     "    return self._metadata_written(event, now_ns)\n"
-                    "return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)))"
+                    "return self._with_wake_up(self._advance(self._steps[type(event)](event, now_ns)), now_ns)"
                 ),
             ),
         ),

@@ -271,6 +271,7 @@ class Writer(Client):
             straggler_bytes=plan.straggler_bytes,
             patience_ns=plan.patience_ns,
             deferred=plan.deferred,
+            away=ledger.away,
             seal=lambda closed: seal.sealed(closed, self.made[closed.last_entry_id]),
         )
         self.take(self.writer)
@@ -336,6 +337,7 @@ class Writer(Client):
             self.hasty = effect.bookie
             until = ledger.clock.now + int(self.random.random() * 50 * MS)
             ledger.network.clog(effect.bookie.bookie_id, self.name, until)
+        ledger.checker.writes(effect.bookie, self.writer.metadata)
         super().send(effect)
         if effect.bookie == self.hasty and isinstance(effect.request, Add):
             self.hasty = None

@@ -13,7 +13,7 @@ from tests.simulator.disk import LEDGER, Disk, ModelReplicas
 from tests.simulator.faults import Faults
 from tests.simulator.ledgers import SimLedger
 from tests.simulator.network import Clock, Network
-from tests.simulator.plan import Plan, draw, sibling_plan
+from tests.simulator.plan import MS, Plan, draw, sibling_plan
 from tests.simulator.surplus import SurplusDrops
 
 
@@ -47,10 +47,19 @@ class Harness:
         for number in range(self.plan.quorum.ensemble_size + self.plan.spares):
             bookie = SimBookie(self, number)
             self.bookies[bookie.name] = bookie
+        self._leave_some()
         for ledger in self.ledgers.values():
             ledger.populate()
         self.surplus = SurplusDrops(self) if self.plan.surplus_ns else None
         self.faults = Faults(self)
+
+    def _leave_some(self) -> None:
+        """Have bookies be away when the ledgers are created; some come back only after the faults."""
+        random = Random(f"{self.seed}/away")
+        for name in random.sample(list(self.bookies), self.plan.away):
+            self.bookies[name].up = False
+            within_ns = random.choice((5 * MS, self.plan.faults_ns // 2, 2 * self.plan.faults_ns))
+            self.clock.after(int(random.random() * within_ns), self.bookies[name].restart)
 
     def bookies_changed(self) -> None:
         """A bookie registered."""

@@ -11,7 +11,7 @@ from pybk.flags import StorageHint
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
-from pybk.replication.placement import Candidate, choose
+from pybk.replication.placement import Candidate, choose, choose_first
 from tests.simulator.checker import Checker
 from tests.simulator.clients import Reader, Recoverer, Rereplication, Writer
 from tests.simulator.deceit import Liar
@@ -50,6 +50,8 @@ class SimLedger:
         self.checker = Checker(self)
         self.disks: dict[Bookie, Disk] = {}
         self.under_replicated: dict[tuple[Bookie, int], None] = {}
+        self.away: frozenset[Bookie] = frozenset()
+        """The members of the first ensemble that were away when the ledger was created."""
         self.spurious = plan.spurious
         self.quiet = False
         self.random = Random(f"{self.source}/world")
@@ -84,8 +86,7 @@ class SimLedger:
 
     def _first_metadata(self) -> LedgerMetadata:
         quorum = self.plan.quorum
-        ensemble = [bookie.bookie for bookie in self.bookies.values()]
-        self.random.shuffle(ensemble)
+        ensemble = self._first_ensemble()
         metadata = LedgerMetadata(
             ledger_id=self.ledger_id,
             digest_type=DigestType.NONE,
@@ -97,9 +98,28 @@ class SimLedger:
             tier=StorageHint.NVME,
             key_salt=b"",
             verifier=b"",
-            fragments=(Fragment(0, tuple(ensemble[: quorum.ensemble_size])),),
+            fragments=(Fragment(0, ensemble),),
         )
         return with_password(metadata)
+
+    def _first_ensemble(self) -> tuple[Bookie, ...]:
+        """Choose the first ensemble, and record what members miss that are away (AW11)."""
+        quorum = self.plan.quorum
+        ensemble = [bookie.bookie for bookie in self.bookies.values()]
+        if not self.plan.away:
+            self.random.shuffle(ensemble)
+            return tuple(ensemble[: quorum.ensemble_size])
+        choice = choose_first(
+            [Candidate(each.bookie, {StorageHint.NVME: 1}, away=not each.up) for each in self.bookies.values()],
+            quorum=quorum,
+            hints=frozenset(),
+            source=self.random,
+        )
+        self.away = choice.away
+        self.under_replicated = {(each.bookie, each.first_entry_id): None for each in choice.missed}
+        found = tuple(choice.bookies[place] for place in range(quorum.ensemble_size))
+        self.checker.created(found)
+        return found
 
     def choose(self, effect: ChooseBookies) -> dict[int, Bookie]:
         """Choose from the bookies that are registered; one that has just crashed may still be."""

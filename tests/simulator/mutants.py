@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from tests.simulator.away_mutants import AWAY_MUTANTS
 from tests.simulator.bookie_mutants import BOOKIE_MUTANTS
 from tests.simulator.client_mutants import CLIENT_MUTANTS, CLIENT_SURVIVORS
 from tests.simulator.member_mutants import MEMBER_MUTANTS, MEMBER_SURVIVORS
@@ -16,11 +17,19 @@ from tests.simulator.surplus_mutants import SURPLUS_MUTANTS
 
 SEEDS_MAX = 20_000
 
-MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS, *MEMBER_MUTANTS, *SURPLUS_MUTANTS)
+MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS, *MEMBER_MUTANTS, *SURPLUS_MUTANTS, *AWAY_MUTANTS)
 
 SURVIVORS = (*CLIENT_SURVIVORS, *MEMBER_SURVIVORS)
 
 KILLED_AT = {
+    "A1": 300_000_004,
+    "A2": 300_000_000,
+    "A3": 300_000_000,
+    "A4": 300_000_005,
+    "A5": 300_000_007,
+    "A6": 300_000_000,
+    "A7": 300_000_022,
+    "A8": 300_000_085,
     "B1": 2,
     "B2": 7,
     "C1": 2,

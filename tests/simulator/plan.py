@@ -77,6 +77,8 @@ class Plan:
     """Whether the writer stands still until all surplus copies were dropped."""
     patience_ns: int = 0
     """How long the writer waits for bookies while too few answer."""
+    away: int = 0
+    """How many bookies are away when the ledger is created, so that its ensemble has some of them."""
 
 
 LATE_FORCES = 6
@@ -95,18 +97,23 @@ PATIENT_SEEDS = 200_000_000
 LONG_NS = 60_000 * MS
 """A patience that outlasts all faults."""
 
+AWAY_SEEDS = 300_000_000
+"""From this seed on, ledgers are created while bookies are away."""
+
 
 def draw(seed: int) -> Plan:
     """Draw the plan of a seed.
 
-    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies, and from ``PATIENT_SEEDS`` on, writers wait for bookies;
-    what those before try stays as it was.
+    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies; from ``PATIENT_SEEDS`` on, writers wait for bookies; and from
+    ``AWAY_SEEDS`` on, ledgers are created while some are away. What those before try stays as it was.
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
     whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies
     answer a force after others took their places; and another one a recovery whose fences and adds are answered late.
     In another eighth members recover, without the password.
     """
     plan = _draw(f"{seed}")
+    if seed >= AWAY_SEEDS:
+        return _with_away(seed, plan)
     if seed >= PATIENT_SEEDS:
         return _patient(seed, plan)
     if seed >= SURPLUS_SEEDS:
@@ -231,6 +238,23 @@ def _patient(seed: int, plan: Plan) -> Plan:
         fills=False,
         deletes=False,
         fault_every_ns=3 * MS,
+    )
+
+
+def _with_away(seed: int, plan: Plan) -> Plan:
+    """Have bookies be away at first; the ensemble has as many of them as it lacks others, and as it may have."""
+    random = Random(f"{seed}/plan/away")
+    quorum = random.choice([each for each in SHAPES if each.live_min < each.ensemble_size])
+    loses = plan.loses_data if quorum.ack_quorum > 1 else ""
+    recoverers = max(plan.recoverers, random.choice((0, 1, 1, 2)))
+    return replace(
+        plan,
+        quorum=quorum,
+        spares=(spares := random.choice((0, 0, 1))),
+        away=random.randint(1, spares + quorum.ensemble_size - quorum.live_min),
+        loses_data="" if loses == "corrupt" else loses,
+        recoverers=recoverers,
+        members=random.randint(1, recoverers) if recoverers and random.random() < 0.2 else 0,
     )
 
 

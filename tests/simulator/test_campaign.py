@@ -10,13 +10,14 @@ import pytest
 
 from pybk.ledger import LedgerMetadata
 from pybk.replication.messages import Done
+from pybk.replication.quorum import Quorum
 from tests.internals import has_waited_for_bookies
 from tests.paths import ROOT
 from tests.sampling import some
 from tests.simulator.__main__ import run
 from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
-from tests.simulator.plan import PATIENT_SEEDS, SURPLUS_SEEDS, draw
+from tests.simulator.plan import AWAY_SEEDS, PATIENT_SEEDS, SURPLUS_SEEDS, draw
 from tests.simulator.real_disk import suits
 
 SEEDS = some(160, 4000)
@@ -56,9 +57,23 @@ def test_no_invariant_is_broken_by_writers_that_wait_for_bookies() -> None:
     assert waited > SEEDS // 20
 
 
+def test_no_invariant_is_broken_by_ledgers_that_are_created_while_bookies_are_away() -> None:
+    ledgers = []
+    for seed in range(AWAY_SEEDS, AWAY_SEEDS + SEEDS // 2):
+        harness, error = run(seed)
+        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+        ledgers.append(harness.ledger)
+    short = [ledger for ledger in ledgers if ledger.away]
+    assert {ledger.plan.quorum for ledger in short} >= {Quorum(3, 3, 2), Quorum(6, 3, 2)}
+    assert sum(ledger.checker.confirmed >= 0 for ledger in short) > len(ledgers) // 3
+    assert sum(bool(ledger.metadata.closed_by.startswith("recoverer")) for ledger in short) > len(ledgers) // 8
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_no_invariant_is_broken_on_the_storage_itself() -> None:
-    for seed in (*range(REAL_SEEDS), *range(SURPLUS_SEEDS, SURPLUS_SEEDS + REAL_SEEDS // 4)):
+    small = REAL_SEEDS // 4
+    more = (*range(SURPLUS_SEEDS, SURPLUS_SEEDS + small), *range(AWAY_SEEDS, AWAY_SEEDS + small))
+    for seed in (*range(REAL_SEEDS), *more):
         if suits(draw(seed)):
             harness, error = run(seed, real=True)
             assert error is None, f"python -m tests.simulator --real --seed {seed}: {error}\n{harness.plan}"

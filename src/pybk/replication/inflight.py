@@ -109,6 +109,7 @@ class Inflight:
         recovery: Whether adds are marked as a recovery's, so that fenced bookies take them.
         lac_sent: The LAC that every add carries, because a recovery freezes it (D4); None for the current LAC.
         straggler_bytes: Confirmed bytes that a bookie may leave unacknowledged before it counts as failed.
+        away: Bookies of the ensemble of a new ledger that are not registered: given up from the start (AW11).
 
     Attributes:
         ensemble: The current ensemble.
@@ -134,6 +135,7 @@ class Inflight:
         recovery: bool = False,
         lac_sent: int | None = None,
         straggler_bytes: int,
+        away: frozenset[Bookie] = frozenset(),
     ) -> None:
         self.quorum = quorum
         self.ensemble = list(ensemble)
@@ -164,6 +166,10 @@ class Inflight:
         """
         self._first = 0
         """First entry of the last fragment."""
+        for place in range(quorum.ensemble_size):
+            if ensemble[place] in away:
+                self.dead |= 1 << place
+                self.why[place], self._missing[place] = ChangeReason.AWAY, 0
 
     @property
     def live(self) -> int:

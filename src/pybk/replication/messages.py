@@ -560,6 +560,8 @@ class ChangeReason(Enum):
     LIMBO = "limbo"
     REFUSED = "refused"
     """It answered with any other status."""
+    AWAY = "away"
+    """It was not registered when the ledger was created."""
 
 
 CHANGE_REASONS: Final = {Status.READ_ONLY: ChangeReason.READ_ONLY, Status.LIMBO: ChangeReason.LIMBO}

@@ -1,8 +1,9 @@
 """Which bookies form an ensemble: the only module that decides it.
 
-``client/membership.py`` calls ``choose`` for the first ensemble of a ledger and for each ``ChooseBookies`` of a writer,
-a recovery or a re-replication; ``usable`` filters each choice against the ensemble as it is then. ``locations.judge``
-judges ensembles by the same policy, and ``remedy`` finds the fewest moves that put a misplaced one right.
+``client/membership.py`` calls ``choose_first`` for the first ensemble of a ledger, and ``choose`` for each
+``ChooseBookies`` of a writer, a recovery or a re-replication; ``usable`` filters each of these choices against the
+ensemble as it is then. ``locations.judge`` judges ensembles by the same policy, and ``remedy`` finds the fewest moves
+that put a misplaced one right.
 
 Theory of operation. Each place gets the best bookie that is left, by what is preferred, in this order:
 
@@ -26,7 +27,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 from random import Random
 from statistics import median
 from typing import Final, NamedTuple
@@ -34,6 +35,8 @@ from typing import Final, NamedTuple
 from pybk.flags import StorageHint
 from pybk.ledger import Bookie
 from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
+from pybk.replication.messages import UnderReplicated
+from pybk.replication.quorum import Quorum
 
 WEIGHT_MULTIPLE_MAX: Final = 3.0
 """A bookie counts at most this many times the median, so that a new empty one is not in every ensemble."""
@@ -46,6 +49,9 @@ STEPS_MAX: Final = 5_000
 
 REMEDIES_MAX: Final = 500
 """Bound on the sets of places that ``remedy`` tries."""
+
+ABSENCES_MAX: Final = 50
+"""Bound on the sets of places that ``choose_first`` tries to give to bookies that are away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,7 @@ class Candidate:
         local: It runs in the process that chooses.
         capacity: All bytes of each tier, used and free; a tier that is not named is never too full.
         leaving: It is draining or drained, and takes no new entries.
+        away: It is known and not registered; only the first ensemble of a ledger may have it.
     """
 
     bookie: Bookie
@@ -71,6 +78,7 @@ class Candidate:
     local: bool = False
     capacity: Mapping[StorageHint, int] = field(default_factory=dict)
     leaving: bool = False
+    away: bool = False
 
 
 class Choice(NamedTuple):
@@ -81,12 +89,81 @@ class Choice(NamedTuple):
         short: How many write sets span too few zones with it.
         cut_off: Whether the steps were used up, so that a better choice may exist.
         above_line: Bookies that were left out because they would be filled beyond the target line.
+        away: Those of ``bookies`` that are not registered; only of ``choose_first``.
     """
 
     bookies: dict[int, Bookie]
     short: int = 0
     cut_off: bool = False
     above_line: tuple[Bookie, ...] = ()
+    away: frozenset[Bookie] = frozenset()
+
+    @property
+    def missed(self) -> tuple[UnderReplicated, ...]:
+        """What has to be recorded before the first entry is acknowledged: bookies that are away miss all (AW11)."""
+        return tuple(UnderReplicated(bookie, 0) for bookie in sorted(self.away))
+
+
+def choose_first(
+    candidates: Iterable[Candidate],
+    *,
+    quorum: Quorum,
+    hints: frozenset[StorageHint],
+    source: Random,
+    policy: PlacementPolicy = ANYWHERE,
+    steps_max: int = STEPS_MAX,
+) -> Choice:
+    """Choose the first ensemble of a ledger, if need be with members that are away (AW11).
+
+    Only if the registered bookies do not suffice, the fewest places possible are given to bookies that are away, so
+    that each write set keeps an ack quorum of registered ones. The ensemble is whole, or the choice is as of the
+    registered bookies alone.
+
+    Args:
+        candidates: The registered bookies, and those that are away.
+        quorum: The sizes of the ledger.
+        hints: As for ``choose``.
+        source: As for ``choose``.
+        policy: As for ``choose``.
+        steps_max: Bound on the bookies that are tried for each set of places that may be given so.
+    """
+    known = tuple(candidates)
+    whole = tuple(range(quorum.ensemble_size))
+
+    def chosen(vacant: frozenset[int]) -> Choice:
+        return choose(
+            known,
+            places=whole,
+            ensemble=(),
+            excluded=frozenset(),
+            hints=hints,
+            source=source,
+            write_quorum=quorum.write_quorum,
+            policy=policy,
+            vacant=vacant,
+            steps_max=steps_max,
+        )
+
+    registered = chosen(frozenset())
+    if len(registered.bookies) == len(whole):
+        return registered
+    for vacant in _vacancies(quorum, sum(each.away for each in known)):
+        choice = chosen(vacant)
+        if len(choice.bookies) == len(whole):
+            return choice._replace(away=frozenset(choice.bookies[place] for place in vacant))
+    return registered
+
+
+def _vacancies(quorum: Quorum, most: int) -> Iterator[frozenset[int]]:
+    """Yield the sets of places that may have bookies that are away, small ones first.
+
+    Write sets go around the ensemble, so each set of places has one like it with the last place.
+    """
+    *others, last = range(quorum.ensemble_size)
+    most = min(most, quorum.ensemble_size - quorum.live_min)
+    sets = (frozenset((last, *more)) for count in range(most) for more in combinations(others, count))
+    fits = (each for each in sets if quorum.writable(quorum.everyone & ~sum(1 << place for place in each)))
+    return islice(fits, ABSENCES_MAX)
 
 
 def choose(
@@ -102,6 +179,7 @@ def choose(
     located: Mapping[Bookie, Location] | None = None,
     full_above: float | None = None,
     size_bytes: int = 0,
+    vacant: frozenset[int] = frozenset(),
     steps_max: int = STEPS_MAX,
 ) -> Choice:
     """Choose bookies for places of an ensemble; the head of this module says which are preferred.
@@ -123,11 +201,12 @@ def choose(
         located: Where bookies of the ensemble stand that are no candidates, because they are away.
         full_above: The target line; None: bookies may be full, as for ledgers that are written.
         size_bytes: How many bytes each chosen bookie is going to get.
+        vacant: The places that get bookies that are away; all others get registered ones.
         steps_max: Bound on the bookies that are tried.
     """
     search = _search(candidates, places, ensemble, hints, source, write_quorum, policy, located)
     above = search.offer(places, ensemble, excluded, full_above, size_bytes)
-    found = search.run(places, steps_max)
+    found = search.run(places, steps_max, vacant)
     return Choice(
         {place: search.known[index].bookie for place, index in found.items()}, search.found_short, search.cut_off, above
     )
@@ -303,16 +382,18 @@ class _Group:
         unhinted: Whether they lack a hinted tier.
         remote: Whether they run in other processes than the one that chooses.
         place: The only place that they may take; -1: any.
+        away: Whether they are not registered.
         members: Their indexes among all candidates, ascending.
     """
 
-    __slots__ = ("location", "members", "place", "remote", "unhinted")
+    __slots__ = ("away", "location", "members", "place", "remote", "unhinted")
 
-    def __init__(self, location: Location, unhinted: bool, remote: bool, place: int) -> None:
+    def __init__(self, location: Location, unhinted: bool, remote: bool, place: int, away: bool) -> None:
         self.location = location
         self.unhinted = unhinted
         self.remote = remote
         self.place = place
+        self.away = away
         self.members: list[int] = []
 
 
@@ -347,6 +428,8 @@ class _Search:
         self._keepers: dict[int, int] = {}
         """The present bookies of the places to fill that may keep them."""
         self._places: tuple[int, ...] = ()
+        self._vacant: frozenset[int] = frozenset()
+        """The places that get bookies that are away."""
         self._taken: dict[int, int] = {}
         self._best: dict[int, int] = {}
         self._shorts: list[int] = []
@@ -368,7 +451,7 @@ class _Search:
         """Note which candidates may take which places; return those that are above the target line."""
         # Another instance of a bookie that has a place may take that one alone: two would not fail independently.
         place_of = {bookie.bookie_id: place for place, bookie in enumerate(ensemble)}
-        groups: dict[tuple[Location, bool, bool, int], _Group] = {}
+        groups: dict[tuple[Location, bool, bool, int, bool], _Group] = {}
         above = []
         hints, strict = self._hints, self._policy.strict
         for index, each in enumerate(self.known):
@@ -385,7 +468,7 @@ class _Search:
             if full_above is not None and is_above(each, hints, full_above, size_bytes):
                 above.append(bookie)
                 continue
-            key = (each.location, not hints <= each.tiers.keys(), not each.local, place)
+            key = (each.location, not hints <= each.tiers.keys(), not each.local, place, each.away)
             group = groups.get(key)
             if group is None:
                 group = groups[key] = _Group(*key)
@@ -397,9 +480,10 @@ class _Search:
             self._weights = [max(sum(each.tiers.values()), 1) / (1.0 + each.load) for each in self.known]
         return tuple(above)
 
-    def run(self, places: tuple[int, ...], steps_max: int) -> dict[int, int]:
+    def run(self, places: tuple[int, ...], steps_max: int, vacant: frozenset[int]) -> dict[int, int]:
         """Return the best choice: an index among the candidates for each place."""
-        self._places = places
+        self._places, self._vacant = places, vacant
+        self._groups = [each for each in self._groups if vacant or not each.away]
         self._begin()
         anywhere = sum(len(group.members) for group in self._groups if group.place < 0)
         own = {group.place for group in self._groups if group.place >= 0} | self._keepers.keys()
@@ -480,7 +564,12 @@ class _Search:
 
     def _options(self, place: int) -> Iterator[tuple[int, _Group | None]]:
         """Yield the bookies to try at a place, the best first: one of each zone, and then the present one."""
-        groups = [each for each in self._groups if each.members and (each.place < 0 or each.place == place)]
+        away = place in self._vacant
+        groups = [
+            each
+            for each in self._groups
+            if each.members and each.away is away and (each.place < 0 or each.place == place)
+        ]
         ranked = list(zip(self._ranks(place, groups), groups, strict=True))
         while ranked:
             best = min(rank for rank, _ in ranked)

@@ -35,6 +35,11 @@ class Quorum(NamedTuple):
         """Denials of an entry that prove that it was never acked, because fewer than Qa bookies are left (QC)."""
         return self.write_quorum - self.ack_quorum + 1
 
+    @property
+    def live_min(self) -> int:
+        """The fewest bookies of an ensemble with which each write set can have an ack quorum."""
+        return -(-self.ensemble_size * self.ack_quorum // self.write_quorum)
+
     def write_set(self, entry_id: int) -> tuple[int, ...]:
         """Return the places that take an entry, the first one first."""
         return _write_set(self, entry_id % self.ensemble_size)

@@ -113,6 +113,8 @@ class WriterMachine:
         straggler_bytes: A bookie that has not acknowledged more confirmed bytes than this is replaced.
         patience_ns: How long the writer waits for bookies while a write set has no ack quorum, before it ends.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
+        away: Bookies of the first ensemble that were not registered when the ledger was created, which is recorded
+            already: nothing is sent to them, and their places are filled as those of bookies that were given up (AW11).
         seal: Returns the closed metadata with the seal (I18); must depend on its argument alone. None adds no seal.
 
     Attributes:
@@ -130,6 +132,7 @@ class WriterMachine:
         straggler_bytes: int,
         patience_ns: int = 0,
         deferred: bool = False,
+        away: frozenset[Bookie] = frozenset(),
         seal: Callable[[LedgerMetadata], LedgerMetadata] | None = None,
     ) -> None:
         self.metadata = metadata
@@ -148,6 +151,7 @@ class WriterMachine:
             length=0,
             next_token=self._tokens.__next__,
             straggler_bytes=straggler_bytes,
+            away=away,
         )
         self._phase = _WriterPhase.STEADY
         self._places: tuple[int, ...] = ()
@@ -233,7 +237,7 @@ class WriterMachine:
         if self._phase is _WriterPhase.ENDED:
             return self._late(event)
         effects = self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
-        return self._with_wake_up(effects) if effects or self._inflight.dead else effects
+        return self._with_wake_up(effects, now_ns) if effects or self._inflight.dead else effects
 
     def close(self, now_ns: int) -> list[Effect]:
         """Close the ledger at the last add confirmed; pending entries do not become part of it (AW7).
@@ -390,11 +394,13 @@ class WriterMachine:
         self._revive_at_ns = now_ns + self._revive_ns
         self._revive_ns = min(2 * self._revive_ns, REVIVE_NS_MAX)
 
-    def _with_wake_up(self, effects: list[Effect]) -> list[Effect]:
+    def _with_wake_up(self, effects: list[Effect], now_ns: int) -> list[Effect]:
         """Add the wake-up for places that were given up, unless it is there: a machine has one wake-up at a time."""
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self._wake_at_ns = effect.time_ns
+        if self._inflight.dead and self._revive_at_ns < 0:
+            self._revive_later(now_ns)  # its bookie was away from the start (AW11)
         if self._phase is _WriterPhase.STEADY and self._inflight.dead and self._wake_at_ns != self._revive_at_ns:
             self._wake_at_ns = self._revive_at_ns
             effects.append(WakeAt(self._revive_at_ns))
