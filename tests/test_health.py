@@ -60,6 +60,8 @@ def test_a_client_of_a_whole_cluster_is_ok() -> None:
         (sight(0), "failed", "no_bookie"),
         (sight(1), "failed", "too_few_bookies"),
         (sight(2), "failed", "too_few_bookies"),  # the default ensemble has three
+        (sight(2, away=frozenset({"b2"})), "degraded", "few_bookies"),
+        (sight(1, away=frozenset({"b1", "b2"})), "failed", "too_few_bookies"),
         (sight(2, {**QUIET, "ensembles": [1, 3]}), "degraded", "few_bookies"),
         (sight(5, {**QUIET, "bookies": [{"bookie_id": "b4", "status": "read_only", "absent_ns": 0}]}), "degraded", ""),
         (sight(5, None), "degraded", "no_auditor"),
@@ -82,6 +84,13 @@ def test_what_a_client_sees_of_its_cluster(seen: ClusterSight, state: str, code:
     health = client_health(seen, 0, NOW)
     assert health.state == state
     assert codes(health) == [code or "bookies_read_only"]
+
+
+def test_bookies_that_the_auditor_waits_for_may_be_members_of_new_ledgers() -> None:
+    report = {**QUIET, "bookies": [{"bookie_id": "b2", "status": "lost", "absent_ns": 9}]}
+    health = client_health(sight(2, report), 0, NOW)
+    assert (health.state, codes(health)) == ("degraded", ["few_bookies", "bookies_lost"])
+    assert "under-replicated from their first entry on, because members are away (b2)" in health.reason
     assert health.reason == health.reasons[0].text
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from pybk.frozen_dict import FrozenDict
+from pybk.replication.quorum import Quorum
 from pybk.storage.troubles import CHECKING
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ Codes are stable: alerts and probes may rely on them."""
 
 DEFAULT_ENSEMBLE_SIZE: Final = 3
 """How many bookies a ledger has unless its creator says otherwise."""
+
+DEFAULT_WRITE_QUORUM: Final = 3
+"""How many of them get each entry, likewise."""
+
+DEFAULT_ACK_QUORUM: Final = 2
+"""How many of these have to acknowledge it, likewise."""
 
 SILENT_S: Final = 60.0
 """An auditor that has not reported for so long does not work, although its session lasts; it reports every 10 s."""
@@ -292,6 +299,7 @@ class ClusterSight:
         bookies: How many bookies are registered.
         writable: The names of those that registered as taking entries.
         seen: The auditor's report.
+        away: The names of bookies that this client saw registered before, and that are not now.
         ensembles: The sizes of the ensembles of the ledgers that this client writes.
         paused_until_ns: When a pause of the repairs ends; 0 if there is none.
     """
@@ -300,12 +308,16 @@ class ClusterSight:
     bookies: int
     writable: frozenset[str]
     seen: SeenReport
+    away: frozenset[str] = frozenset()
     ensembles: tuple[int, ...] = ()
     paused_until_ns: int = 0
 
 
 _TAKE_ENTRIES: Final = frozenset({"live", "in_limbo", "flapping", "maintenance"})
 """Statuses of bookies that take entries of writers."""
+
+_AWAY: Final = frozenset({"absent", "lost"})
+"""Statuses of bookies that are known and not registered."""
 
 
 def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> Health:
@@ -326,13 +338,27 @@ def client_health(sight: ClusterSight, outstanding_bytes: int, now_ns: int) -> H
 
 
 def _room_for_ensembles(sight: ClusterSight) -> Iterator[HealthReason]:
-    """Yield a reason if the writable bookies do not suffice for the open ledgers, and a note if they just do."""
+    """Yield a reason if the writable bookies do not suffice for the open ledgers, and a note if they just do.
+
+    Bookies that are away suffice for the rest of an ensemble, as long as an ack quorum is writable; this assumes the
+    default quorums.
+    """
     report = sight.seen.report or {}
     refusing = {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] not in _TAKE_ENTRIES}
     count = len(sight.writable - refusing)
     sizes = ensemble_sizes(report, sight.ensembles)
     smallest, largest = min(sizes), max(sizes)
-    if count < smallest:
+    away = sight.away | {str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] in _AWAY}
+    away -= sight.writable
+    default = Quorum(smallest, min(DEFAULT_WRITE_QUORUM, smallest), min(DEFAULT_ACK_QUORUM, smallest))
+    if default.live_min <= count < smallest <= count + len(away):
+        yield HealthReason(
+            "few_bookies",
+            f"{count} writable bookies are registered, and the smallest usual ensemble takes {smallest}: new ledgers "
+            f"are under-replicated from their first entry on, because members are away ({listed(sorted(away))}); "
+            "start these, or others",
+        )
+    elif count < smallest:
         yield HealthReason(
             "too_few_bookies",
             f"{count} writable bookies are registered, and the smallest usual ensemble takes {smallest}: start more, "

@@ -101,6 +101,7 @@ UNSEALED_LEDGERS: Final = "unsealed_ledgers"
 """Readers that found their ledger closed without a seal."""
 
 MISPLACED_CHOICES: Final = "misplaced_choices"
+AWAY_MEMBERS: Final = "away_members"
 """Ensembles, and changes of ensembles, with write sets that span too few zones; a strict policy allows none."""
 
 SCRUB_BYTES: Final = "scrub_bytes"

@@ -31,6 +31,7 @@ RARE = {
     "member_recoveries": "tests/bookie/test_member_rights.py",
     "request_faults": "tests/bookie/test_hostile.py",
     "unsealed_ledgers": "tests/test_seal.py",
+    "away_members": "tests/client/test_membership.py",
     "misplaced_choices": "tests/client/test_membership.py",
     "under_replicated_oldest_timestamp_ns": "tests/cluster/test_health.py",
     "scrub_bytes": "tests/healing/test_scrubbing.py",

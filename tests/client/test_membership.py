@@ -15,15 +15,15 @@ from pybk.client import membership
 from pybk.client.backend import ClusterBackend
 from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.errors import NotEnoughBookiesError, UsageError
+from pybk.errors import MetadataUnreachableError, NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger import Bookie, Fragment
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieRegistration, BookieState, RegisteredBookie
-from pybk.metadata.settings import PlacementSettings
+from pybk.metadata.settings import PlacementSettings, RepairSettings
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
-from pybk.metrics import MISPLACED_CHOICES
+from pybk.metrics import AWAY_MEMBERS, MISPLACED_CHOICES
 from pybk.replication.messages import (
     BookiesChosen,
     BookiesLeave,
@@ -35,7 +35,7 @@ from pybk.replication.messages import (
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 from tests.replication.driving import bookie, metadata
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 _, _, DRAINING, DRAINED, REMOVED = BookieState
 
@@ -182,7 +182,8 @@ class Racks:
 
     def ensemble(self) -> tuple[Bookie, ...]:
         """Choose an ensemble of three, which are all of its write sets."""
-        return self.membership.ensemble(metadata())
+        choice = self.membership.ensemble(metadata())
+        return tuple(choice.bookies[place] for place in range(3))
 
     def replace(self, place: int, ensemble: tuple[Bookie, ...], *, copies: bool = False) -> BookiesChosen:
         """Choose a bookie for a place of an ensemble, whose present one has failed."""
@@ -322,3 +323,88 @@ def test_a_bookie_that_was_never_seen_counts_where_its_cookie_says(tmp_path: Pat
         assert cluster.replace(1, (bookie(0), bookie(7), away)) == BookiesChosen({1: bookie(1)})
         found = cluster.replace(2, (bookie(0), replaced, bookie(2)))
         assert found == BookiesChosen({2: bookie(1)}), "what another instance's cookie says is not known of this one"
+
+
+# ---- members that are away -------------------------------------------------------------------------------------------
+
+
+def leave(cluster: Racks, *numbers: int) -> None:
+    """Have bookies end, and the client know it."""
+    for number in numbers:
+        cluster.registered[number].close()
+    cluster.membership.refresh()
+
+
+def test_a_bookie_that_is_away_is_a_member_of_a_new_ledger_and_counted(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "") as cluster:
+        leave(cluster, 1)
+        assert cluster.membership.ensemble(metadata()).away == {bookie(1)}
+        counters = cluster.membership.metrics.snapshot().counters
+        assert [value for key, value in counters.items() if key.name == AWAY_MEMBERS] == [1]
+        assert cluster.membership.seen_before == {"b1"}
+
+
+def test_a_bookie_that_leaves_is_no_member_while_it_is_away(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "") as cluster:
+        leave(cluster, 1)
+        for state in (DRAINING, DRAINED, REMOVED):
+            cluster.change_state(bookie(1), state)
+            with pytest.raises(NotEnoughBookiesError, match=r"writable bookies; there are 2 \(b0, b2\): start more"):
+                cluster.ensemble()
+
+
+def test_a_bookie_whose_loss_was_accepted_is_no_member_while_it_is_away(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "") as cluster:
+        leave(cluster, 1)
+        accepted = RepairSettings(accepted_losses=("b1",))
+        cluster.cluster.change_settings(lambda settings: replace(settings, repair=accepted))
+        with pytest.raises(NotEnoughBookiesError):
+            cluster.ensemble()
+
+
+def test_the_error_says_which_bookies_are_away_and_why_they_are_not_taken(tmp_path: Path) -> None:
+    with racks(tmp_path, "", "", "") as cluster:
+        leave(cluster, 1)
+        with pytest.raises(NotEnoughBookiesError, match=r"1 that are away \(b1\)") as refused:
+            cluster.membership.ensemble(metadata((3, 3, 3)))
+        assert "each write set has its ack_quorum (3 of 3) without them" in str(refused.value)
+        assert "start more, free space where it is read-only, or ask for fewer" in str(refused.value)
+        leave(cluster, 2)
+        with pytest.raises(NotEnoughBookiesError, match=r"there are 1 \(b0\), and 2 that are away \(b1, b2\)"):
+            cluster.ensemble()
+
+
+def test_a_strict_policy_takes_a_bookie_that_is_away_where_its_cookie_says_that_it_stands(tmp_path: Path) -> None:
+    with racks(tmp_path, "/a/r1", "/b/r1", "/c/r1", "/a/r2") as cluster:
+        for number, zone in enumerate("abca"):
+            cluster.cluster.record_boot(bookie(number), 1, location=f"{zone}/r{number}")
+        cluster.ask(3, strict=True)
+        leave(cluster, 2)
+        choice = cluster.membership.ensemble(metadata())
+        assert choice.away == {bookie(2)}
+        assert bookie(1) in choice.bookies.values()
+
+
+def test_what_a_bookie_misses_that_is_away_is_recorded_before_there_is_a_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with inside(tmp_path) as cluster:
+        client = cluster.connect()
+        backend = cluster_backend_of(client)
+        assert isinstance(backend, ClusterBackend)
+        cluster.bookies[1].close()
+        wait_until(lambda: len(backend.membership.bookies) == 2)
+        monkeypatch.setattr(backend.membership.metadata, "mark_under_replicated", unreachable)
+        with pytest.raises(MetadataUnreachableError):
+            client.create_ledger(insecure=True)
+        monkeypatch.undo()
+        with client.create_ledger(insecure=True) as writer:
+            (mark,) = backend.membership.metadata.marks_of(writer.ledger_id)
+            assert (mark.bookie.bookie_id, mark.first_entry_id) == ("bookie-1", 0)
+            writer.append(b"x")
+            cluster.open_bookie(1)
+            wait_until(lambda: len(client.ledger_metadata(writer.ledger_id).fragments) == 2)
+
+
+def unreachable(*_: object, **__: object) -> None:
+    raise MetadataUnreachableError("cut off by the test")

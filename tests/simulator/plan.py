@@ -104,7 +104,7 @@ AWAY_SEEDS = 300_000_000
 def draw(seed: int) -> Plan:
     """Draw the plan of a seed.
 
-    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies; from ``PATIENT_SEEDS`` on, writers wait for bookies; and from
+    From ``SURPLUS_SEEDS`` on, bookies drop surplus copies; from ``PATIENT_SEEDS`` on, writers wait for bookies; from
     ``AWAY_SEEDS`` on, ledgers are created while some are away. What those before try stays as it was.
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
     whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies

@@ -74,7 +74,14 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.group_commit import Completion
-from pybk.health import DEFAULT_ENSEMBLE_SIZE, ClusterSight, Health, client_health
+from pybk.health import (
+    DEFAULT_ACK_QUORUM,
+    DEFAULT_ENSEMBLE_SIZE,
+    DEFAULT_WRITE_QUORUM,
+    ClusterSight,
+    Health,
+    client_health,
+)
 from pybk.keys import KeyRing
 from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
@@ -105,7 +112,7 @@ STRAGGLER_BYTES: Final = 16 << 20
 _PAGE: Final = 500
 """Ledgers that one request for a listing asks for."""
 
-_DEFAULTS: Final = Quorums(DEFAULT_ENSEMBLE_SIZE, 3, 2)
+_DEFAULTS: Final = Quorums(DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, DEFAULT_ACK_QUORUM)
 _ENTRIES_GUESSED: Final = 64
 """Entries that the first read of a ledger asks for, while their size is unknown."""
 
@@ -321,6 +328,7 @@ class ClusterBackend:
             bookies=len(registered),
             writable=frozenset(name for name, each in registered.items() if not each.read_only),
             seen=self._report.now(),
+            away=self.membership.seen_before,
             ensembles=tuple(each.ledger.metadata.ensemble_size for each in writings if not each.completion.done),
             paused_until_ns=self._paused_until_ns(),
         )
@@ -368,10 +376,19 @@ class ClusterBackend:
         return time.time_ns()
 
     def create(self, metadata: LedgerMetadata) -> RemoteLedger:
-        """Choose an ensemble, and write the metadata of a new ledger."""
-        ensemble = self.membership.ensemble(metadata)
+        """Choose an ensemble, and write the metadata of a new ledger, and that members miss entries that are away.
+
+        The latter is durable before a writer is made, and so before the first entry is acknowledged (AW11). If it
+        cannot be written, the ledger stays open and empty.
+        """
+        choice = self.membership.ensemble(metadata)
+        ensemble = tuple(choice.bookies[place] for place in range(metadata.ensemble_size))
         metadata = replace(metadata, fragments=(Fragment(0, ensemble),))
-        return self.hold(metadata, self._metadata.create_ledger(metadata))
+        ledger = self.hold(metadata, self._metadata.create_ledger(metadata))
+        for missed in choice.missed:
+            self.membership.report_missing(ledger, missed)
+        ledger.away = choice.away
+        return ledger
 
     def hold(self, metadata: LedgerMetadata, version: int) -> RemoteLedger:
         """Return a new descriptor of a ledger, which this client follows while a handle refers to it."""
@@ -420,6 +437,8 @@ class ClusterBackend:
             on_span=self.config.on_span,
         )
         self._writings[ledger.ledger_id] = writing
+        if any(map(self.membership.find, ledger.away)):
+            self._bookies_changed()  # one registered before this writer could be notified of it
         return writing.appender
 
     def recover(self, descriptor: LedgerDescriptor) -> None:

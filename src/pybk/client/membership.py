@@ -21,7 +21,7 @@ from pybk.errors import (
     UnsupportedFormatError,
 )
 from pybk.ledger import Bookie, Fragment, LedgerMetadata
-from pybk.metrics import MISPLACED_CHOICES, Metrics
+from pybk.metrics import AWAY_MEMBERS, MISPLACED_CHOICES, Metrics
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy, gains_zones, keeps_spread, write_sets
 from pybk.replication.messages import (
     BookiesChosen,
@@ -34,7 +34,8 @@ from pybk.replication.messages import (
     UnderReplicated,
     WriteMetadata,
 )
-from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, fits
+from pybk.replication.placement import FULL_ABOVE, Candidate, Choice, choose, choose_first, fits
+from pybk.replication.quorum import Quorum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,6 +89,8 @@ class Membership:
         self._located: Mapping[Bookie, Location] = {}
         """Where bookies stand: those that were registered at some time, and others by their cookies."""
         self._misplaced = 0
+        self._short_from_start = 0
+        """How many ledgers were created with members that are away."""
         self.metrics: Final = metrics or Metrics()
         metadata.measure(self.metrics)
         self.too_old: Mapping[str, BookieRegistration] = {}
@@ -138,6 +141,11 @@ class Membership:
         """Return a bookie's address and CURVE key; None if it, or this instance of it, is not registered."""
         return self._places.get(bookie)
 
+    @property
+    def seen_before(self) -> frozenset[str]:
+        """The names of the bookies that this client saw registered at some time, and that are not now."""
+        return frozenset(bookie.bookie_id for bookie in self._located) - self.bookies.keys()
+
     def keeps(self, bookie: Bookie) -> bool:
         """Return whether this instance of a bookie is registered, and takes entries, so that it can keep its places."""
         found = self.bookies.get(bookie.bookie_id)
@@ -176,11 +184,16 @@ class Membership:
         placement = self.metadata.settings.placement
         return PlacementPolicy(placement.min_zones, placement.strict)
 
-    def ensemble(self, metadata: LedgerMetadata) -> tuple[Bookie, ...]:
-        """Choose the first ensemble of a ledger.
+    def ensemble(self, metadata: LedgerMetadata) -> Choice:
+        """Choose the first ensemble of a ledger, whole.
+
+        If too few bookies are registered that take entries, known ones that are away are members, too (AW11).
 
         Raises:
-            NotEnoughBookiesError: Too few writable bookies are registered, or a strict policy forbids all ensembles.
+            NotEnoughBookiesError: Too few writable bookies are registered for an ack quorum of each write set, too few
+                are known, or a strict policy forbids all ensembles.
+
+        Cost: Two more requests to the metadata store if too few are registered.
         """
         size = metadata.ensemble_size
         # A bookie that turned read-only stays registered, and no watch reports such changes.
@@ -190,10 +203,49 @@ class Membership:
         choice = self._choose(tuple(range(size)), (), frozenset(), metadata, policy)
         if len(choice.bookies) < size:
             self.refresh()
-            choice = self._choose(tuple(range(size)), (), frozenset(), metadata, policy)
-        if len(choice.bookies) < size:
-            raise NotEnoughBookiesError(self._lacking(choice, metadata, policy))
-        return tuple(choice.bookies[place] for place in range(size))
+            away = self._away()
+            choice = self._choose_first(away, metadata, policy)
+            if len(choice.bookies) < size:
+                raise NotEnoughBookiesError(self._lacking(choice, away, metadata, policy))
+        return choice
+
+    def _away(self) -> tuple[Candidate, ...]:
+        """Return the bookies that are known and not registered, but those that leave, or whose loss was accepted."""
+        given_up = self.metadata.settings.repair.accepted_losses
+        return tuple(
+            Candidate(cookie.bookie, {}, location=Location.registered(cookie.location), away=True)
+            for cookie in self.metadata.list_cookies()
+            if not cookie.state.read_only
+            and not {cookie.bookie.bookie_id} & (self.bookies.keys() | self.too_old.keys() | set(given_up))
+        )
+
+    def _choose_first(self, away: tuple[Candidate, ...], metadata: LedgerMetadata, policy: PlacementPolicy) -> Choice:
+        """Choose an ensemble from the registered bookies, and from those that are away where it has to be."""
+        choice = choose_first(
+            (*self._candidates, *away),
+            quorum=Quorum(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum),
+            hints=metadata.storage_hints,
+            source=self._source(),
+            policy=policy,
+        )
+        if len(choice.bookies) == metadata.ensemble_size:
+            self._note_misplaced(choice, metadata, policy)
+        if choice.away:
+            self.metrics.add(AWAY_MEMBERS, len(choice.away), metadata.ledger_type, metadata.tier)
+            self._short_from_start += 1
+            if self._short_from_start & (self._short_from_start - 1) == 0:  # not a line for each ledger
+                logger.warning(
+                    "ledger %d is under-replicated from its first entry on: too few bookies take entries (%s), so "
+                    "members of its ensemble are away (%s); it is ledger %d of this client that is",
+                    *(metadata.ledger_id, self._there(), ", ".join(map(str, sorted(choice.away)))),
+                    self._short_from_start,
+                )
+        return choice
+
+    def _source(self) -> random.Random:
+        """Return a source of random numbers for one choice."""
+        with self._lock:
+            return random.Random(self._random.getrandbits(64))
 
     def _locate(self, ensemble: tuple[Bookie, ...]) -> Mapping[Bookie, Location]:
         """Return where bookies stand, at least those of an ensemble; the cookie says it of those that are away."""
@@ -213,13 +265,21 @@ class Membership:
             logger.warning("where bookie %s stands, and whether it leaves, is not known: %s", bookie, error)
             return None
 
-    def _lacking(self, choice: Choice, metadata: LedgerMetadata, policy: PlacementPolicy) -> str:
+    def _lacking(
+        self, choice: Choice, away: tuple[Candidate, ...], metadata: LedgerMetadata, policy: PlacementPolicy
+    ) -> str:
         """Return the text of an error: why a ledger gets no ensemble."""
         size, count = metadata.ensemble_size, len(choice.bookies)
         if sum(not each.read_only for each in self._candidates) < size:
             text = f"an ensemble of {size} needs {size} writable bookies; there are {count} ({self._there()})"
             if self._unusable:
                 return f"{text}, and {len(self._unusable)} whose registrations cannot be used: {self._unusable[0]}"
+            if away:
+                names = ", ".join(each.bookie.bookie_id for each in away)
+                text += (
+                    f", and {len(away)} that are away ({names}), which may be members only while each write set has "
+                    f"its ack_quorum ({metadata.ack_quorum} of {metadata.write_quorum}) without them"
+                )
             return (
                 f"{text}: start more, free space where it is read-only, or ask for fewer: ensemble_size=1 of a ledger, "
                 "quorums=(1, 1, 1) of a log or a blob store"
@@ -262,32 +322,36 @@ class Membership:
         *,
         copies: bool = False,
     ) -> Choice:
-        with self._lock:
-            random_source = random.Random(self._random.getrandbits(64))
         choice = choose(
             self._candidates,
             places=places,
             ensemble=ensemble,
             excluded=excluded,
             hints=metadata.storage_hints,
-            source=random_source,
+            source=self._source(),
             write_quorum=metadata.write_quorum,
             policy=policy,
             located=self._locate(ensemble),
             full_above=FULL_ABOVE if copies else None,
             size_bytes=metadata.length * metadata.write_quorum // metadata.ensemble_size if copies else 0,
         )
-        if choice.short and len(choice.bookies) == len(places):
-            self._misplaced += 1
-            self.metrics.add(MISPLACED_CHOICES, 1, metadata.ledger_type, metadata.tier)
-            if self._misplaced & (self._misplaced - 1) == 0:  # 1, 2, 4, 8, ...: not a line for each ledger
-                logger.warning(
-                    "ledger %d is misplaced: %d of its write sets span fewer than %d zones; it is choice %d of this "
-                    "client that is; there are %s",
-                    *(metadata.ledger_id, choice.short, policy.needed(metadata.write_quorum), self._misplaced),
-                    self._there_by_zone(),
-                )
+        if len(choice.bookies) == len(places):
+            self._note_misplaced(choice, metadata, policy)
         return choice
+
+    def _note_misplaced(self, choice: Choice, metadata: LedgerMetadata, policy: PlacementPolicy) -> None:
+        """Count a whole choice whose write sets span too few zones, and log some of them."""
+        if not choice.short:
+            return
+        self._misplaced += 1
+        self.metrics.add(MISPLACED_CHOICES, 1, metadata.ledger_type, metadata.tier)
+        if self._misplaced & (self._misplaced - 1) == 0:  # 1, 2, 4, 8, ...: not a line for each ledger
+            logger.warning(
+                "ledger %d is misplaced: %d of its write sets span fewer than %d zones; it is choice %d of this "
+                "client that is; there are %s",
+                *(metadata.ledger_id, choice.short, policy.needed(metadata.write_quorum), self._misplaced),
+                self._there_by_zone(),
+            )
 
     def may_take(
         self,

@@ -41,6 +41,7 @@ class RemoteLedger(LedgerDescriptor):
         as_member: Whether its bookies are asked by a member without its password, to recover it.
         newest: The newest entry that a bookie returned with its LAC, sound, maybe not confirmed yet.
         entry_bytes: The average length of the entries read last; 0 if none were read.
+        away: The members that were away when this client created the ledger; empty otherwise.
 
     Threads: as ``LedgerDescriptor``; the leader, which runs the driver, moves metadata, version and LAC forward.
     """
@@ -49,6 +50,7 @@ class RemoteLedger(LedgerDescriptor):
         "_digest",
         "_keys",
         "as_member",
+        "away",
         "description",
         "ends_are_sealed",
         "entry_bytes",
@@ -71,6 +73,7 @@ class RemoteLedger(LedgerDescriptor):
         self.entry_bytes = 0
         self.newest: EntryRun | None = None
         self.as_member = False
+        self.away: frozenset[Bookie] = frozenset()
         self._keys: LedgerKeys | None = None
         self._digest: EntryDigest | None = None
 

@@ -100,6 +100,7 @@ class Writing(Conversation[WriterMachine]):
             straggler_bytes=straggler_bytes,
             patience_ns=int(patience_s * 1e9),
             deferred=ledger.deferred,
+            away=ledger.away,
             seal=lambda closed: ledger.sealed(closed, ledger.last_prefix),
         )
         super().__init__(driver, ledger, machine)

@@ -1,0 +1,110 @@
+"""One of three bookies is killed before ledgers, logs, subscriptions and blobs are made, as real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pybk import LogEnd, LogReader, LogRecord, Subscription
+from pybk.ledger import Bookie, Fragment
+from pybk.manager import LedgerManager
+from pybk.streams.blob_store import BlobStore
+from pybk.streams.log import Log
+from tests.cluster.checker import check_writer, last_acked
+from tests.cluster.child import PASSWORD
+from tests.cluster.processes import running
+from tests.internals import cluster_backend_of
+from tests.waiting import WAIT_S, wait_until
+
+COUNT = 20
+RECORDS = [b"%d" % number for number in range(COUNT)]
+
+
+def _wait_for_bookies(client: LedgerManager, count: int) -> None:
+    membership = cluster_backend_of(client).membership
+    wait_until(lambda: len(membership.bookies) == count)
+
+
+def _fragments(client: LedgerManager, ledger_id: int) -> tuple[Fragment, ...]:
+    return client.ledger_metadata(ledger_id).fragments
+
+
+def _members(client: LedgerManager, ledger_id: int) -> set[Bookie]:
+    return {bookie for fragment in _fragments(client, ledger_id) for bookie in fragment.ensemble}
+
+
+def _take(source: LogReader | Subscription, count: int) -> list[LogRecord]:
+    records: list[LogRecord] = []
+    while len(records) < count:
+        records += source.read_many(count - len(records), timeout=WAIT_S)
+    return records
+
+
+def _make_all(client: LedgerManager) -> int:
+    """Make a ledger, a log, a subscription and a blob, and return the ledger."""
+    with client.create_ledger(password=PASSWORD) as writer:
+        for record in RECORDS:
+            writer.append(record)
+    with Log.open(client, "log", password=PASSWORD) as log, log.writer() as appender:
+        for record in RECORDS:
+            appender.append(record)
+        with log.subscribe("reader", start=LogEnd.EARLIEST) as subscription:
+            subscription.ack(_take(subscription, COUNT // 2))
+    with BlobStore.open(client, password=PASSWORD) as blobs:
+        blobs.put("blob", b"".join(RECORDS))
+    return writer.ledger_id
+
+
+def _read_all(client: LedgerManager, ledger_id: int) -> None:
+    with client.open_ledger(ledger_id, password=PASSWORD) as reader:
+        assert [bytes(entry.payload) for entry in reader.read(0, COUNT - 1)] == RECORDS
+    with Log.open(client, "log", password=PASSWORD) as log:
+        with log.reader() as records:
+            assert [bytes(record.data) for record in _take(records, COUNT)] == RECORDS
+        with log.subscribe("reader") as subscription:
+            left = _take(subscription, COUNT - COUNT // 2)
+            assert [bytes(record.data) for record in left] == RECORDS[COUNT // 2 :]
+    with BlobStore.open(client, password=PASSWORD) as blobs:
+        assert blobs.get("blob") == b"".join(RECORDS)
+
+
+def _has_no_marks(client: LedgerManager) -> bool:
+    return not cluster_backend_of(client).membership.metadata.list_under_replicated()
+
+
+def test_one_of_three_bookies_may_be_down_when_anything_is_made(tmp_path: Path) -> None:
+    with running(tmp_path, 3) as cluster:
+        client = cluster.connect()
+        cluster.bookies["bookie-2"].kill()
+        _wait_for_bookies(client, 2)
+        still_open = client.create_ledger(password=PASSWORD)
+        still_open.append(RECORDS[0])
+        ledger_id = _make_all(client)
+        assert {bookie.bookie_id for bookie in _members(client, ledger_id)} == set(cluster.bookies)
+        assert not _has_no_marks(client)
+        cluster.bookies["bookie-2"].start()
+        wait_until(lambda: _has_no_marks(client), seconds=180)
+        for record in RECORDS[1:]:
+            still_open.append(record)
+        still_open.close()
+        assert len(_fragments(client, still_open.ledger_id)) == 2, "the writer took it into the ensemble anew"
+        cluster.bookies["bookie-0"].kill()
+        _read_all(client, ledger_id)
+        cluster.bookies["bookie-1"].kill()
+        for closed in (ledger_id, still_open.ledger_id):
+            with client.open_ledger(closed, password=PASSWORD) as reader:
+                found = [bytes(entry.payload) for entry in reader.read(0, COUNT - 1)]
+            assert found == RECORDS, "the bookie that was away has everything"
+
+
+def test_a_writer_that_is_killed_loses_nothing_though_its_third_bookie_comes_back_empty(tmp_path: Path) -> None:
+    with running(tmp_path, 3) as cluster:
+        client = cluster.connect()
+        cluster.bookies["bookie-2"].kill()
+        _wait_for_bookies(client, 2)
+        writer = cluster.writer(entries=None)
+        writer.wait_for(lambda: last_acked(writer) > 100)
+        writer.kill()
+        cluster.bookies["bookie-0"].kill()
+        cluster.bookies["bookie-2"].start()
+        _wait_for_bookies(client, 2)
+        check_writer(cluster, writer, complete=False)
