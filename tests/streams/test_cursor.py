@@ -222,6 +222,40 @@ def test_pulsar_25985_a_state_longer_than_an_entry_comes_back(manager: LedgerMan
     cursor.close()
 
 
+def test_a_state_longer_than_a_segment_is_not_written_with_each_acknowledgement(
+    manager: LedgerManager, log: ListWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    encode = CursorState.encode
+
+    def counted(state: CursorState) -> list[bytes]:
+        parts = encode(state)
+        written.append(sum(map(len, parts)))
+        return parts
+
+    monkeypatch.setattr(cursor_module, "CURSOR_SEGMENT_BYTES", 4000)
+    monkeypatch.setattr(CursorState, "encode", counted)
+    cursor = opened(manager, log)
+    cursor.ack([(seq, seq + 1) for seq in range(1, 2000, 2)], {}, kick=False).result()
+    seqs = iter(range(2001, 1 << 40, 2))
+
+    def is_renewed() -> bool:
+        seq = next(seqs)
+        cursor.ack([(seq, seq + 1)], {}, kick=False).result()
+        return len(written) > 1
+
+    wait_until(is_renewed, "a whole state")
+    before = len(written)
+    for _ in range(400):
+        is_renewed()
+    assert sum(written[before:]) <= 2 * 400 * 40 + written[-1]
+    before_close = shown(cursor.state)
+    cursor.close()
+    again = opened(manager, log)
+    assert shown(again.state) == before_close
+    again.close()
+
+
 def test_a_damaged_cursor_is_refused_and_can_be_made_again(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path / "store") as manager:
         log = log_of(manager)

@@ -4,11 +4,12 @@ Theory of operation
 ===================
 
 **Records.** Each acknowledgement is one record of the list: the ranges that it acknowledges, and properties. A whole
-state is one transaction, of as many parts as it takes. It is written when the cursor is opened, after a roll, and when
-the changes since the last one are several times longer than it. Then the list is truncated to its first record. So the
-list is never longer than some states and a segment, and an open replays it from its first record: a whole state, then
-changes. All that ledger lists guarantee holds for cursors: one owner, fencing, transactions, rolls, repair after a lack
-of space.
+state is one transaction, of as many parts as it takes. It is written when the cursor is opened, when the changes since
+the last one are several times longer than it, and after a roll when they are as long. So an acknowledgement costs at
+most twice the bytes of its own record on average, however long the state is. Then the list is truncated to its first
+record. So the list is never longer than some states and a segment, and an open replays it from its first record: a
+whole state, then changes. All that ledger lists guarantee holds for cursors: one owner, fencing, transactions, rolls,
+repair after a lack of space.
 
 **The bound.** The log's record has a lower bound of each cursor (rule T9). It is raised some seconds after an
 acknowledgement, and on close, after a record of its own: that says anew that everything before is acknowledged, and is
@@ -403,14 +404,21 @@ class Cursor:
 
     def _is_long(self) -> bool:
         """Return whether a whole state is due."""
-        limit = max(CHANGES_BYTES, CHANGES_FACTOR * self._state_bytes)
-        return self._changes_bytes > limit or self._writer.appender.segment is not self._state_segment
+        if self._writer.appender.segment is not self._state_segment:
+            return self._changes_bytes >= self._state_bytes  # a state that is longer than a segment has rolled it
+        return self._changes_bytes > max(CHANGES_BYTES, CHANGES_FACTOR * self._state_bytes)
 
     def _write_state(self) -> RecordFuture[range]:
         """Stage a whole state; the caller holds the lock."""
-        future = self._writer.operate(lambda: self._append(self.state.encode, kick=True))
+        parts: list[bytes] = []
+
+        def encode() -> list[bytes]:
+            parts[:] = self.state.encode()
+            return parts
+
+        future = self._writer.operate(lambda: self._append(encode, kick=True))
         self._unsure = False
-        self._state_bytes, self._changes_bytes = sum(map(len, self.state.encode())), 0
+        self._state_bytes, self._changes_bytes = sum(map(len, parts)), 0
         self._state_segment = self._writer.appender.segment
         return future
 
