@@ -12,10 +12,10 @@ from typing import Final
 
 from persistqueue import SQLiteAckQueue
 
-from bench.contest import Contest, Contestant, Run, Scale, at_least
+from bench.contest import Contest, Contestant, Run, Scale, Target, at_least, at_most
 from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
 from bench.streams.wal import times
-from pybk import Log, LogEnd, LogWriter, Subscription
+from pybk import ConsumerServer, Log, LogEnd, LogRecord, LogWriter, RemoteConsumer, Subscription
 
 TASKS: Final = 32
 PEER: Final = "persist-queue SQLiteAckQueue"
@@ -112,6 +112,79 @@ async def delivered(writer: LogWriter, subscription: Subscription, seconds: floa
     return sum(await asyncio.gather(*consumers)) / (time.perf_counter() - begin)
 
 
+FULL_ENTRIES: Final = 64 << 10
+"""Entries of a scale at which the sizes are those of the names; smaller scales take a hundredth of them."""
+
+
+@contextmanager
+def with_holes(count: int, directory: Path, scale: Scale) -> Iterator[Subscription]:
+    """Yield a shared subscription of which every second record is acknowledged, and as many are not."""
+    count = count if scale.entries >= FULL_ENTRIES else max(1, count // 100)
+    with Log.open(directory, "log", password=PASSWORD) as log:
+        with log.writer() as writer:
+            for first in range(0, 2 * count, BATCH):
+                writer.append_many([b""] * min(BATCH, 2 * count - first))
+        with log.subscribe("bench", start=LogEnd.EARLIEST, mode="shared", max_unacked=2 * count) as subscription:
+            for first in range(1, 2 * count, 100_000):
+                subscription.ack([*range(first, min(first + 100_000, 2 * count), 2)])
+            yield subscription
+
+
+@contextmanager
+def read_holes(count: int, directory: Path, scale: Scale) -> Iterator[Run]:
+    """One thread reads the records again that are not acknowledged."""
+    with with_holes(count, directory, scale) as subscription:
+
+        def run(_: float) -> float:
+            subscription.rewind()
+            begin, read = time.process_time(), 0
+            while records := subscription.read_many(100, timeout=0):
+                read += len(records)
+            return (time.process_time() - begin) / read * 1e6
+
+        yield run
+
+
+@contextmanager
+def ack_between(count: int, directory: Path, scale: Scale) -> Iterator[Run]:
+    """One thread acknowledges records between many ranges."""
+    with with_holes(count, directory, scale) as subscription:
+
+        def run(_: float) -> float:
+            holes = [each.start for each in subscription.unacked_ranges()]
+            chosen = holes[1 :: max(1, len(holes) // 100)]
+            begin = time.process_time()
+            for seq in chosen:
+                subscription.ack(seq)
+            return (time.process_time() - begin) / len(chosen) * 1e6
+
+        yield run
+
+
+@contextmanager
+def ack_remotely(count: int, directory: Path, scale: Scale) -> Iterator[Run]:
+    """A consumer of another process acknowledges every second record of those that it holds, by one call."""
+    with with_holes(count, directory, scale) as subscription:
+        path = directory / "s"
+        with ConsumerServer(subscription, path), RemoteConsumer.connect(path) as consumer:
+
+            def run(_: float) -> float:
+                subscription.seek(0)
+                held: list[LogRecord] = []
+                while len(held) < subscription.backlog:
+                    held += consumer.read_many(1000)
+                begin = time.process_time()
+                consumer.ack(held[::2])
+                return (time.process_time() - begin) / len(held[::2]) * 1e6
+
+            yield run
+
+
+def grown(factor: float, name: str) -> Target:
+    """Return a target of at most so many times what a smaller contestant takes for each."""
+    return Target(f"<= {factor:g} x {name}", lambda rates: factor * rates[name], at_most=True)
+
+
 CONTESTS: Final = (
     Contest(
         "log-ack",
@@ -129,5 +202,32 @@ CONTESTS: Final = (
         f"{TASKS} tasks append, {TASKS} read and acknowledge, all synced",
         "/s",
         [Contestant("subscription", deliver, [at_least(5_000)])],
+    ),
+    Contest(
+        "log-holes",
+        "a subscription of which every second record is acknowledged is read again",
+        "us of CPU for each record",
+        [
+            Contestant("1,000 holes", partial(read_holes, 1_000)),
+            Contestant("100,000 holes", partial(read_holes, 100_000), [grown(3, "1,000 holes"), at_most(10)]),
+        ],
+    ),
+    Contest(
+        "log-ack-between",
+        "a record between acknowledged ranges is acknowledged, synced",
+        "us of CPU for each",
+        [
+            Contestant("10,000 ranges", partial(ack_between, 10_000)),
+            Contestant("1,000,000 ranges", partial(ack_between, 1_000_000), [grown(3, "10,000 ranges"), at_most(2000)]),
+        ],
+    ),
+    Contest(
+        "log-ack-remote",
+        "every second record that a consumer in another process holds is acknowledged by one call",
+        "us of CPU for each",
+        [
+            Contestant("of 90 held", partial(ack_remotely, 45)),
+            Contestant("of 9,000 held", partial(ack_remotely, 4_500), [grown(3, "of 90 held")]),
+        ],
     ),
 )
