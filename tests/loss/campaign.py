@@ -14,7 +14,7 @@ from typing import Final
 
 from pybk.errors import PybkError
 from tests.loss.disk import Disk, Loss
-from tests.loss.recording import Kind, Record, record, records
+from tests.loss.recording import Kind, Record, inodes_kept, record, records
 from tests.loss.workloads.every import WORKLOADS
 
 _MEMORY: Final = Path("/dev/shm")
@@ -66,8 +66,10 @@ class Run:
         self.name = name
         self.seed = seed
         self._path = path
+        # Cuts are written to the same path, because stores and clusters keep some of their paths.
         root = path / "root"
         root.mkdir()
+        self._root = root
         self._inode = root.stat().st_ino
         record(["-m", "tests.loss.child", name, str(seed), str(root)], root, path / "log")
         self.records = records(path / "log")
@@ -76,21 +78,21 @@ class Run:
         for position, each in enumerate(self.records):
             if each.syncs:
                 self.syncs.setdefault(each.call, []).append(position)
-        self._check_record(root)
-        shutil.rmtree(root)
+        self._check_record()
 
-    def _check_record(self, root: Path) -> None:
+    def _check_record(self) -> None:
         """Raise AssertionError unless the record leads to the files that the run left: a call was not seen."""
         disk = Disk(self._inode)
         for each in self.records:
             disk.apply(each)
-        left = self._path / "left"
-        disk.write_cut(left, Loss.NOTHING, Random(0))
-        found, expected = files(left), files(root)
+        expected = files(self._root)
+        shutil.rmtree(self._root)
+        disk.write_cut(self._root, Loss.NOTHING, Random(0))
+        found = files(self._root)
+        shutil.rmtree(self._root)
         wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         assert found.keys() == expected.keys(), f"{self.name} {self.seed}: the record has other files: {wrong}"
         assert not wrong, f"{self.name} {self.seed}: the record has other bytes in {wrong}"
-        shutil.rmtree(left)
 
     def random_cuts(self, choice: Random, count: int) -> Iterator[Cut]:
         """Yield cuts anywhere."""
@@ -129,17 +131,17 @@ class Run:
         for cut in sorted(cuts, key=lambda cut: cut.position):
             for each in self.records[position : cut.position]:
                 disk.apply(each)
-                if each.kind is Kind.MARK:
+                if each.kind is Kind.MARK and each.data:
                     reports.append(each.data.decode())
             position = cut.position
-            left = self._path / "left"
-            disk.write_cut(left, cut.loss, Random(cut.seed))
+            disk.write_cut(self._root, cut.loss, Random(cut.seed))
             try:
-                WORKLOADS[self.name].check(left, reports)
+                with inodes_kept():
+                    WORKLOADS[self.name].check(self._root, reports)
             except (AssertionError, PybkError, OSError) as error:
                 yield Failure(self.name, self.seed, cut, f"{type(error).__name__}: {error}")
             finally:
-                shutil.rmtree(left)
+                shutil.rmtree(self._root)
 
     def failure_without(self, call: str, choice: Random, count: int) -> Failure | None:
         """Return what the syncs of a call site are for: what is wrong after a cut without them, or None."""

@@ -6,15 +6,15 @@ import sys
 from pathlib import Path
 from random import Random
 
-from tests.loss.recording import mark, sites_named
+from tests.loss.recording import inodes_kept, mark, sites_named
 from tests.loss.workloads.every import WORKLOADS
 
 
 def main(name: str, seed: str, directory: str) -> None:
     """Run a workload."""
-    with sites_named():
+    with sites_named(), inodes_kept():
         WORKLOADS[name].run(Path(directory), Random(f"{name} {seed}"), lambda report: mark(report.encode()))
-        mark(b"ended")  # so that what was stored to shared maps is recorded
+        mark(b"")  # so that what was stored to shared maps is recorded
 
 
 if __name__ == "__main__":

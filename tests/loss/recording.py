@@ -18,7 +18,10 @@ from inspect import currentframe
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
+from unittest import mock
+from zlib import crc32
 
+from pybk.storage.io.filesystem import OsFileSystem
 from tests.paths import ROOT
 from tests.storage.real_store import python_path
 
@@ -167,6 +170,18 @@ def sites_named() -> Iterator[None]:
         yield
     finally:
         recorder.loss_recorder_sites(None)
+
+
+@contextmanager
+def inodes_kept() -> Iterator[None]:
+    """Have pybk see the same inode number for a name before and after a cut, as on a disk; a cut makes new files."""
+
+    def number(_: OsFileSystem, path: str) -> int:
+        os.stat(path)
+        return crc32(os.path.basename(path).encode())
+
+    with mock.patch.object(OsFileSystem, "inode_number", number):
+        yield
 
 
 def calling_lines(frame: FrameType | None) -> str:

@@ -30,10 +30,10 @@ QUICK: dict[str, Any] = {
 }
 
 
-def open_quick(path: Path, *, read_only: bool = False, **settings: Any) -> LedgerManager:
+def open_quick(path: Path, *, read_only: bool = False, tiers: Any = None, **settings: Any) -> LedgerManager:
     """Open a store with small files; one that is made here costs no scrypt."""
     keys.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests
-    return LedgerManager.open(path, read_only=read_only, config=StoreConfig(**{**QUICK, **settings}))
+    return LedgerManager.open(path, tiers=tiers, read_only=read_only, config=StoreConfig(**{**QUICK, **settings}))
 
 
 def payloads(reader: LedgerReader) -> list[bytes]:

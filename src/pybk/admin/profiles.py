@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pybk.errors import UsageError
+from pybk.storage.io.filesystem import OsFileSystem, replace_file
 from pybk.storage.io.regular_files import read_regular
 
 VARIABLE: Final = "PYBK_PROFILE"
@@ -65,15 +66,13 @@ class Profile:
             ) from error
 
     def write(self) -> str:
-        """Write the profile, for its owner alone; returns its file."""
+        """Write the profile, durably and for its owner alone; returns its file."""
         path = path_of(self.name)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        fs = OsFileSystem()
+        fs.make_directory(os.path.dirname(path))
         values = {"metadata": self.metadata, "secret_file": self.secret_file, "directory": self.directory}
         text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items() if value)
-        new = f"{path}.new"
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(new, path)
+        replace_file(fs, path, text.encode())
         return path
 
 

@@ -449,7 +449,7 @@ class SnapshotStore:
             what, is_a = ("directory", "file") if manifest.info.is_directory else ("file", "directory")
             raise FileExistsError(f"the snapshot is of a {what}, and {target} is a {is_a}; restore to another path")
         parent = target.absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(parent)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=parent) as work:
             made = Path(work) / "snapshot"
             if manifest.info.is_directory:
@@ -580,6 +580,14 @@ class _Saving(io.BufferedIOBase):
         with open(path, "rb") as file:
             shutil.copyfileobj(file, self.begin(relative, os.fstat(file.fileno()).st_mode & 0o777), 1 << 20)
         self.end()
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and its missing parents, durably."""
+    missing = [each for each in (path, *path.parents) if not each.is_dir()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _sync(each.parent)
 
 
 def _sync(directory: Path) -> None:

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tests.loss.workloads.ledgers import Creation
+from tests.loss.workloads.backups import Backups
+from tests.loss.workloads.clusters import Bookies, Files
+from tests.loss.workloads.ledgers import Creation, Ledgers
+from tests.loss.workloads.streams import Blobs, NamedLog, Snapshots, Subscribed, Wal
 from tests.loss.workloads.workload import Workload
 
-WORKLOADS: Final[Mapping[str, Workload]] = {"creation": Creation()}
+WORKLOADS: Final[Mapping[str, Workload]] = {
+    "creation": Creation(),
+    "ledgers": Ledgers(),
+    "log": NamedLog(),
+    "wal": Wal(),
+    "subscription": Subscribed(),
+    "blobs": Blobs(),
+    "snapshots": Snapshots(),
+    "backups": Backups(),
+    "bookie": Bookies(1),
+    "bookies": Bookies(3),
+    "files": Files(),
+}

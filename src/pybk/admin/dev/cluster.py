@@ -43,6 +43,7 @@ from pybk.connect import open_cluster
 from pybk.credentials import Secret
 from pybk.errors import PybkError, UsageError
 from pybk.flags import StorageHint
+from pybk.storage.io.filesystem import OsFileSystem, replace_file
 
 STATE: Final = "dev.json"
 PORTS: Final = "ports"
@@ -151,7 +152,7 @@ class DevCluster:
                 f"{directory} has files that `pybk dev up` has not made (there is no {STATE}); nothing was changed: "
                 "name another directory, or move them away"
             )
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        OsFileSystem().make_directory(directory)
         cluster = cls(directory=directory, profile=profile, options=options)
         for number in range(1, options.bookies + 1):
             zone = f"zone-{(number - 1) % options.zones + 1}" if options.zones else ""
@@ -177,8 +178,7 @@ class DevCluster:
             ("token", text),
             ("tokens", kept.line()),
         ):
-            with open(os.open(self.path(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(content)
+            replace_file(OsFileSystem(), self.path(name), content.encode())
         metadata, _ = open_cluster(self.url, self.secret, create=True)
         metadata.close()
         self.save()
@@ -188,20 +188,16 @@ class DevCluster:
         return os.path.join(self.directory, *names)
 
     def save(self) -> None:
-        """Write the state."""
+        """Write the state, durably: without it the directory is that of no cluster."""
         state = {
             "schema": _SCHEMA,
             "profile": self.profile,
             "options": asdict(self.options),
             "members": [asdict(each) for each in self.members.values()],
         }
-        new = self.path(f"{STATE}.new")
-        with open(new, "w", encoding="utf-8") as file:
-            json.dump(state, file, indent=2)
-        os.replace(new, self.path(STATE))
-        with open(self.path(f"{PORTS}.new"), "w", encoding="utf-8") as file:
-            file.writelines(f'{each.name} = "{each.http}"\n' for each in self.bookies if each.http)
-        os.replace(self.path(f"{PORTS}.new"), self.path(PORTS))
+        ports = "".join(f'{each.name} = "{each.http}"\n' for each in self.bookies if each.http)
+        replace_file(OsFileSystem(), self.path(STATE), json.dumps(state, indent=2).encode())
+        replace_file(OsFileSystem(), self.path(PORTS), ports.encode())
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,0 +1,104 @@
+"""``python -m tests.loss --cuts 10000 --seed 1``: cuts recorded runs, and leaves out each of their syncs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from random import Random
+
+from tests.loss.campaign import Cut, Failure, Run, room
+from tests.loss.recording import why_not
+from tests.loss.workloads.every import WORKLOADS
+
+_RUN_CUTS = 250
+"""The cuts of one run; then the workload is run anew, with another seed."""
+
+
+class Campaign:
+    """Cuts runs of all workloads, and counts what was cut.
+
+    Args:
+        seed: What is drawn.
+        mutant_cuts: How often a run without the syncs of one call site is cut, at most.
+    """
+
+    def __init__(self, seed: int, mutant_cuts: int) -> None:
+        self._choice = Random(seed)
+        self._mutant_cuts = mutant_cuts
+        self.done = 0
+        self.failures: list[Failure] = []
+        self.before: Counter[str] = Counter()
+        self.after: Counter[str] = Counter()
+        self.needed: dict[str, bool] = {}
+        """Call sites, and whether a cut showed that their syncs are needed."""
+
+    def cut(self, run: Run, count: int) -> None:
+        """Cut a run: before and after syncs of each call site, and anywhere."""
+        cuts: list[Cut] = []
+        for call in run.syncs:
+            cuts += run.cuts_at(call, self._choice, 2)
+        cuts += run.random_cuts(self._choice, max(0, count - len(cuts)))
+        positions = Counter(cut.position for cut in cuts)
+        for call, syncs in run.syncs.items():
+            self.before[call] += sum(positions[each] for each in syncs)
+            self.after[call] += sum(positions[each + 1] for each in syncs)
+        self.failures += run.failures(cuts)
+        self.done += len(cuts)
+
+    def leave_out(self, run: Run) -> None:
+        """Leave out the syncs of each call site that was not seen to be needed yet."""
+        for call in run.syncs:
+            if not self.needed.get(call):
+                self.needed[call] = run.failure_without(call, self._choice, self._mutant_cuts) is not None
+
+    def report(self) -> bool:
+        """Print the call sites; return whether no cut failed, and each site was cut before and after."""
+        good = not self.failures
+        for call in sorted(self.needed):
+            verdict = "needed" if self.needed[call] else "not seen to be needed"
+            if not self.before[call] or not self.after[call]:
+                good, verdict = False, "NOT CUT"
+            print(f"{self.before[call]:6} before {self.after[call]:6} after, {verdict}: {call}")  # noqa: T201
+        for failure in self.failures[:20]:
+            print(failure)  # noqa: T201
+        print(  # noqa: T201
+            f"{self.done} cuts, {len(self.failures)} failures; {len(self.needed)} call sites, "
+            f"{sum(self.needed.values())} of them needed"
+        )
+        return good
+
+
+def main() -> int:
+    """Run a campaign; return 1 if anything was wrong, or a call site was not cut."""
+    parser = argparse.ArgumentParser(prog="python -m tests.loss", description=__doc__)
+    parser.add_argument("--cuts", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated; all by default")
+    parser.add_argument("--mutant-cuts", type=int, default=40, help="cuts without the syncs of one call site, at most")
+    options = parser.parse_args()
+    if why_not() is not None:
+        print(f"nothing can be recorded: {why_not()}")  # noqa: T201
+        return 1
+    names = options.workloads.split(",")
+    campaign, begun, number = Campaign(options.seed, options.mutant_cuts), time.monotonic(), 0
+    while campaign.done < options.cuts or number < len(names):
+        name = names[number % len(names)]
+        with room() as path:
+            run = Run(name, options.seed * 1000 + number // len(names), path)
+            campaign.cut(run, min(_RUN_CUTS, max(1, options.cuts // len(names))))
+            if number < 2 * len(names):
+                campaign.leave_out(run)
+        number += 1
+        print(  # noqa: T201
+            f"{campaign.done} cuts of {options.cuts}, {len(campaign.failures)} failures, "
+            f"{time.monotonic() - begun:.0f} s: {name}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return 0 if campaign.report() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Clusters of bookies with their metadata in LMDB, and what the commands keep of clusters in files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+from pybk.admin.cli import main
+from pybk.admin.dev.cluster import DevCluster, DevOptions
+from pybk.admin.http.tokens import read_tokens
+from pybk.admin.profiles import Profile
+from pybk.connect import open_cluster
+from pybk.metadata.export import check_export
+from pybk.metadata_repair import export_metadata
+from pybk.storage.io.filesystem import OsFileSystem
+from pybk.testing import TestCluster, cheap_keys
+from tests.loss.workloads.ledgers import append, check_ledgers
+from tests.loss.workloads.workload import Report
+
+
+class Bookies:
+    """Ledgers on the bookies of one host, which all lose power at the same time.
+
+    Args:
+        bookies: How many there are, each of which has all entries.
+    """
+
+    def __init__(self, bookies: int) -> None:
+        self._bookies = bookies
+
+    def run(self, directory: Path, choice: Random, report: Report) -> None:
+        """See :class:`Workload`."""
+        OsFileSystem().make_directory(str(directory / "cluster"))
+        with TestCluster(directory / "cluster", self._bookies) as cluster:
+            report("began")
+            client = cluster.connect()
+            for _ in range(6):
+                with client.create_ledger(ensemble_size=self._bookies, insecure=True) as writer:
+                    report(f"made {writer.ledger_id}")
+                    append(writer, 3, report)
+                    append(writer, choice.choice((1, 40)), report)
+                report(f"closed {writer.ledger_id}")
+                if choice.random() < 0.3:
+                    report(f"deleting {writer.ledger_id}")
+                    client.delete_ledger(writer.ledger_id)
+                    report(f"deleted {writer.ledger_id}")
+
+    def check(self, directory: Path, reports: Sequence[str]) -> None:
+        """See :class:`Workload`."""
+        if not reports:
+            return  # a bookie that was cut off in its first start may have to replace itself
+        with TestCluster(directory / "cluster", self._bookies) as cluster:
+            client = cluster.connect()
+            check_ledgers(client, [report for report in reports if report != "began"])
+            with client.create_ledger(ensemble_size=self._bookies, insecure=True) as writer:
+                append(writer, 3, lambda report: None)
+
+
+class Files:
+    """What ``pybk dev up`` makes before it starts processes, a profile, tokens, and exports of metadata."""
+
+    def run(self, directory: Path, choice: Random, report: Report) -> None:
+        """See :class:`Workload`."""
+        place = str(directory / "clusters" / "dev")
+        with _home(directory), cheap_keys():
+            cluster = DevCluster.made(place, "dev", DevOptions(bookies=3))
+            report("made")
+            cluster.write_profile()
+            report("profile")
+            for number in range(3):
+                main(["token", f"t{number}", "--file", str(directory / "tokens"), "--json"])
+                report(f"token t{number}")
+            for number in range(3):
+                export_metadata(cluster.url, directory / f"export{number}", cluster_secret=cluster.secret)
+                report(f"export{number}")
+
+    def check(self, directory: Path, reports: Sequence[str]) -> None:
+        """See :class:`Workload`."""
+        if "made" not in reports:
+            return
+        with _home(directory):
+            cluster = DevCluster.found(str(directory / "clusters" / "dev"))
+            metadata, _ = open_cluster(cluster.url, cluster.secret, create=False)
+            metadata.close()
+            assert len(read_tokens(cluster.path("tokens"))) == 1
+            assert os.path.getsize(cluster.path("token")) > 0
+            if "profile" in reports:
+                assert Profile.read("dev").metadata == cluster.url
+            tokens = [report.split()[1] for report in reports if report.startswith("token")]
+            if tokens:  # a line that was being added may be torn, which is refused
+                lines = (directory / "tokens").read_text().splitlines()
+                assert [line.split()[0] for line in lines[: len(tokens)]] == tokens
+            for report in reports:
+                if report.startswith("export"):
+                    check_export(str(directory / report))
+
+
+@contextmanager
+def _home(directory: Path) -> Iterator[None]:
+    with mock.patch.dict(os.environ, XDG_CONFIG_HOME=str(directory / "home" / ".config")):
+        yield
