@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,6 +41,19 @@ def _limits_of_production() -> Iterator[None]:
     yield
     for module, name, value in _LIMITS:
         setattr(module, name, value)
+
+
+@pytest.fixture(autouse=True)
+def _default_executors_are_the_applications(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of pybk must not use the default executor of an event loop: it has few threads."""
+    run = asyncio.BaseEventLoop.run_in_executor
+
+    def checked(loop: asyncio.BaseEventLoop, executor: Any, *arguments: Any) -> Any:
+        for frame, _ in traceback.walk_stack(None) if executor is None else ():
+            assert not str(frame.f_globals.get("__name__")).startswith("pybk."), f"{frame.f_code} uses it"
+        return run(loop, executor, *arguments)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "run_in_executor", checked)
 
 
 @pytest.fixture(autouse=True)

@@ -12,13 +12,13 @@ one, nothing is staged, and the commit begins again.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from pybk.backend import LedgerBackend
+from pybk.call_threads import in_own_thread, in_thread
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
@@ -225,7 +225,7 @@ class AtomicGroup:
 
     async def commit_async(self) -> None:
         """Commit in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.commit)
+        await in_thread(self.commit)
 
     def abort(self) -> None:
         """Give the group up; nothing of it happens."""
@@ -288,7 +288,7 @@ class AtomicGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Commit or give up the group as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+        await in_own_thread(self.__exit__, kind, error, traceback)
 
 
 def _abandon(members: Iterable[GroupMember]) -> None:

@@ -352,6 +352,12 @@ class LedgerBackend(Protocol):
     def break_lock(self, name: str) -> None:
         """Take a lock away from its holder, if it has one."""
 
+    def watch_lock(self, name: str, callback: Callable[[], None]) -> Watch:
+        """Call ``callback`` after a lock was released, from some thread; it must not block.
+
+        It may also be called without a release.
+        """
+
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock as its holder gave it; None if the lock is free."""
 

@@ -21,6 +21,7 @@ import weakref
 from enum import Enum
 from typing import Final, Protocol
 
+from pybk.call_threads import end_calls
 from pybk.errors import IllegalOperationError
 
 _LOOK_SECONDS: Final = 1.0
@@ -34,6 +35,7 @@ _APPLICATIONS: Final = (
     "pybk.admin",
     "pybk.atomic_group",
     "pybk.backup",
+    "pybk.call_threads",
     "pybk.opening",
     "pybk.repair",
     "pybk.pytest_plugin",
@@ -252,6 +254,8 @@ def settle_dropped() -> None:
 def close_all() -> None:
     """Close every open manager, in the reverse order of opening, because a later one may use an earlier one.
 
+    Then wait for the calls of coroutines.
+
     Raises:
         Exception: The first error; the other managers are closed all the same.
     """
@@ -261,6 +265,7 @@ def close_all() -> None:
             ending.close(Where.OUTSIDE)
         except Exception as error:  # noqa: BLE001  # the others are closed all the same
             errors.append(error)
+    end_calls()  # after the managers, whose end ends the calls that wait
     if errors:
         raise errors[0]
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pybk.arguments import existing_id, member_of
+from pybk.call_threads import in_thread
 from pybk.cluster_checks import (
     BookieStatus,
     ClusterStatus,
@@ -144,7 +145,7 @@ class ClusterAdmin:
 
     async def status_async(self) -> ClusterStatus:
         """Look as ``status`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.status)
+        return await in_thread(self.status)
 
     def bookies(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
         """Return the bookies that belong to the cluster, running or not, by name.
@@ -159,7 +160,7 @@ class ClusterAdmin:
 
     async def bookies_async(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
         """List as ``bookies`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.bookies, removed=removed)
+        return await in_thread(self.bookies, removed=removed)
 
     def bookie(self, name: str) -> BookieStatus:
         """Return a bookie, running or not, also one that was removed.
@@ -176,7 +177,7 @@ class ClusterAdmin:
 
     async def bookie_async(self, name: str) -> BookieStatus:
         """Look as ``bookie`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.bookie, name)
+        return await in_thread(self.bookie, name)
 
     # ---- the cluster's secret ----------------------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class ClusterAdmin:
 
     async def secret_status_async(self) -> SecretStatus:
         """Look as ``secret_status`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.secret_status)
+        return await in_thread(self.secret_status)
 
     def add_secret(self) -> None:
         """Have the cluster accept the new secret, which the manager was given next to the present one.
@@ -204,7 +205,7 @@ class ClusterAdmin:
 
     async def add_secret_async(self) -> None:
         """Add as ``add_secret`` does, in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.add_secret)
+        await in_thread(self.add_secret)
 
     def switch_secret(self) -> None:
         """Have the cluster use the secret that was added last, in what is written and in new sessions.
@@ -222,7 +223,7 @@ class ClusterAdmin:
 
     async def switch_secret_async(self) -> None:
         """Switch as ``switch_secret`` does, in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.switch_secret)
+        await in_thread(self.switch_secret)
 
     def reseal_metadata(
         self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
@@ -256,7 +257,7 @@ class ClusterAdmin:
         self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
     ) -> int:
         """Reseal as ``reseal_metadata`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.reseal_metadata, values_per_second=values_per_second, progress=progress)
+        return await in_thread(self.reseal_metadata, values_per_second=values_per_second, progress=progress)
 
     def retire_secret(self) -> None:
         """Have the cluster refuse the old secret; it opens nothing from then on. Repeating it does nothing.
@@ -271,7 +272,7 @@ class ClusterAdmin:
 
     async def retire_secret_async(self) -> None:
         """Retire as ``retire_secret`` does, in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.retire_secret)
+        await in_thread(self.retire_secret)
 
     # ---- draining ------------------------------------------------------------------------------------------------
 
@@ -353,7 +354,7 @@ class ClusterAdmin:
 
     async def cancel_drain_async(self, name: str) -> BookieStatus:
         """Cancel as ``cancel_drain`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.cancel_drain, name)
+        return await in_thread(self.cancel_drain, name)
 
     def drain_progress(self, name: str) -> DrainProgress:
         """Return what a bookie still has, and which of its ledgers cannot be copied now.
@@ -371,7 +372,7 @@ class ClusterAdmin:
 
     async def drain_progress_async(self, name: str) -> DrainProgress:
         """Look as ``drain_progress`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.drain_progress, name)
+        return await in_thread(self.drain_progress, name)
 
     def _progress(self, found: tuple[ClusterMap, list[int]], cookie: BookieCookie) -> DrainProgress:
         cluster, unreadable = found
@@ -417,7 +418,7 @@ class ClusterAdmin:
 
     async def maintenance_async(self, name: str, seconds: float) -> BookieStatus:
         """Announce as ``maintenance`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.maintenance, name, seconds)
+        return await in_thread(self.maintenance, name, seconds)
 
     def end_maintenance(self, name: str) -> BookieStatus:
         """End the maintenance of a bookie; one that is active stays so.
@@ -440,7 +441,7 @@ class ClusterAdmin:
 
     async def end_maintenance_async(self, name: str) -> BookieStatus:
         """End as ``end_maintenance`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.end_maintenance, name)
+        return await in_thread(self.end_maintenance, name)
 
     def ok_to_stop(self, *names: str) -> StopCheck:
         """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
@@ -480,7 +481,7 @@ class ClusterAdmin:
 
     async def ok_to_stop_async(self, *names: str) -> StopCheck:
         """Check as ``ok_to_stop`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.ok_to_stop, *names)
+        return await in_thread(self.ok_to_stop, *names)
 
     # ---- removing ------------------------------------------------------------------------------------------------
 
@@ -623,7 +624,7 @@ class ClusterAdmin:
         self, name: str, proof: RemovalProof | None = None, *, accept_loss: Iterable[int] | None = None
     ) -> BookieStatus:
         """Remove as ``remove`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.remove, name, proof, accept_loss=accept_loss)
+        return await in_thread(self.remove, name, proof, accept_loss=accept_loss)
 
     def _give_up(self, cookie: BookieCookie, accepted: frozenset[int]) -> BookieCookie:
         """Return the cookie of a bookie, draining or drained, that only accepted ledgers name."""
@@ -659,7 +660,7 @@ class ClusterAdmin:
 
     async def repairs_async(self) -> tuple[UnderReplicatedLedger, ...]:
         """List as ``repairs`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.repairs)
+        return await in_thread(self.repairs)
 
     def pause_repair(self, seconds: float, by: str) -> ClusterSettings:
         """Pause the repairs of the cluster for some time; they resume by themselves.
@@ -680,7 +681,7 @@ class ClusterAdmin:
 
     async def pause_repair_async(self, seconds: float, by: str) -> ClusterSettings:
         """Pause as ``pause_repair`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.pause_repair, seconds, by)
+        return await in_thread(self.pause_repair, seconds, by)
 
     def resume_repair(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
         """End a pause of the repairs, and accept the loss of bookies, so that repairs are not on hold because of them.
@@ -711,7 +712,7 @@ class ClusterAdmin:
 
     async def resume_repair_async(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
         """Resume as ``resume_repair`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.resume_repair, accept_loss_of, by)
+        return await in_thread(self.resume_repair, accept_loss_of, by)
 
     def withdraw_losses(self, names: Iterable[str], by: str = "") -> ClusterSettings:
         """Have repairs be on hold because of bookies again whose loss was accepted.
@@ -737,7 +738,7 @@ class ClusterAdmin:
 
     async def withdraw_losses_async(self, names: Iterable[str], by: str = "") -> ClusterSettings:
         """Withdraw as ``withdraw_losses`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.withdraw_losses, names, by)
+        return await in_thread(self.withdraw_losses, names, by)
 
     # ---- scrubs --------------------------------------------------------------------------------------------------
 
@@ -767,7 +768,7 @@ class ClusterAdmin:
 
     async def scrub_async(self, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
         """Ask as ``scrub`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.scrub, kind, by)
+        return await in_thread(self.scrub, kind, by)
 
     def scrub_status(self) -> tuple[ScrubStatus, ...]:
         """Return how the checks of each bookie proceed, by name, and after them the quick audits of the auditor.
@@ -788,7 +789,7 @@ class ClusterAdmin:
 
     async def scrub_status_async(self) -> tuple[ScrubStatus, ...]:
         """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.scrub_status)
+        return await in_thread(self.scrub_status)
 
     def scrub_ledger(self, ledger_id: int) -> ReplicasCheck:
         """Read all entries of a ledger from each of its bookies now, which check their checksums.
@@ -813,7 +814,7 @@ class ClusterAdmin:
 
     async def scrub_ledger_async(self, ledger_id: int) -> ReplicasCheck:
         """Read as ``scrub_ledger`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.scrub_ledger, ledger_id)
+        return await in_thread(self.scrub_ledger, ledger_id)
 
     # ---- rebalance -----------------------------------------------------------------------------------------------
 
@@ -842,7 +843,7 @@ class ClusterAdmin:
 
     async def plan_rebalance_async(self) -> RebalancePlan:
         """Plan as ``plan_rebalance`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.plan_rebalance)
+        return await in_thread(self.plan_rebalance)
 
     def apply_rebalance(self, plan: RebalancePlan) -> RebalanceStart:
         """Begin the moves of a plan: each is marked, and the worker of its target copies when nothing is more urgent.
@@ -887,7 +888,7 @@ class ClusterAdmin:
 
     async def apply_rebalance_async(self, plan: RebalancePlan) -> RebalanceStart:
         """Begin as ``apply_rebalance`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.apply_rebalance, plan)
+        return await in_thread(self.apply_rebalance, plan)
 
     def rebalance_progress(self) -> RebalanceProgress:
         """Return what is left of a rebalance, and which moves do not proceed.
@@ -898,7 +899,7 @@ class ClusterAdmin:
 
     async def rebalance_progress_async(self) -> RebalanceProgress:
         """Look as ``rebalance_progress`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.rebalance_progress)
+        return await in_thread(self.rebalance_progress)
 
     def abort_rebalance(self) -> int:
         """End a rebalance, at any moment: no further move begins. What was moved stays where it is.
@@ -916,7 +917,7 @@ class ClusterAdmin:
 
     async def abort_rebalance_async(self) -> int:
         """Abort as ``abort_rebalance`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.abort_rebalance)
+        return await in_thread(self.abort_rebalance)
 
     # ---- orphans -------------------------------------------------------------------------------------------------
 
@@ -951,7 +952,7 @@ class ClusterAdmin:
 
     async def orphans_async(self) -> OrphanReport:
         """Look as ``orphans`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.orphans)
+        return await in_thread(self.orphans)
 
     # ---- settings ------------------------------------------------------------------------------------------------
 
@@ -965,7 +966,7 @@ class ClusterAdmin:
 
     async def settings_async(self) -> ClusterSettings:
         """Read as ``settings`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.settings)
+        return await in_thread(self.settings)
 
     def change_settings(self, change: Callable[[ClusterSettings], ClusterSettings], by: str = "") -> ClusterSettings:
         """Change the settings of the cluster; all members follow. A change of nothing writes nothing.
@@ -988,7 +989,7 @@ class ClusterAdmin:
         self, change: Callable[[ClusterSettings], ClusterSettings], by: str = ""
     ) -> ClusterSettings:
         """Change as ``change_settings`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.change_settings, change, by)
+        return await in_thread(self.change_settings, change, by)
 
     # ---- cookies -------------------------------------------------------------------------------------------------
 
@@ -1045,7 +1046,7 @@ async def _patiently_async(call: Callable[[], T], wait_s: float) -> T:
     until = time.monotonic() + wait_s
     while True:
         try:
-            return await asyncio.to_thread(call)
+            return await in_thread(call)
         except SafetyCheckError as error:
             if not error.passing or time.monotonic() >= until:
                 raise

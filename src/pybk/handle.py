@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
+from pybk.call_threads import in_own_thread
 from pybk.errors import LogFencedError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Handle(ABC):
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
+        await in_own_thread(self.close)
 
     def __enter__(self) -> Self:
         """Return the object itself."""
@@ -54,4 +54,4 @@ class Handle(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close it as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+        await in_own_thread(self.__exit__, kind, error, traceback)

@@ -72,6 +72,28 @@ class LocalLock:
         """Release it."""
         self._locks.release(self._name, self)
 
+    def __del__(self) -> None:
+        """Release it, so that those that watch it learn of that."""
+        self.release()
+
+
+class LocalLockWatch:
+    """A watch of a lock among the users of a store. Threads: any."""
+
+    def __init__(self, locks: LocalLocks, name: str, callback: Callable[[], None]) -> None:
+        self._locks = locks
+        self._name = name
+        self._callback = callback
+        locks.watch(name, self)
+
+    def released(self) -> None:
+        """Call the callback."""
+        self._callback()
+
+    def cancel(self) -> None:
+        """Stop calling the callback. Idempotent."""
+        self._locks.forget(self._name, self)
+
 
 class LocalLocks:
     """The locks that are held among the users of a store. Threads: any."""
@@ -79,6 +101,7 @@ class LocalLocks:
     def __init__(self) -> None:
         self._guard = threading.RLock()
         self._held: WeakValueDictionary[str, LocalLock] = WeakValueDictionary()
+        self._watches: dict[str, dict[LocalLockWatch, None]] = {}
 
     def try_take(self, name: str, lock: LocalLock) -> bool:
         """Have a lock be held, unless another one of this name is; returns whether it is."""
@@ -92,8 +115,25 @@ class LocalLocks:
     def release(self, name: str, lock: LocalLock | None = None) -> None:
         """End a lock, or whichever has this name."""
         with self._guard:
-            if lock is None or self._held.get(name) is lock:
-                self._held.pop(name, None)
+            if lock is not None and self._held.get(name) is not lock:
+                return
+            self._held.pop(name, None)
+            watches = list(self._watches.get(name, ()))
+        for watch in watches:
+            watch.released()
+
+    def watch(self, name: str, watch: LocalLockWatch) -> None:
+        """Report to a watch that a lock was released."""
+        with self._guard:
+            self._watches.setdefault(name, {})[watch] = None
+
+    def forget(self, name: str, watch: LocalLockWatch) -> None:
+        """Report nothing more to a watch."""
+        with self._guard:
+            watches = self._watches.get(name, {})
+            watches.pop(watch, None)
+            if not watches:
+                self._watches.pop(name, None)
 
 
 class StoreCompanion(Protocol):
@@ -312,6 +352,10 @@ class StoreBackend:
     def break_lock(self, name: str) -> None:
         """Take a lock away from its holder in this process."""
         self._locks.release(name)
+
+    def watch_lock(self, name: str, callback: Callable[[], None]) -> LocalLockWatch:
+        """Watch a lock among the users of this store in this process."""
+        return LocalLockWatch(self._locks, name, callback)
 
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock in this process."""

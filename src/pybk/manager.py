@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -36,6 +35,7 @@ from pybk.arguments import (
 )
 from pybk.atomic_group import AtomicGroup
 from pybk.backend import LedgerBackend, Replicated
+from pybk.call_threads import in_own_thread, in_thread
 from pybk.closing import Ending, settle_dropped, where_called
 from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret, checked_password
@@ -221,7 +221,7 @@ class LedgerManager:
 
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.close)
+        await in_own_thread(self.close)
 
     def __enter__(self) -> Self:
         """Return the manager itself."""
@@ -606,7 +606,7 @@ class LedgerManager:
 
     async def check_password_async(self, ledger: int | LedgerMetadata, password: bytes) -> bool:
         """Check a password as ``check_password`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.check_password, ledger, password)
+        return await in_thread(self.check_password, ledger, password)
 
     def check_seal(self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False) -> bool:
         """Check the seal of a closed ledger, which proves its kind and its end; does not read entries.
@@ -643,7 +643,7 @@ class LedgerManager:
         self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False
     ) -> bool:
         """Check a seal as ``check_seal`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.check_seal, ledger, password=password, require=require)
+        return await in_thread(self.check_seal, ledger, password=password, require=require)
 
     def _metadata_of(self, ledger: int | LedgerMetadata) -> LedgerMetadata:
         """Return the metadata of a ledger that is given by id or by metadata."""
@@ -723,7 +723,7 @@ class LedgerManager:
 
     async def reseal_async(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
         """Reseal in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.reseal, ledger_id, password=password)
+        return await in_thread(self.reseal, ledger_id, password=password)
 
     def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
@@ -745,7 +745,7 @@ class LedgerManager:
 
     async def delete_ledger_async(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.delete_ledger, ledger_id, password=password)
+        await in_thread(self.delete_ledger, ledger_id, password=password)
 
     def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
         """Yield the ids of all ledgers, ascending; only those of a type if one is given."""
@@ -767,7 +767,7 @@ class LedgerManager:
 
     async def list_ledgers_async(self, ledger_type: str | None = None) -> list[int]:
         """Return the ids of all ledgers as a list, made in a thread."""
-        return await asyncio.to_thread(lambda: list(self.list_ledgers(ledger_type)))
+        return await in_thread(lambda: list(self.list_ledgers(ledger_type)))
 
     def ledgers(
         self,
@@ -844,9 +844,9 @@ class LedgerManager:
     async def _summaries_async(
         self, ledger_type: LedgerType | None, state: LedgerState | None, first: int, last: int
     ) -> AsyncIterator[LedgerSummary]:
-        await asyncio.to_thread(self._backend.catch_up)
+        await in_thread(self._backend.catch_up)
         found = self._summaries(ledger_type, state, first, last)
-        while page := await asyncio.to_thread(lambda: list(islice(found, _LEDGERS_AT_ONCE))):
+        while page := await in_thread(lambda: list(islice(found, _LEDGERS_AT_ONCE))):
             for summary in page:
                 yield summary
 
@@ -869,7 +869,7 @@ class LedgerManager:
 
     async def ledger_summary_async(self, ledger_id: int) -> LedgerSummary:
         """Look a ledger up as ``ledger_summary`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.ledger_summary, ledger_id)
+        return await in_thread(self.ledger_summary, ledger_id)
 
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """Return the metadata of a ledger.
@@ -884,7 +884,7 @@ class LedgerManager:
 
     async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
         """Look up in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.ledger_metadata, ledger_id)
+        return await in_thread(self.ledger_metadata, ledger_id)
 
     def move_ledger(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
         """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends continue.
@@ -909,7 +909,7 @@ class LedgerManager:
 
     async def move_ledger_async(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
         """Move in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.move_ledger, ledger_id, target, password=password)
+        await in_thread(self.move_ledger, ledger_id, target, password=password)
 
     def move_ledgers(self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None) -> None:
         """Move many ledgers to another tier, as ``move_ledger`` moves one; done on return, reads and appends continue.
@@ -945,7 +945,7 @@ class LedgerManager:
         self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None
     ) -> None:
         """Move in a thread, so that the event loop continues."""
-        await asyncio.to_thread(self.move_ledgers, ledger_ids, target, password=password)
+        await in_thread(self.move_ledgers, ledger_ids, target, password=password)
 
     def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
         """Return the descriptor of a ledger to delete or move; check the password if it is given or required."""
@@ -983,7 +983,7 @@ class LedgerManager:
 
     async def replicate_async(self, what: int | str) -> Replicated:
         """Replicate in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.replicate, what)
+        return await in_thread(self.replicate, what)
 
     def bookies(self) -> tuple[BookieRegistration, ...]:
         """Return the available bookies of the cluster by name, as registered in the metadata store.
@@ -998,7 +998,7 @@ class LedgerManager:
 
     async def bookies_async(self) -> tuple[BookieRegistration, ...]:
         """List the bookies in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.bookies)
+        return await in_thread(self.bookies)
 
     def transaction(self) -> AtomicGroup:
         """Return an atomic group: records of several logs, acknowledgements, blobs and properties, with one sync.
@@ -1026,7 +1026,7 @@ class LedgerManager:
 
     async def checkpoint_async(self) -> None:
         """Checkpoint in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.checkpoint)
+        await in_thread(self.checkpoint)
 
     def scrub(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
         """Check the checksum of each stored entry now, in the calling thread, as fast as possible.
@@ -1064,7 +1064,7 @@ class LedgerManager:
 
     async def scrub_async(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
         """Check as ``scrub`` does, in a thread, which also calls ``progress``."""
-        return await asyncio.to_thread(self.scrub, progress=progress)
+        return await in_thread(self.scrub, progress=progress)
 
     def scrub_status(self) -> ScrubStatus:
         """Return how the checks of the store's entries proceed: since when everything was checked, and what is damaged.
@@ -1083,7 +1083,7 @@ class LedgerManager:
 
     async def scrub_status_async(self) -> ScrubStatus:
         """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.scrub_status)
+        return await in_thread(self.scrub_status)
 
     def health(self) -> Health:
         """Return the health of the manager: whether it accepts appends, and the reason if not; see ``Health``."""
@@ -1091,7 +1091,7 @@ class LedgerManager:
 
     async def health_async(self) -> Health:
         """Look in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.health)
+        return await in_thread(self.health)
 
     def metrics(self) -> MetricsSnapshot:
         """Return counters and latency histograms since opening, split by ledger type and tier; after closing, too."""
@@ -1101,7 +1101,7 @@ class LedgerManager:
 
     async def metrics_async(self) -> MetricsSnapshot:
         """Take the snapshot in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.metrics)
+        return await in_thread(self.metrics)
 
 
 def _live(store: Store) -> StoreBackend:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 
 from pybk.arguments import flag_of, path_of, progress_of
+from pybk.call_threads import in_thread
 from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
@@ -52,7 +52,7 @@ async def export_metadata_async(
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataExportReport:
     """Export metadata as ``export_metadata`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(export_metadata, url, path, cluster_secret=cluster_secret, progress=progress)
+    return await in_thread(export_metadata, url, path, cluster_secret=cluster_secret, progress=progress)
 
 
 def check_metadata(
@@ -90,7 +90,7 @@ async def check_metadata_async(
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataCheckReport:
     """Check metadata as ``check_metadata`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(check_metadata, source, cluster_secret=cluster_secret, progress=progress)
+    return await in_thread(check_metadata, source, cluster_secret=cluster_secret, progress=progress)
 
 
 # ---- restore and rebuild ---------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ async def restore_metadata_async(
     write: bool = False,
 ) -> MetadataRestoreReport:
     """Restore metadata as ``restore_metadata`` does, in a thread."""
-    return await asyncio.to_thread(
+    return await in_thread(
         restore_metadata,
         url,
         source,
@@ -228,7 +228,7 @@ async def rebuild_metadata_async(
     write: bool = False,
 ) -> MetadataRestoreReport:
     """Rebuild metadata as ``rebuild_metadata`` does, in a thread."""
-    return await asyncio.to_thread(
+    return await in_thread(
         rebuild_metadata, url, directories, cluster_secret=cluster_secret, all_directories=all_directories, write=write
     )
 
@@ -266,7 +266,7 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
 
 async def destroy_metadata_async(url: str, cluster_id: str, *, cluster_secret: ClusterSecret | None = None) -> int:
     """Delete metadata as ``destroy_metadata`` does, in a thread."""
-    return await asyncio.to_thread(destroy_metadata, url, cluster_id, cluster_secret=cluster_secret)
+    return await in_thread(destroy_metadata, url, cluster_id, cluster_secret=cluster_secret)
 
 
 def _flags(**flags: bool) -> dict[str, bool]:

@@ -6,8 +6,19 @@ import asyncio
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from pybk.call_threads import in_own_thread, in_thread
+from pybk.errors import LogLockedError
+from pybk.futures import seconds_of
+from pybk.loop_calls import call_in
+from pybk.metadata.store import Watch
+
+_LOOK_SECONDS: Final = 1.0
+"""How often an opening looks at a lock although no release was reported: its log may have been closed or deleted."""
 
 
 class _Handle(Protocol):
@@ -61,9 +72,12 @@ class Opening(Generic[H], Awaitable[H]):
 
     async def _open(self) -> H:
         self._begun = True
-        delivery = _Delivery(self._call)
+        return await self._made(self._call, in_own_thread)
+
+    async def _made(self, call: Callable[[], H], in_a_thread: Callable[[Callable[[], H]], Awaitable[H]]) -> H:
+        delivery = _Delivery(call)
         try:
-            return await asyncio.to_thread(delivery.make)
+            return await in_a_thread(delivery.make)
         except asyncio.CancelledError:
             delivery.refuse()
             raise
@@ -74,6 +88,56 @@ class Opening(Generic[H], Awaitable[H]):
         """Close the handle as its own ``__aexit__`` does."""
         handle: Any = self._handle
         await handle.__aexit__(kind, error, traceback)
+
+
+class LockedOpening(Opening[H]):
+    """An ``Opening`` that waits for a lock of a log to be released; no thread is held while it waits.
+
+    Args:
+        call_text: As for ``Opening``.
+        call: Opens the handle, given ``wait`` and ``steal``; raises LogLockedError while the lock is held.
+        wait: Seconds to wait, as the caller gave them.
+        steal: Whether to take the lock from its holder then, as the caller gave it.
+        watch: Has a function called after the lock was released.
+    """
+
+    def __init__(
+        self,
+        call_text: str,
+        call: Callable[..., H],
+        *,
+        wait: float,
+        steal: bool,
+        watch: Callable[[Callable[[], None]], Watch],
+    ) -> None:
+        super().__init__(call_text, partial(call, wait=0.0, steal=steal))
+        self._attempt = partial(call, wait=0.0, steal=False)
+        self._wait = wait
+        self._watch = watch
+
+    async def _open(self) -> H:
+        self._begun = True
+        loop, released = asyncio.get_running_loop(), asyncio.Event()
+        deadline = loop.time() + (seconds_of(self._wait, "wait") or 0.0)
+        watch: Watch | None = None
+
+        def wake() -> None:
+            call_in(loop, released.set)
+
+        try:
+            while (left := deadline - loop.time()) > 0:
+                released.clear()
+                with suppress(LogLockedError):
+                    return await self._made(self._attempt, in_thread)
+                if watch is None:
+                    watch = await in_thread(self._watch, wake)
+                else:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(released.wait(), min(left, _LOOK_SECONDS))
+        finally:
+            if watch is not None:
+                watch.cancel()
+        return await super()._open()
 
 
 class _Delivery(Generic[H]):

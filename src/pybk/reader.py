@@ -13,6 +13,7 @@ from typing import Final, NoReturn, SupportsIndex
 import numpy as np
 
 from pybk.backend import LedgerBackend
+from pybk.call_threads import in_thread
 from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
@@ -125,7 +126,7 @@ class LedgerReader(Handle):
 
     async def read_last_add_confirmed_async(self) -> int:
         """Look in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read_last_add_confirmed)
+        return await in_thread(self.read_last_add_confirmed)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class LedgerReader(Handle):
 
     async def read_unconfirmed_async(self, first: int, last: int) -> AsyncIterator[Entry]:
         """Read like ``read_unconfirmed``; use with ``async for``. A thread reads and verifies the entries."""
-        first, last = await asyncio.to_thread(self._checked_unconfirmed, first, last)
+        first, last = await in_thread(self._checked_unconfirmed, first, last)
         async for entry in self._entries_async(first, last):
             yield entry
 
@@ -208,7 +209,7 @@ class LedgerReader(Handle):
         self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None
     ) -> EntryBatch:
         """Read a batch in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read_batch, first, max_bytes=max_bytes, last=last)
+        return await in_thread(self.read_batch, first, max_bytes=max_bytes, last=last)
 
     async def read_async(self, first: int = 0, last: int | None = None) -> AsyncIterator[Entry]:
         """Read like ``read``; use with ``async for``. A thread reads the disk and verifies the entries."""
@@ -260,7 +261,7 @@ class LedgerReader(Handle):
         while True:
             moved.clear()
             with self._woken_by(wake):
-                last, final = await asyncio.to_thread(self._position, first)
+                last, final = await in_thread(self._position, first)
                 if first > last and not final:
                     await moved.wait()
             if first <= last:
@@ -303,7 +304,7 @@ class LedgerReader(Handle):
 
     async def _entries_async(self, first: int, last: int) -> AsyncIterator[Entry]:
         while first <= last:
-            batch = await asyncio.to_thread(self._batch, first, last, _READ_BYTES)
+            batch = await in_thread(self._batch, first, last, _READ_BYTES)
             for entry in batch:
                 yield entry
             first = int(batch.entry_ids[-1]) + 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 
 from pybk.arguments import Tiers, flag_of, path_of, progress_of
+from pybk.call_threads import in_thread
 from pybk.credentials import Passwords
 from pybk.errors import CookieError, UsageError
 from pybk.storage.repair.rebuild import RebuildReport
@@ -61,7 +61,7 @@ async def verify_async(
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Check a store as ``verify`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(verify, path, password=password, passwords=passwords, tiers=tiers, progress=progress)
+    return await in_thread(verify, path, password=password, passwords=passwords, tiers=tiers, progress=progress)
 
 
 def rebuild_index(
@@ -107,7 +107,7 @@ async def rebuild_index_async(
     progress: Callable[[int, int], None] | None = None,
 ) -> RebuildReport:
     """Rebuild an index as ``rebuild_index`` does, in a thread, which also calls ``progress``."""
-    return await asyncio.to_thread(rebuild_index, path, accept_loss=accept_loss, tiers=tiers, progress=progress)
+    return await in_thread(rebuild_index, path, accept_loss=accept_loss, tiers=tiers, progress=progress)
 
 
 def _directory(path: str | os.PathLike[str]) -> str:

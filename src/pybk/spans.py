@@ -5,7 +5,7 @@ Theory of operation
 
 The hook is ``StoreConfig.on_span``. An *operation* calls it when it starts, and the span that the hook returned when it
 ends, both in the thread and the context (``contextvars``) of the caller; so the hook finds the caller's own span there,
-which is the parent, and may make its span the current one meanwhile. ``asyncio.to_thread`` copies the context of a
+which is the parent, and may make its span the current one meanwhile. ``call_threads`` copies the context of a
 task, so this holds for the calls of an event loop, too.
 
 A *part* of an operation, such as a request to the metadata store, is reported with the hook of the operation that is

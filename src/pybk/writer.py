@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from pybk.append_order import AppendOrder
 from pybk.backend import AppendLog, LedgerBackend
+from pybk.call_threads import in_thread
 from pybk.closing import where_called
 from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.digest import EntryDigest
@@ -566,7 +566,7 @@ class LedgerWriter(Handle):
 
     async def force_async(self) -> int:
         """Force in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.force)
+        return await in_thread(self.force)
 
     def close(self) -> None:
         """Wait for what was appended and close the ledger; closing again does nothing, unless closing failed.

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pybk.backup.source import Source, StoreSource
 from pybk.backup.target import Target
 from pybk.backup.target_url import open_target
 from pybk.backup.verifying import BackupCheckReport, verify_target
+from pybk.call_threads import in_thread
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
 from pybk.errors import UsageError
@@ -40,7 +40,7 @@ def _in_thread(call: Callable[_P, _R]) -> Callable[_P, Coroutine[Any, Any, _R]]:
 
     @wraps(call)
     async def form(*arguments: _P.args, **options: _P.kwargs) -> _R:
-        return await asyncio.to_thread(call, *arguments, **options)
+        return await in_thread(call, *arguments, **options)
 
     name = form.__name__
     form.__name__ = form.__qualname__ = f"{name}_async"

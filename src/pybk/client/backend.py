@@ -691,6 +691,10 @@ class ClusterBackend:
         """Take a lock of the cluster away from its holder."""
         self._metadata.break_lock(name)
 
+    def watch_lock(self, name: str, callback: Callable[[], None]) -> Watch:
+        """Watch a lock of the cluster."""
+        return self._metadata.watch_lock(name, callback)
+
     def lock_owner(self, name: str) -> str | None:
         """Return the owner of a lock of the cluster."""
         return self._metadata.lock_owner(name)

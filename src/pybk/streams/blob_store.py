@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import io
 import os
@@ -16,6 +15,7 @@ from typing import BinaryIO, Final, Self, TypeVar, cast
 
 from pybk.atomic_group import GroupPart, member_of
 from pybk.backend import LedgerBackend
+from pybk.call_threads import in_own_thread, in_thread
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.digest import DigestType
@@ -312,7 +312,7 @@ class BlobStore(Handle):
         chunk: int | None = None,
     ) -> BlobInfo:
         """Write and publish a blob in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)
+        return await in_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)
 
     def copy(self, source: str, target: str, *, version: int | None = None, overwrite: bool = True) -> BlobInfo:
         """Publish a blob under another name, too, without copying its bytes: both names refer to one ledger.
@@ -353,7 +353,7 @@ class BlobStore(Handle):
         self, source: str, target: str, *, version: int | None = None, overwrite: bool = True
     ) -> BlobInfo:
         """Copy in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.copy, source, target, version=version, overwrite=overwrite)
+        return await in_thread(self.copy, source, target, version=version, overwrite=overwrite)
 
     def rename(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
         """Give a blob another name.
@@ -382,7 +382,7 @@ class BlobStore(Handle):
 
     async def rename_async(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
         """Rename in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.rename, source, target, overwrite=overwrite)
+        return await in_thread(self.rename, source, target, overwrite=overwrite)
 
     def delete(self, name: str) -> None:
         """Delete a blob with all its versions.
@@ -402,7 +402,7 @@ class BlobStore(Handle):
 
     async def delete_async(self, name: str) -> None:
         """Delete a blob in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.delete, name)
+        await in_thread(self.delete, name)
 
     def sweep(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
         """Give up uploads that ended without being published, and delete all ledgers that are not needed any more.
@@ -424,7 +424,7 @@ class BlobStore(Handle):
 
     async def sweep_async(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
         """Sweep in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.sweep, older_than_s=older_than_s)
+        return await in_thread(self.sweep, older_than_s=older_than_s)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -471,7 +471,7 @@ class BlobStore(Handle):
 
     async def get_async(self, name: str, version: int | None = None) -> bytes:
         """Read a whole blob in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.get, name, version)
+        return await in_thread(self.get, name, version)
 
     def stat(self, name: str, version: int | None = None) -> BlobInfo:
         """Return what is known of a blob without reading it; arguments and errors as for ``open_blob``."""
@@ -479,7 +479,7 @@ class BlobStore(Handle):
 
     async def stat_async(self, name: str, version: int | None = None) -> BlobInfo:
         """Look a blob up as ``stat`` does, in a thread."""
-        return await asyncio.to_thread(self.stat, name, version)
+        return await in_thread(self.stat, name, version)
 
     def exists(self, name: str) -> bool:
         """Return whether there is a blob of this name."""
@@ -487,7 +487,7 @@ class BlobStore(Handle):
 
     async def exists_async(self, name: str) -> bool:
         """Return whether there is a blob of this name, looked up in a thread."""
-        return await asyncio.to_thread(self.exists, name)
+        return await in_thread(self.exists, name)
 
     def versions(self, name: str) -> builtins.list[BlobInfo]:
         """Return the versions of a blob that are kept, the newest first; none for a blob that does not exist."""
@@ -496,7 +496,7 @@ class BlobStore(Handle):
 
     async def versions_async(self, name: str) -> builtins.list[BlobInfo]:
         """Return versions as ``versions`` does, looked up in a thread."""
-        return await asyncio.to_thread(self.versions, name)
+        return await in_thread(self.versions, name)
 
     def list(self, prefix: str = "") -> builtins.list[BlobInfo]:
         """Return the blobs whose names begin with ``prefix``, by name.
@@ -508,7 +508,7 @@ class BlobStore(Handle):
 
     async def list_async(self, prefix: str = "") -> builtins.list[BlobInfo]:
         """Return blobs as ``list`` does, looked up in a thread."""
-        return await asyncio.to_thread(self.list, prefix)
+        return await in_thread(self.list, prefix)
 
 
 class BlobUpload(io.BufferedIOBase):
@@ -579,7 +579,7 @@ class BlobUpload(io.BufferedIOBase):
 
     async def write_async(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.write, data)
+        return await in_thread(self.write, data)
 
     def commit(self) -> BlobInfo:
         """Complete the blob, and publish it: from now on its name stands for it.
@@ -634,7 +634,7 @@ class BlobUpload(io.BufferedIOBase):
 
     async def commit_async(self) -> BlobInfo:
         """Commit in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.commit)
+        return await in_thread(self.commit)
 
     def abort(self) -> None:
         """Give the upload up; nothing changes."""
@@ -678,7 +678,7 @@ class BlobUpload(io.BufferedIOBase):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Publish the blob or give it up as ``__exit__`` does, in a thread."""
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+        await in_own_thread(self.__exit__, kind, error, traceback)
 
 
 class _UploadMember:
@@ -817,7 +817,7 @@ class _BlobFile(io.BufferedReader):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close the file."""
-        await asyncio.to_thread(self.close)
+        await in_own_thread(self.close)
 
 
 @contextmanager

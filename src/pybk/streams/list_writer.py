@@ -7,7 +7,6 @@ for the moment in which the appender switches.
 from __future__ import annotations
 
 import _thread
-import asyncio
 import logging
 import os
 import socket
@@ -23,6 +22,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pybk.atomic_group import GroupPart
 from pybk.backend import Lock
+from pybk.call_threads import in_thread
 from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.errors import (
     ClosedError,
@@ -91,6 +91,11 @@ class RollPolicy(NamedTuple):
         return appender.segment_bytes >= self.nbytes or appender.segment_records >= self.records
 
 
+def lock_name(kind: ListKind, name: str) -> str:
+    """Return the name of the lock that the writer of a ledger list holds."""
+    return f"{kind}.{name}"
+
+
 class ListWriter:
     """The writer of one log, until it is closed or another takes the log over.
 
@@ -117,7 +122,7 @@ class ListWriter:
         self.steps = LedgerSteps(manager, name, spec, self.appender)
         self._backend = backend_of(manager)
         self._name = name
-        self._lock_name = f"{spec.kind}.{name}"
+        self._lock_name = lock_name(spec.kind, name)
         self._policy = policy
         self._operation = threading.RLock()
         self._lock: Lock | None = None
@@ -254,7 +259,7 @@ class ListWriter:
         try:
             return await future
         except LogFencedError as error:
-            await asyncio.to_thread(self._end_with, error)
+            await in_thread(self._end_with, error)
             raise
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T]:

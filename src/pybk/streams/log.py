@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from weakref import ref
 
 from pybk.arguments import flag_of, hints_of, whole_from
 from pybk.atomic_group import member_of
+from pybk.call_threads import in_thread
 from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -21,22 +21,22 @@ from pybk.digest import DigestType
 from pybk.errors import ClosedError, LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
 from pybk.futures import seconds_of
-from pybk.manager import LedgerManager
+from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.store import Watch
-from pybk.opening import Opening
+from pybk.opening import LockedOpening, Opening
 from pybk.streams import ledger_list
 from pybk.streams.cursor import delete_cursor, read_cursor
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
+from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_settings import NO_SETTINGS, SETTINGS_PROPERTY, LogSettings
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.named_list import NamedList
-from pybk.streams.names import checked_name
+from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
@@ -263,7 +263,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     ) -> RebuiltList:
         """Rebuild in a thread, so that the event loop keeps running."""
         call = partial(cls.rebuild, manager, name, first_seq=first_seq, password=password, insecure=insecure)
-        return await asyncio.to_thread(call)
+        return await in_thread(call)
 
     def close(self) -> None:
         """Close all that this log has opened, and its manager if it is its own.
@@ -369,7 +369,16 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def writer_async(self, **options: Unpack[LogWriterOptions]) -> Opening[LogWriter]:
         """Become the writer as ``writer`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening("Log.writer_async()", partial(self.writer, **options))
+        wait, steal = options.pop("wait", 0.0), options.pop("steal", False)
+        return LockedOpening(
+            "Log.writer_async()",
+            partial(self.writer, **options),
+            wait=wait,
+            steal=steal,
+            watch=lambda callback: backend_of(self._manager).watch_lock(
+                lock_name(self._spec.kind, self.name), callback
+            ),
+        )
 
     def reader(self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False) -> LogReader:
         """Return a reader.
@@ -398,7 +407,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False
     ) -> LogReader:
         """Return a reader as ``reader`` does, made in a thread."""
-        return await asyncio.to_thread(partial(self.reader, start, follow=follow, strict=strict))
+        return await in_thread(partial(self.reader, start, follow=follow, strict=strict))
 
     def read(self, start: Position | int) -> LogRecord:
         """Return one record.
@@ -416,7 +425,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def read_async(self, start: Position | int) -> LogRecord:
         """Read one record in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read, start)
+        return await in_thread(self.read, start)
 
     def subscribe(
         self,
@@ -473,7 +482,19 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def subscribe_async(self, name: str, **options: Any) -> Opening[Subscription]:
         """Open a subscription as ``subscribe`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"Log.subscribe_async({name!r:.100})", partial(self.subscribe, name, **options))
+        wait, steal = options.pop("wait", 0.0), options.pop("steal", False)
+
+        def watch(callback: Callable[[], None]) -> Watch:
+            lock = lock_name(ListKind.CURSOR, cursor_list_name(self.name, name))
+            return backend_of(self._manager).watch_lock(lock, callback)
+
+        return LockedOpening(
+            f"Log.subscribe_async({name!r:.100})",
+            partial(self.subscribe, name, **options),
+            wait=wait,
+            steal=steal,
+            watch=watch,
+        )
 
     def subscriptions(self) -> list[str]:
         """Return the names of the durable subscriptions, ascending."""
@@ -481,7 +502,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def subscriptions_async(self) -> list[str]:
         """Return names as ``subscriptions`` does, in a thread."""
-        return await asyncio.to_thread(self.subscriptions)
+        return await in_thread(self.subscriptions)
 
     def subscription_states(self) -> list[SubscriptionState]:
         """Return what each durable subscription has acknowledged, by name, without taking it from its owner.
@@ -505,7 +526,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def subscription_states_async(self) -> list[SubscriptionState]:
         """Return the states of subscriptions as ``subscription_states`` does, in a thread."""
-        return await asyncio.to_thread(self.subscription_states)
+        return await in_thread(self.subscription_states)
 
     def delete_subscription(self, name: str, *, steal: bool = False) -> bool:
         """Delete a durable subscription for good, also a damaged one; returns whether there was one.
@@ -518,7 +539,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def delete_subscription_async(self, name: str, *, steal: bool = False) -> bool:
         """Delete a subscription in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(partial(self.delete_subscription, name, steal=steal))
+        return await in_thread(partial(self.delete_subscription, name, steal=steal))
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -544,7 +565,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def first_async(self) -> LogRecord | None:
         """Return the ``first`` record, read in a thread."""
-        return await asyncio.to_thread(self.first)
+        return await in_thread(self.first)
 
     def last(self) -> LogRecord | None:
         """Return the last record; None for an empty log."""
@@ -553,7 +574,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def last_async(self) -> LogRecord | None:
         """Return the ``last`` record, read in a thread."""
-        return await asyncio.to_thread(self.last)
+        return await in_thread(self.last)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
@@ -575,7 +596,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def position_for_async(self, start: Start) -> Position | None:
         """Return a position as ``position_for`` does, in a thread."""
-        return await asyncio.to_thread(self.position_for, start)
+        return await in_thread(self.position_for, start)
 
     def segments(self) -> list[LogSegment]:
         """Return its segments, in the order of their records."""
@@ -594,7 +615,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def segments_async(self) -> list[LogSegment]:
         """Return the ``segments``, looked up in a thread."""
-        return await asyncio.to_thread(self.segments)
+        return await in_thread(self.segments)
 
     @property
     def is_sealed(self) -> bool:
@@ -624,7 +645,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def set_properties_async(self, changes: Mapping[str, str | None]) -> None:
         """Set properties in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.set_properties, changes)
+        await in_thread(self.set_properties, changes)
 
     @property
     def settings(self) -> LogSettings:
@@ -645,7 +666,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def set_settings_async(self, settings: LogSettings) -> None:
         """Replace the settings in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.set_settings, settings)
+        await in_thread(self.set_settings, settings)
 
     @property
     def retention(self) -> Retention | None:
@@ -662,7 +683,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def set_retention_async(self, retention: Retention | None) -> None:
         """Set the retention in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.set_retention, retention)
+        await in_thread(self.set_retention, retention)
 
     def on_change(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after the log was rolled, truncated, sealed, taken over, deleted or got other properties.
@@ -728,11 +749,11 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def truncate_async(self, start: Start, *, force: bool = False) -> int:
         """Truncate in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(partial(self.truncate, start, force=force))
+        return await in_thread(partial(self.truncate, start, force=force))
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.seal)
+        await in_thread(self.seal)
 
 
 def _checked_changes(changes: object) -> dict[str, str | None]:

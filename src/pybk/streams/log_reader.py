@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from enum import Enum
@@ -10,6 +9,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from pybk.arguments import whole_from
+from pybk.call_threads import in_thread
 from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
 from pybk.futures import seconds_of
 from pybk.handle import Handle
@@ -133,7 +133,7 @@ class LogReader(Handle):
 
     async def seek_async(self, start: Start) -> None:
         """Seek in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.seek, start)
+        await in_thread(self.seek, start)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class LogReader(Handle):
                 if not await self._fill_async(seconds):
                     return []
             except TruncatedError:
-                await asyncio.to_thread(self._jump)
+                await in_thread(self._jump)
             await self._look_async()
         return found
 
@@ -203,7 +203,7 @@ class LogReader(Handle):
     async def _look_async(self) -> None:
         """Look as ``_look`` does, in a thread."""
         if self._steps.changes != self._seen:
-            await asyncio.to_thread(self._look)
+            await in_thread(self._look)
 
     def _taken(self, most: int) -> list[LogRecord]:
         """Return records that were read already."""
@@ -225,7 +225,7 @@ class LogReader(Handle):
     async def _fill_async(self, seconds: float | None) -> bool:
         """Read as ``_fill`` does, without blocking the event loop."""
         if self._unsure:
-            await asyncio.to_thread(self._jump)
+            await in_thread(self._jump)
         self._unsure = True
         found = await self._reader.read_async(timeout=seconds)
         self._unsure = False
@@ -265,7 +265,7 @@ class LogReader(Handle):
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
         """Yield the records that come next, without blocking the event loop."""
-        last = SEQ_MAX if self._follow else await asyncio.to_thread(self._steps.last_seq)
+        last = SEQ_MAX if self._follow else await in_thread(self._steps.last_seq)
         while self._seq <= last:
             await self._look_async()
             for record in self._drained(last):
@@ -274,7 +274,7 @@ class LogReader(Handle):
                 if self._seq <= last and self._drained_all:
                     await self._fill_async(None)
             except TruncatedError:
-                await asyncio.to_thread(self._jump)
+                await in_thread(self._jump)
             except LogSealedError:
                 return
 

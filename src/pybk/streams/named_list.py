@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
@@ -11,6 +10,7 @@ from functools import partial
 from typing import ClassVar, Final
 
 from pybk.arguments import flag_of
+from pybk.call_threads import in_thread
 from pybk.credentials import Secret
 from pybk.errors import CorruptError, NoSuchLogError, StorageRefusedError, UnauthorizedError
 from pybk.handle import Handle
@@ -90,7 +90,7 @@ class NamedList(Handle):
         steal: bool = False,
     ) -> None:
         """Delete a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(partial(cls.delete, manager, name, password=password, insecure=insecure, steal=steal))
+        await in_thread(partial(cls.delete, manager, name, password=password, insecure=insecure, steal=steal))
 
     @classmethod
     def sweep(
@@ -134,7 +134,7 @@ class NamedList(Handle):
         insecure: bool = False,
     ) -> list[int]:
         """Sweep in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(partial(cls.sweep, manager, prefix, password=password, insecure=insecure))
+        return await in_thread(partial(cls.sweep, manager, prefix, password=password, insecure=insecure))
 
 
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import Any, Self
 from weakref import WeakSet
 
 from pybk.arguments import flag_of, hints_of
+from pybk.call_threads import in_thread
 from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -208,7 +208,7 @@ class Namespace(Handle):
 
     async def exists_async(self, name: str) -> bool:
         """Return whether there is a log of a name, in a thread."""
-        return await asyncio.to_thread(self.exists, name)
+        return await in_thread(self.exists, name)
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the logs that begin with ``prefix``, ascending.
@@ -223,7 +223,7 @@ class Namespace(Handle):
 
     async def names_async(self, prefix: str = "") -> list[str]:
         """Return names as ``names`` does, in a thread."""
-        return await asyncio.to_thread(self.names, prefix)
+        return await in_thread(self.names, prefix)
 
     def delete(self, name: str, *, steal: bool = False) -> None:
         """Delete a log for good, with its records and subscriptions.
@@ -246,7 +246,7 @@ class Namespace(Handle):
 
     async def delete_async(self, name: str, *, steal: bool = False) -> None:
         """Delete a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(partial(self.delete, name, steal=steal))
+        await in_thread(partial(self.delete, name, steal=steal))
 
     def rename(self, name: str, target: str) -> None:
         """Give a log without a live writer another name, as one change: at any time it has exactly one of the two.
@@ -276,7 +276,7 @@ class Namespace(Handle):
 
     async def rename_async(self, name: str, target: str) -> None:
         """Rename a log in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.rename, name, target)
+        await in_thread(self.rename, name, target)
 
     def watch(self, callback: Callable[[list[str], list[str]], None]) -> Watch:
         """Call ``callback(added, removed)`` with the names of logs that were created and deleted, until cancelled.
@@ -303,4 +303,4 @@ class Namespace(Handle):
 
     async def watch_async(self, callback: Callable[[list[str], list[str]], None]) -> Watch:
         """Watch as ``watch`` does, made in a thread."""
-        return await asyncio.to_thread(self.watch, callback)
+        return await in_thread(self.watch, callback)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from pybk.call_threads import in_thread
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
 from pybk.loop_calls import call_in
 from pybk.reader import LedgerReader, position_of, woken_by
@@ -165,7 +166,7 @@ class RecordReader:
 
     async def read_async(self, *, timeout: float | None = 0.0, last: int = SEQ_MAX) -> Records | None:
         """Read as ``read`` does; a thread reads and verifies, and none is held while this waits."""
-        found = await asyncio.to_thread(self._found, last)
+        found = await in_thread(self._found, last)
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         deadline = None if timeout is None else loop.time() + timeout
 
@@ -179,7 +180,7 @@ class RecordReader:
             changed.clear()
             reader = self._reader
             with self.woken_by(wake):
-                found = await asyncio.to_thread(self._found, last)
+                found = await in_thread(self._found, last)
                 if found is None and self._reader is reader and self._may_come(last):
                     with suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), self.patience(left))

@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Final, Self
 
 from pybk import errors
+from pybk.call_threads import in_own_thread
 from pybk.errors import ClosedError, CorruptError, IllegalOperationError, LogSealedError, PybkError, UsageError
 from pybk.futures import seconds_of
 from pybk.handle import Handle
@@ -475,21 +476,21 @@ class RemoteConsumer(Handle):
 
     async def read_async(self, timeout: float | None = None) -> LogRecord | None:
         """Read in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read, timeout)
+        return await in_own_thread(self.read, timeout)
 
     async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Read in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read_many, most, timeout)
+        return await in_own_thread(self.read_many, most, timeout)
 
     async def ack_async(
         self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
     ) -> None:
         """Acknowledge in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(partial(self.ack, records, properties=properties))
+        await in_own_thread(partial(self.ack, records, properties=properties))
 
     async def nack_async(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
         """Have records handed out again, in a thread."""
-        return await asyncio.to_thread(partial(self.nack, records, delay=delay))
+        return await in_own_thread(partial(self.nack, records, delay=delay))
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
         """Yield records as ``__iter__`` does, without blocking the event loop."""

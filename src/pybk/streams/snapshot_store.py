@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import hashlib
 import io
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from pybk.arguments import whole_from
+from pybk.call_threads import in_thread
 from pybk.errors import (
     BlobLockedError,
     CorruptError,
@@ -266,7 +266,7 @@ class SnapshotStore:
         self, content: SnapshotContent, *, lsn: int = 0, generation: int = 0, meta: Mapping[str, str] | None = None
     ) -> SnapshotInfo:
         """Save in a thread, in which a function is called, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.save, content, lsn=lsn, generation=generation, meta=meta)
+        return await in_thread(self.save, content, lsn=lsn, generation=generation, meta=meta)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -295,7 +295,7 @@ class SnapshotStore:
 
     async def prune_async(self) -> int:
         """Prune in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.prune)
+        return await in_thread(self.prune)
 
     def _prune(self) -> int:
         needed: set[str] = set()
@@ -341,7 +341,7 @@ class SnapshotStore:
 
     async def list_async(self) -> builtins.list[SnapshotInfo]:
         """List in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.list)
+        return await in_thread(self.list)
 
     def latest(self) -> SnapshotReport | None:
         """Return the newest snapshot that is whole, verified to its last byte; None if there are no snapshots.
@@ -361,7 +361,7 @@ class SnapshotStore:
 
     async def latest_async(self) -> SnapshotReport | None:
         """Look in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.latest)
+        return await in_thread(self.latest)
 
     def restore(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
         """Write a snapshot to a file or a directory: the newest that is whole.
@@ -388,7 +388,7 @@ class SnapshotStore:
 
     async def restore_async(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
         """Restore in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.restore, destination, number=number)
+        return await in_thread(self.restore, destination, number=number)
 
     def read(self, *, number: int | None = None) -> bytes:
         """Return the content of a snapshot that is not of a directory; arguments and errors as for ``restore``."""
@@ -405,7 +405,7 @@ class SnapshotStore:
 
     async def read_async(self, *, number: int | None = None) -> bytes:
         """Read in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read, number=number)
+        return await in_thread(self.read, number=number)
 
     def _chosen(self, number: int | None, use: Callable[[_Manifest], object]) -> SnapshotReport:
         """Use the snapshot of a number, or the newest that can be used."""

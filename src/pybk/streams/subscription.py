@@ -29,6 +29,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pybk.atomic_group import GroupPart, member_of
 from pybk.backend import LedgerBackend
+from pybk.call_threads import begun_in_thread, in_thread
 from pybk.closing import where_called
 from pybk.errors import (
     ClosedError,
@@ -297,7 +298,7 @@ class Subscription(Handle):
 
     async def delete_async(self) -> None:
         """Delete in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.delete)
+        await in_thread(self.delete)
 
     def _end(self) -> None:
         with self._lock:
@@ -335,7 +336,7 @@ class Subscription(Handle):
 
     async def backlog_async(self) -> int:
         """Return the ``backlog``, counted in a thread."""
-        return await asyncio.to_thread(lambda: self.backlog)
+        return await in_thread(lambda: self.backlog)
 
     def unacked_ranges(self) -> list[range]:
         """Return the sequence numbers of the records that are not acknowledged, ascending."""
@@ -347,7 +348,7 @@ class Subscription(Handle):
 
     async def unacked_ranges_async(self) -> list[range]:
         """Return the ``unacked_ranges``, looked up in a thread."""
-        return await asyncio.to_thread(self.unacked_ranges)
+        return await in_thread(self.unacked_ranges)
 
     def oldest_unacked_age(self) -> float:
         """Return how old the first record is that is not acknowledged, by its event time: seconds, 0 if there is none.
@@ -361,7 +362,7 @@ class Subscription(Handle):
 
     async def oldest_unacked_age_async(self) -> float:
         """Return the ``oldest_unacked_age``, read in a thread."""
-        return await asyncio.to_thread(self.oldest_unacked_age)
+        return await in_thread(self.oldest_unacked_age)
 
     @property
     def properties(self) -> dict[str, int | str]:
@@ -390,7 +391,7 @@ class Subscription(Handle):
 
     async def stats_async(self) -> SubscriptionStats:
         """Return the ``stats``, collected in a thread."""
-        return await asyncio.to_thread(self.stats)
+        return await in_thread(self.stats)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -469,13 +470,13 @@ class Subscription(Handle):
                     if (found := await self._take_async(wanted)).records:
                         return found
                     with self._led(token) as leads:
-                        if (leads or _is_over(deadline)) and await asyncio.to_thread(self._fetch):
+                        if (leads or _is_over(deadline)) and await in_thread(self._fetch):
                             continue
                         left = self._left(deadline)
                         if left == 0:
                             return _NOTHING
                         with self._woken_by_log(wake, leads=leads):
-                            if not (leads and await asyncio.to_thread(self._fetch)):
+                            if not (leads and await in_thread(self._fetch)):
                                 with suppress(TimeoutError):
                                     await asyncio.wait_for(changed.wait(), left)
 
@@ -579,7 +580,7 @@ class Subscription(Handle):
             is_due = due is not None and due <= time.monotonic()
             if not is_due and self._steps.changes == self._seen:
                 return self._take_fresh(most)
-        taking = asyncio.get_running_loop().run_in_executor(None, self._take, most)
+        taking = begun_in_thread(self._take, most)
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -795,7 +796,7 @@ class Subscription(Handle):
             finally:
                 self._lock.release()
         if not at_once:
-            await asyncio.to_thread(self._check, ranges, properties)
+            await in_thread(self._check, ranges, properties)
         if ranges:
             await self._joined(ranges, properties)
 
@@ -827,7 +828,7 @@ class Subscription(Handle):
             finally:
                 self._lock.release()
         if future is None:
-            acknowledging = loop.run_in_executor(None, self._acknowledge_durably, ranges, batch.properties)
+            acknowledging = begun_in_thread(self._acknowledge_durably, ranges, batch.properties)
             acknowledging.add_done_callback(lambda done: batch.finish(done.exception()))
         else:
             future.add_done_callback(lambda done: batch.finish(done.exception()))
@@ -953,7 +954,7 @@ class Subscription(Handle):
 
     async def seek_async(self, start: Start) -> int:
         """Seek in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.seek, start)
+        return await in_thread(self.seek, start)
 
     def rewind(self) -> None:
         """Hand out all records again that are not acknowledged, in order, as after another open."""
@@ -984,7 +985,7 @@ class Subscription(Handle):
 
     async def skip_async(self, count: int) -> int:
         """Skip in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.skip, count)
+        return await in_thread(self.skip, count)
 
     def clear(self) -> int:
         """Acknowledge all records that there are; returns how many were not. Errors as for ``ack``."""
@@ -992,7 +993,7 @@ class Subscription(Handle):
 
     async def clear_async(self) -> int:
         """Clear in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.clear)
+        return await in_thread(self.clear)
 
 
 def open_subscription(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -18,6 +17,7 @@ from weakref import WeakSet
 
 from pybk.arguments import flag_of, hints_of, whole_from
 from pybk.atomic_group import member_of
+from pybk.call_threads import in_own_thread, in_thread
 from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -36,7 +36,7 @@ from pybk.flags import StorageHint
 from pybk.futures import seconds_of
 from pybk.keys import KeyRing
 from pybk.manager import LedgerManager, backend_of
-from pybk.opening import Opening
+from pybk.opening import LockedOpening, Opening
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
@@ -46,7 +46,7 @@ from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, RollPolicy
+from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, RollPolicy, lock_name
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.named_list import NamedList
 from pybk.streams.names import checked_name
@@ -239,7 +239,17 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         cls, where: str | os.PathLike[str] | LedgerManager, name: str = "wal", **options: Unpack[WalOptions]
     ) -> Opening[Self]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name, **options))
+        call_text, call = f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name)
+        if not isinstance(where, LedgerManager):
+            return Opening(call_text, partial(call, **options))
+        wait, steal = options.pop("wait", 0.0), options.pop("steal", False)
+        return LockedOpening(
+            call_text,
+            partial(call, **options),
+            wait=wait,
+            steal=steal,
+            watch=lambda callback: backend_of(where).watch_lock(lock_name(ListKind.WAL, name), callback),
+        )
 
     @staticmethod
     def names(manager: LedgerManager, prefix: str = "") -> list[str]:
@@ -259,7 +269,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     @staticmethod
     async def names_async(manager: LedgerManager, prefix: str = "") -> list[str]:
         """Return the ``names``, listed in a thread."""
-        return await asyncio.to_thread(WriteAheadLog.names, manager, prefix)
+        return await in_thread(WriteAheadLog.names, manager, prefix)
 
     @classmethod
     def rebuild(
@@ -307,9 +317,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         insecure: bool = False,
     ) -> RebuiltList:
         """Rebuild in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(
-            cls.rebuild, manager, name, first_lsn=first_lsn, password=password, insecure=insecure
-        )
+        return await in_thread(cls.rebuild, manager, name, first_lsn=first_lsn, password=password, insecure=insecure)
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()
@@ -406,7 +414,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def set_settings_async(self, settings: LogSettings) -> None:
         """Replace the settings in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.set_settings, settings)
+        await in_thread(self.set_settings, settings)
 
     @property
     def ledgers(self) -> tuple[int, ...]:
@@ -458,7 +466,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def stats_async(self) -> WalStats:
         """Return figures in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.stats)
+        return await in_thread(self.stats)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
@@ -590,7 +598,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def sync_async(self) -> int:
         """Sync in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.sync)
+        return await in_thread(self.sync)
 
     def _checked(self, data: object, time_ns: object) -> bytes:
         """Return a record's data as bytes, or say what is wrong with it."""
@@ -708,7 +716,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def read_many_async(self, lsns: Iterable[int]) -> list[WalRecord]:
         """Return some records as ``read_many`` yields them, read in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(lambda: list(self.read_many(lsns)))
+        return await in_thread(lambda: list(self.read_many(lsns)))
 
     def follow(
         self, from_lsn: int | None = None, *, generation: int | None = None, timeout: float | None = None
@@ -754,7 +762,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             first, last = self._checked_range(from_lsn, to_lsn)
             return self._reader(first), last
 
-        reader, last = await asyncio.to_thread(begin)
+        reader, last = await in_thread(begin)
         try:
             while (records := await reader.read_async(timeout=0.0, last=last)) is not None:
                 yield records
@@ -764,7 +772,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def read_async(self, lsn: int) -> WalRecord:
         """Read one record in a thread, so that the event loop keeps running."""
-        return await asyncio.to_thread(self.read, lsn)
+        return await in_thread(self.read, lsn)
 
     def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
         if self._closed:
@@ -786,7 +794,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def roll_async(self) -> None:
         """Roll in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.roll)
+        await in_thread(self.roll)
 
     def checkpoint(
         self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
@@ -847,7 +855,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def checkpoints_async(self) -> list[WalCheckpoint]:
         """Return the ``checkpoints``, looked up in a thread."""
-        return await asyncio.to_thread(self.checkpoints)
+        return await in_thread(self.checkpoints)
 
     def latest_checkpoint(self) -> WalCheckpoint | None:
         """Return the newest checkpoint that is whole, read to its end; None if the log has none.
@@ -876,7 +884,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def latest_checkpoint_async(self) -> WalCheckpoint | None:
         """Return the ``latest_checkpoint``, read in a thread."""
-        return await asyncio.to_thread(self.latest_checkpoint)
+        return await in_thread(self.latest_checkpoint)
 
     def truncate_before(self, lsn: int) -> None:
         """Drop the records before ``lsn``, at once for readers; ledgers that only hold such records are deleted.
@@ -902,7 +910,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def truncate_before_async(self, lsn: int) -> None:
         """Truncate in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.truncate_before, lsn)
+        await in_thread(self.truncate_before, lsn)
 
     def truncate_after(self, lsn: int) -> None:
         """Drop the records after ``lsn``, such as those that a Raft leader never committed.
@@ -922,7 +930,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def truncate_after_async(self, lsn: int) -> None:
         """Drop the tail in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.truncate_after, lsn)
+        await in_thread(self.truncate_after, lsn)
 
     def seal(self) -> None:
         """End the log for good and close it here: it can be read, and takes no more records."""
@@ -932,7 +940,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""
-        await asyncio.to_thread(self.seal)
+        await in_thread(self.seal)
 
     def promote(
         self,
@@ -1039,7 +1047,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         steal: bool = False,
     ) -> None:
         """Promote in a thread, in which ``apply`` is called, so that the event loop keeps running."""
-        await asyncio.to_thread(partial(self.promote, apply, applied=applied, wait=wait, steal=steal))
+        await in_own_thread(partial(self.promote, apply, applied=applied, wait=wait, steal=steal))
 
 
 def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> LedgerManager | None:

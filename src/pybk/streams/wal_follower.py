@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Self
 
+from pybk.call_threads import in_thread
 from pybk.errors import ClosedError
 from pybk.handle import Handle
 from pybk.streams.forking import fork_error, in_children
@@ -85,7 +85,7 @@ class WalFollower(Handle):
     async def __anext__(self) -> WalRecord:
         """Return the next record as ``__next__`` does, without blocking the event loop."""
         while (record := self._taken()) is None:
-            reader = await asyncio.to_thread(self._begun)
+            reader = await in_thread(self._begun)
             try:
                 records = await reader.read_async(timeout=self._timeout)
             except BaseException:
