@@ -220,6 +220,13 @@ def test_what_was_observed_is_filled_up_where_it_is() -> None:
     assert (task.reason, task.stays, task.derived) == (LOST, False, LOST)
 
 
+def test_what_was_observed_of_the_last_entry_of_a_fragment_alone_is_filled_up() -> None:
+    fragments = ledger(1, (0, (0, 1, 2)), (40, (3, 1, 2)))
+    (task,) = planned(situation(5, marks=[mark(1, 0, first=39)]), fragments).tasks
+    assert (task.reason, task.stays, task.first_entry_id, task.copies) == (MISSING, True, 0, 2)
+    assert planned(situation(5, marks=[mark(1, 0, first=40)]), fragments).tasks == ()
+
+
 def test_the_only_copy_that_may_be_sound_is_not_lost_while_its_bookie_may_return() -> None:
     found = situation(5, absent={1: 1}, marks=[mark(1, 0, reason=DAMAGED)])
     result = planned(found, ledger(1, (0, (0, 1))))
