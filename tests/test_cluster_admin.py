@@ -564,6 +564,19 @@ def test_in_asyncio(admin: ClusterAdmin) -> None:
     asyncio.run(run())
 
 
+def test_a_drain_names_the_writers_that_it_waits_for(cluster: Inside, admin: ClusterAdmin) -> None:
+    client = cluster.connect()
+    writer, closed = make_writer(client), make_ledger(client)
+    name = next(each for each in bookies_of(client, closed) if each in bookies_of(client, writer.ledger_id))
+    admin.drain(name)
+    wait_until(lambda: is_read_only(admin, name), "the bookie is read-only")
+    text = "writers of open ledgers have not left it since 2"
+    assert [each for each in admin.drain_progress(name).waits if text in each and f": {writer.ledger_id};" in each]
+    writer.append(b"one more")
+    wait_until(lambda: not any(text in each for each in admin.drain_progress(name).waits))
+    writer.close()
+
+
 def test_a_cluster_that_repairs_itself_drains_a_bookie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repair_quickly(monkeypatch)
     monkeypatch.setattr(auditing, "ANNOUNCE_S", 0.2)

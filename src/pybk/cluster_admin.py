@@ -25,6 +25,7 @@ from pybk.cluster_checks import (
     by_urgency,
     bytes_on,
     drain_failures,
+    drain_waits,
     hold_failures,
     ledgers_on,
     rebalance_candidates,
@@ -379,7 +380,7 @@ class ClusterAdmin:
         marks = [mark for mark in all_marks(self._metadata) if mark.bookie == cookie.bookie]
         waits = []
         if cookie.state in _EMPTYING:
-            waits = self._passing(cookie, time.time_ns())
+            waits = [*self._passing(cookie, time.time_ns()), *drain_waits(cluster, cookie)]
             for ids, text in (
                 ({mark.ledger_id for mark in marks}, "are marked because of it"),
                 (set(unreadable), "have metadata that cannot be read"),

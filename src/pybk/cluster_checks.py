@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from types import MappingProxyType
@@ -170,7 +171,7 @@ class DrainProgress:
         ledgers_left: How many ledgers name it.
         bytes_left: About how many bytes of closed fragments it has of them.
         stuck: Marks of this bookie that are not queued, with the reasons in ``state`` and ``error``.
-        waits: Why it cannot be removed yet, although no ledger names it; empty if it is not drained at all.
+        waits: What its drain waits for besides copies, and since when; empty if it is not drained at all.
     """
 
     bookie: Bookie
@@ -453,6 +454,32 @@ def drain_failures(
         *_too_full(others, bytes_on(cluster, bookie)),
         *_too_few_zones(others, settings, max((shape.quorum.write_quorum for shape in shapes), default=0)),
     )
+
+
+def drain_waits(cluster: ClusterMap, cookie: BookieCookie) -> list[str]:
+    """Return what a drain waits for that no copy ends: writers that are to leave the bookie.
+
+    Args:
+        cluster: The ledgers.
+        cookie: The cookie of the bookie.
+    """
+    number = cluster.number_of(cookie.bookie)
+    found = ledgers_on(cluster, cookie.bookie) & cluster.open_ledgers
+    left = [each for each in sorted(found) if _names_last(cluster, each, number)]
+    if not left:
+        return []
+    since = datetime.fromtimestamp(cookie.state_since_ns / 1e9, UTC).isoformat(timespec="seconds")
+    text = (
+        f"writers of open ledgers have not left it since {since}: {listed(left)}; a writer leaves with its next entry "
+        "or its close, and a ledger whose writer is gone waits for its owner to open it"
+    )
+    return [text]
+
+
+def _names_last(cluster: ClusterMap, ledger_id: int, number: int | None) -> bool:
+    """Return whether the fragment without an end of a ledger names a bookie."""
+    ledger = cluster.get(ledger_id)
+    return ledger is not None and number in cluster.fragments(ledger)[-1].places
 
 
 def hold_failures(report: Mapping[str, Any] | None) -> tuple[tuple[str, ...], bool]:

@@ -59,8 +59,8 @@ _POLL_SECONDS: Final = 1.0
 """The shortest time between two looks at a drain."""
 
 _LEFT_OPEN: Final = (
-    "what is left is open: a writer that lives leaves the bookie by itself, and a ledger whose writer is gone waits "
-    "for its owner to open it"
+    "what is left is open: a writer leaves the bookie with its next entry or its close, and a ledger whose writer is "
+    "gone waits for its owner to open it"
 )
 
 _EMPTYING: Final = ("draining", "drained")
