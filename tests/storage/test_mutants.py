@@ -561,8 +561,8 @@ MUTANTS = [
         [
             Piece(
                 "store:Store.delete",
-                "commit = self.log.stage_control(encode, partial(self._deleted, descriptor))",
-                "self._deleted(descriptor); commit = Commit.finished(None)",
+                "commit = self.log.stage_control(encode, partial(self.deleted, descriptor), claim=claim)",
+                "self.deleted(descriptor); commit = Commit.finished(None)",
             )
         ],
     ),

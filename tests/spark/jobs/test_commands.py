@@ -18,6 +18,7 @@ from pybk.spark.sink.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.cluster.test_seals import rewrite
 from tests.paths import ROOT
+from tests.private_files import write_private
 from tests.spark.jobs.test_jobs import damage, fill, payload, service_of
 from tests.storage.real_store import contents, open_quick
 from tests.waiting import PROCESS_S
@@ -40,7 +41,7 @@ def secrets_in(directory: Path) -> list[str]:
     options: list[str] = []
     for option, secret in (("--cluster-secret-file", SECRET), ("--password-file", PASSWORD)):
         file = directory / option.strip("-")
-        file.write_bytes(secret + b"\n")
+        write_private(file, secret + b"\n")
         options += [option, str(file)]
     return options
 
@@ -101,7 +102,7 @@ def test_verify_with_the_passwords_of_many_ledgers(cluster: Inside, commands: Co
     fill(client, 3)
     other = fill(client, 3, password=b"another", ledger_type="others")
     closed = fill(client, 3)
-    (tmp_path / "passwords.toml").write_text('[types]\nothers = "another"\n')
+    write_private(tmp_path / "passwords.toml", b'[types]\nothers = "another"\n')
     arguments = ("verify", cluster.url, "--strict")
     assert commands.run(*arguments)[0] == 1
     status, told = commands.json(*arguments, "--passwords", str(tmp_path / "passwords.toml"))
