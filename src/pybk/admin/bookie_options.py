@@ -60,6 +60,7 @@ STORE_LEFT_OUT: Final = {
     "scrub_seconds": "a bookie follows the settings of its cluster",
     "scrub_bytes_per_second": "a bookie follows the settings of its cluster",
     "background": "a bookie's store works in the background",
+    "bookie_patience_seconds": "the process of a bookie has no writers of ledgers",
     "on_span": "`[trace] on_span` names it",
 }
 """Settings of a store that are no options of a bookie, and why."""

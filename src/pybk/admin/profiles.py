@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from pybk.errors import UsageError
-from pybk.storage.io.filesystem import OsFileSystem, replace_file
 from pybk.storage.io.regular_files import read_regular
 
 VARIABLE: Final = "PYBK_PROFILE"
@@ -67,6 +66,8 @@ class Profile:
 
     def write(self) -> str:
         """Write the profile, durably and for its owner alone; returns its file."""
+        from pybk.storage.io.filesystem import OsFileSystem, replace_file  # with numpy, which commands do without
+
         path = path_of(self.name)
         fs = OsFileSystem()
         fs.make_directory(os.path.dirname(path))
