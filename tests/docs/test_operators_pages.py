@@ -22,6 +22,7 @@ from pybk.version import __version__
 from tests.cluster.inside import make_cluster
 from tests.docs.operating import SCALED, Hosts
 from tests.paths import ROOT
+from tests.private_files import write_private
 from tests.storage.real_store import python_path
 from tests.waiting import wait_until
 from tests.zookeeper_server import ZooKeeperServer, missing, zookeeper_server
@@ -199,8 +200,8 @@ def test_monitor_and_alert(production: Production) -> None:
 
 
 def test_back_up_and_restore(production: Production, tmp_path: Path) -> None:
-    production.place("/etc/pybk/passwords.toml").write_text(f'default = "{PASSWORD.decode()}"\n')
-    production.place("/etc/pybk/new-secret").write_bytes(SECRET)
+    write_private(production.place("/etc/pybk/passwords.toml"), f'default = "{PASSWORD.decode()}"\n'.encode())
+    write_private(production.place("/etc/pybk/new-secret"), SECRET)
     with production.connect() as client, TestCluster(tmp_path / "new") as other:
         production.names |= {
             "zk://zoo-1.example.org:2181/pybk": production.url,

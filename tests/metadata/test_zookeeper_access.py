@@ -19,6 +19,7 @@ from pybk.metadata.url import open_metadata
 from tests.certificates import Authority
 from tests.metadata.harness import Mirror, versions_below, wait_for
 from tests.metadata.records import cluster_on, ledger
+from tests.private_files import write_private
 from tests.waiting import WAIT_S
 from tests.zookeeper_server import ZooKeeperServer, missing
 
@@ -181,7 +182,7 @@ def test_a_cluster_runs_with_tls_and_an_owner_and_needs_nothing_but_its_url(
     ):
         with client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1, password=b"p") as writer:
             writer.append(b"entry")
-        (tmp_path / "secret").write_bytes(secret)
+        write_private(tmp_path / "secret", secret)
         assert main(["upgrade", url, "--cluster-secret-file", str(tmp_path / "secret")]) == 0
     assert "level" in capsys.readouterr().out
     assert main(["permissions", url]) == 0

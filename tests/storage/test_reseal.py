@@ -14,6 +14,7 @@ from pybk.errors import CorruptError, IllegalOperationError, SealMismatchError, 
 from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
 from tests.internals import store_of, store_view_of
+from tests.private_files import write_private
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make
 
@@ -56,7 +57,7 @@ def test_reseal_seals_nothing_that_was_changed(tmp_path: Path) -> None:
 
 def test_the_command_reseals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, file = tmp_path / "store", tmp_path / "password"
-    file.write_bytes(PASSWORD + b"\n")
+    write_private(file, PASSWORD + b"\n")
     with open_at(FeatureLevel.BASE, root) as manager:
         first, second = make(manager), make(manager)
     assert main(["reseal", str(root), str(first), str(second), "--password-file", str(file), "--json"]) == 0

@@ -20,6 +20,7 @@ from tests.cluster.inside import SECRET
 from tests.cluster.scenarios.catalog import scenario
 from tests.cluster.scenarios.stage import Figures, Stage, stage
 from tests.cluster.test_rotation import NEXT, check_that_a_bookie_refuses
+from tests.private_files import write_private
 from tests.storage.real_store import contents
 from tests.waiting import wait_until
 
@@ -133,7 +134,7 @@ def scenario_28_rotated(directory: Path) -> Figures:
     file = directory / "secrets" / "secret"
     following, place = file.with_name("secret.next"), directory / "cluster"
     file.parent.mkdir()
-    file.write_bytes(SECRET)
+    write_private(file, SECRET)
     file.chmod(0o600)
     repair = {"grace_s": 60.0}
     with stage(place, ledgers=20, repair=repair, options=("--debug",), given=Secret(file=str(file))) as it:
@@ -144,7 +145,7 @@ def scenario_28_rotated(directory: Path) -> Figures:
         with Reads(it) as reads:
             go = Rotation(it, file, reads)
             go.step("secret", "add", status=FAILED, says="give the cluster's secret and the new one")
-            following.write_bytes(NEXT)
+            write_private(following, NEXT)
             following.chmod(0o600)
             go.step("secret", "switch", status=FAILED, says="add another one first")
             go.restart(others[1:], PYBK_CLUSTER_SECRET_NEXT=NEXT.decode())
@@ -161,7 +162,7 @@ def scenario_28_rotated(directory: Path) -> Figures:
             assert (retired["valid"], retired["old_values"]) == ([1], 0), retired
             following.replace(file)
             old_file = file.with_name("old")
-            old_file.write_bytes(SECRET)
+            write_private(old_file, SECRET)
             go.step("cluster", "status", status=FAILED, says="which was retired", file=old_file)
             _check_that_the_old_one_is_refused(it, others[-1])
             it.cluster.secret = NEXT

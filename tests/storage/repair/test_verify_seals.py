@@ -15,6 +15,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerState
 from pybk.storage.repair.verify import VerifyReport, verify_store
 from tests.internals import descriptor_of, digest_of, store_of
+from tests.private_files import write_private
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper
 from tests.test_seal import make, written_over
 
@@ -89,9 +90,7 @@ def test_ledgers_without_a_seal_are_counted(tmp_path: Path) -> None:
 
 
 def passwords_file(path: Path, text: str) -> Path:
-    file = path / "passwords.toml"
-    file.write_text(text)
-    return file
+    return write_private(path / "passwords.toml", text.encode())
 
 
 def test_one_run_checks_ledgers_of_many_passwords(
@@ -104,7 +103,7 @@ def test_one_run_checks_ledgers_of_many_passwords(
             with manager.create_ledger(password=secret, ledger_type=kind) as writer:
                 writer.append(b"payload")
             assert writer.ledger_id == number
-    (tmp_path / "b").write_text("b\n")
+    write_private(tmp_path / "b", b"b\n")
     file = passwords_file(
         tmp_path,
         f'default = "a"\n[types]\norders = {{ file = "{tmp_path / "b"}" }}\n"x.y" = {{ base64 = "/wo=" }}\n'
