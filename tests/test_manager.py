@@ -522,7 +522,7 @@ def test_health_of_a_store_that_is_well(tmp_path: Path) -> None:
     with open_quick(tmp_path) as manager:
         health = manager.health()
         assert (health.state, health.reason, health.outstanding_bytes) == ("ok", "", 0)
-        assert len(health.free_bytes) == 3
+        assert list(health.free_bytes) == [str(tmp_path)], "all tiers are on one device, which counts once"
         assert all(free > 0 for free in health.free_bytes.values())
         before = health.tail_bytes
         manager.create_ledger(insecure=True).append(bytes(1000))
