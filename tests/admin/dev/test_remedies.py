@@ -72,6 +72,7 @@ def fill(manager: LedgerManager, count: int) -> None:
             writer.append(b"entry")
 
 
+@pytest.mark.long
 def test_what_is_printed_as_a_remedy_runs(local: Local) -> None:
     with local.connect() as manager:
         fill(manager, 5)
