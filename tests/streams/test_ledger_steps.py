@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,13 +33,14 @@ def log(manager: LedgerManager) -> Iterator[Log]:
 
 @pytest.fixture
 def decoded(log: Log, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which each decoding of a record adds."""
+    """Return a list to which each decoding of a record in this thread adds; logs of other tests may end meanwhile."""
     assert len(log.segments()) == SEGMENTS
     found: list[str] = []
-    decode = ListRecord.decode
+    decode, thread = ListRecord.decode, threading.get_ident()
 
     def counted(data: bytes, *, where: str) -> ListRecord:
-        found.append(where)
+        if threading.get_ident() == thread:
+            found.append(where)
         return decode(data, where=where)
 
     monkeypatch.setattr(ListRecord, "decode", counted)
