@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,10 @@ from pybk.replication.inflight import Inflight
 from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
-from pybk.writer import LedgerWriter
+from pybk.streams.log import Log
+from pybk.streams.log_writer import LogWriter
+from pybk.writer import LedgerWriter, keeping_log
+from tests.waiting import wait_until
 
 
 def backend_of(manager: LedgerManager) -> LedgerBackend:
@@ -93,6 +97,25 @@ def inflight_of(machine: WriterMachine) -> Inflight:
 def has_waited_for_bookies(machine: WriterMachine) -> bool:
     """Return whether too few bookies answered a writer at some time."""
     return machine._stuck_at != -2
+
+
+def wait_for_loss(writer: LogWriter) -> None:
+    """Wait until the ledger of a log's open segment is lost."""
+    log = keeping_log(writer._writer.appender._writers[max(writer._writer.appender._writers)])
+    assert log is not None
+    wait_until(lambda: log.is_lost)
+
+
+def open_ledger_of(log: Log) -> int:
+    """Return the ledger of the segment that a log's writer appends to."""
+    return log._steps.existing().record.segments[-1].ledger_id
+
+
+@contextmanager
+def hold_resumption(writer: LogWriter) -> Iterator[None]:
+    """Keep a log's writer from replacing a lost ledger until the ``with`` block ends."""
+    with writer._writer._operation:
+        yield
 
 
 def repairer_of(

@@ -143,6 +143,49 @@ class AppendLog(Protocol):
         """Return when everything staged before the call is durable; raises if it could not be made so."""
 
 
+class KeptEntries(Protocol):
+    """Entries that a log's writer appends again if their ledger is lost.
+
+    Attributes:
+        origins: Lost batches that they were in before, and that are completed with them.
+    """
+
+    @property
+    def origins(self) -> Sequence[Completion]:
+        """See above."""
+
+
+class KeepingLog(Protocol):
+    """The append queue of a ledger on bookies, as a log's writer uses it that keeps what it appends.
+
+    Each batch then has a list ``kept``, until it is acknowledged. If the ledger's writer ends because too few bookies
+    answer, its batches are *lost*: neither done nor failed. Callers that wait for one keep waiting, until ``settle``.
+
+    Attributes:
+        on_lost: Called by the client's leader, which it must not block, when batches are lost. None keeps nothing.
+
+    Threads: any.
+    """
+
+    on_lost: Callable[[], None] | None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the ledger's writer has ended because too few bookies answered."""
+
+    def keep(self, batch: Completion, kept: KeptEntries) -> None:
+        """Add to what a batch keeps; complete its origins with the batch, or now if that is done.
+
+        The caller must not be the leader.
+        """
+
+    def take_lost(self) -> list[Completion]:
+        """Return the lost batches in order, and forget them; the caller settles them."""
+
+    def settle(self, batches: Iterable[Completion], error: PybkError | None = None) -> None:
+        """Complete lost batches, with an error or none; the caller must not be the leader."""
+
+
 class LedgerBackend(Protocol):
     """The interface to a store or a cluster. ``LedgerManager`` and the handles document the errors of each call.
 

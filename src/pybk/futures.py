@@ -185,7 +185,7 @@ class AppendFuture(Generic[T]):
         def finish() -> None:
             error = self.exception()
             if error is None:
-                future.set_result(self._value)
+                future.set_result(self.result())
             else:
                 future.set_exception(error.with_traceback(None))
 

@@ -78,10 +78,11 @@ class Completion:
             pause.
         followers: Tokens of the threads that wait; those that have left are unlocked. Guarded by ``GroupCommit.mutex``.
         callbacks: Called by the background thread once it is done. Guarded by ``GroupCommit.mutex``.
+        kept: What a log's writer appends again if the batch is lost (``KeepingLog``); None keeps nothing.
         wakers: For each event loop, the object by which ``pybk.futures`` wakes it; changed by the loop's thread alone.
     """
 
-    __slots__ = ("callbacks", "done", "error", "followers", "unseen", "wakers", "wanted")
+    __slots__ = ("callbacks", "done", "error", "followers", "kept", "unseen", "wakers", "wanted")
 
     def __init__(self) -> None:
         self.done = False
@@ -90,6 +91,7 @@ class Completion:
         self.unseen = False
         self.followers: list[threading.Lock] = []
         self.callbacks: list[Callable[[], None]] = []
+        self.kept: list[Any] | None = None
         self.wakers: dict[Any, Any] = {}
 
     @classmethod

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.append_order import AppendOrder
-from pybk.backend import AppendLog, LedgerBackend
+from pybk.backend import AppendLog, KeepingLog, LedgerBackend
 from pybk.call_threads import in_thread
 from pybk.closing import where_called
 from pybk.coroutine_backlog import CoroutineBacklog
@@ -683,6 +683,11 @@ def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
     descriptor.account_staged()
     if descriptor.last_pushed != last:
         raise DisplacedError
+
+
+def keeping_log(writer: LedgerWriter) -> KeepingLog | None:
+    """Return what keeps entries until they are acknowledged; None in a store, which has no bookies to lose."""
+    return cast(KeepingLog, writer._log) if writer._backend.is_cluster else None
 
 
 def ends_with(writer: LedgerWriter, entry_id: int) -> bool:

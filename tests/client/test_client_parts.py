@@ -303,7 +303,9 @@ def test_bookies_are_told_of_the_end_of_a_writer_only_if_it_did_not_end(
     monkeypatch.setattr(writer_module, "leave_soon", lambda driver, ledger, bookies: told.append(ledger.ledger_id))
     nobody: Any = None
     group = GroupCommit(nobody, "test-group")
-    driver: Any = SimpleNamespace(group=group, **dict.fromkeys(("formed", "attach", "ended"), lambda *_: None))
+    driver: Any = SimpleNamespace(
+        group=group, **dict.fromkeys(("formed", "attach", "ended", "call_as_leader"), lambda *_: None)
+    )
     options: Any = {"straggler_bytes": 1, "patience_s": 0.0, "outstanding_bytes_max": 1, "on_span": None}
     writing = Writing(driver, remote(), Metrics(), **options)
     if ended:

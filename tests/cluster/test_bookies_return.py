@@ -1,17 +1,26 @@
-"""Writers outlive bookies that go away and come back: of a ledger, as long as its patience lasts."""
+"""Writers outlive bookies that go away and come back: those of ledgers within their patience, those of logs always."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from pybk.errors import NotEnoughBookiesError
-from tests.cluster.inside import inside
+from pybk.errors import LedgerRecoveryError, LogFencedError, NotEnoughBookiesError, TooManyRequestsError
+from pybk.manager import LedgerManager
+from pybk.streams.log import Log
+from pybk.streams.log_writer import LogWriter
+from pybk.streams.position import Position
+from pybk.streams.wal import WriteAheadLog
+from tests.cluster.inside import Inside, inside
+from tests.internals import hold_resumption, open_ledger_of, wait_for_loss
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"p"
+PATIENCE_S = 3.0
 
 
 def test_appends_wait_for_the_only_bookie_to_return(tmp_path: Path) -> None:
@@ -70,3 +79,181 @@ def test_creating_a_ledger_does_not_wait_for_bookies_and_can_be_tried_again(tmp_
         assert (refused.value.outcome_unknown, refused.value.retryable) == (False, True)
         cluster.open_bookie(1)
         client.create_ledger(password=PASSWORD, ensemble_size=2).close()
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def short_patience(directory: Path, count: int = 1) -> Iterator[tuple[Inside, LedgerManager]]:
+    """Run a cluster, and a client whose ledgers end soon when bookies do not answer."""
+    with inside(directory, count=count) as cluster, cluster.connect(bookie_patience_seconds=PATIENCE_S) as client:
+        yield cluster, client
+
+
+def lose_segment(cluster: Inside, writer: LogWriter, place: int = 0) -> None:
+    """Let a bookie come back only after the segment's ledger is lost."""
+    wait_for_loss(writer)
+    cluster.bookies[place] = cluster.open_bookie(place)
+
+
+def read_all(
+    client: LedgerManager, name: str, quorums: tuple[int, int, int] = (1, 1, 1)
+) -> list[tuple[Position, bytes]]:
+    log = Log.open(client, name, password=PASSWORD, quorums=quorums)
+    with log.reader() as reader:
+        return [(record.position, record.data) for record in reader]
+
+
+def test_a_log_continues_in_another_segment_with_the_same_numbers(tmp_path: Path) -> None:
+    """None of the records that waited is lost or doubled, and each has the position that its future says."""
+    with short_patience(tmp_path) as (cluster, client):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer = log.writer()
+        given = []
+        for turn in range(3):
+            given.append((writer.append(b"%d before" % turn), b"%d before" % turn))
+            cluster.bookies[0].close()
+            futures = [writer.append_async(b"%d.%d" % (turn, number)) for number in range(50)]
+            many = writer.append_many_async([b"%d in one %d" % (turn, number) for number in range(7)])
+            lose_segment(cluster, writer)
+            given += [(future.result(WAIT_S), b"%d.%d" % (turn, at)) for at, future in enumerate(futures)]
+            given += [(each, b"%d in one %d" % (turn, at)) for at, each in enumerate(many.result(WAIT_S))]
+        given.append((writer.append(b"after"), b"after"))
+        assert [position.seq for position, _ in given] == list(range(len(given)))
+        assert {position.segment for position, _ in given} == {1, 2, 3, 4}
+        writer.close()
+        assert read_all(client, "log") == given
+
+
+def test_records_that_the_recovered_segment_holds_are_not_appended_again(tmp_path: Path) -> None:
+    """One bookie of two has them, and the recovery copies them to the other: they are acknowledged where they are."""
+    with short_patience(tmp_path, 2) as (cluster, client):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(2, 2, 2))
+        writer = log.writer()
+        given = [(writer.append(b"before"), b"before")]
+        cluster.bookies[1].close()
+        futures = [writer.append_async(b"%d" % number) for number in range(20)]
+        lose_segment(cluster, writer, 1)
+        given += [(future.result(WAIT_S), b"%d" % at) for at, future in enumerate(futures)]
+        given.append((writer.append(b"after"), b"after"))
+        writer.close()
+        assert read_all(client, "log", (2, 2, 2)) == given
+        assert [position.segment for position, _ in given] == [1] * 21 + [2]
+
+
+def test_a_transaction_that_was_cut_follows_as_a_whole(tmp_path: Path) -> None:
+    """Its entries alternate between two bookies, so that the recovered segment has the first of them alone."""
+    with short_patience(tmp_path, 2) as (cluster, client):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(2, 1, 1))
+        writer = log.writer()
+        given = [(writer.append(b"0"), b"0")]
+        ensemble = client.ledger_metadata(open_ledger_of(log)).fragments[0].ensemble
+        away = int(ensemble[1].bookie_id[-1])
+        cluster.bookies[away].close()
+        many = [b"%d" % number * 30_000 for number in range(12)]
+        future = writer.append_many_async(many)
+        lose_segment(cluster, writer, away)
+        given += list(zip(future.result(WAIT_S), many, strict=True))
+        writer.close()
+        assert read_all(client, "log", (2, 1, 1)) == given
+        assert {position.segment for position, _ in given[1:]} == {2}
+
+
+def test_a_log_whose_bookies_stay_away_says_so_and_continues_with_a_later_append(tmp_path: Path) -> None:
+    """What had waited may be there or not; the numbers of what is not are given again, and a retry succeeds."""
+    with short_patience(tmp_path) as (cluster, client):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer = log.writer()
+        given = [(writer.append(b"before"), b"before")]
+        cluster.bookies[0].close()
+        futures = [writer.append_async(b"lost") for _ in range(3)]
+        for future in futures:
+            with pytest.raises(NotEnoughBookiesError, match="continues with the next append") as failed:
+                future.result(WAIT_S)
+            assert (failed.value.outcome_unknown, failed.value.retryable) == (True, True)
+        with pytest.raises(TooManyRequestsError, match="continues in another ledger"):
+            _ = writer.append_async(b"at once", wait=False)
+        with pytest.raises(NotEnoughBookiesError) as refused:
+            writer.append(b"again")
+        assert (refused.value.outcome_unknown, refused.value.retryable) == (False, True)
+        cluster.open_bookie(0)
+        given.append((writer.append(b"again"), b"again"))
+        writer.close()
+        assert read_all(client, "log") == given
+        assert [position.seq for position, _ in given] == [0, 1]
+
+
+def test_a_close_appends_what_was_lost_before_it_closes_the_log(tmp_path: Path) -> None:
+    with short_patience(tmp_path) as (cluster, client):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer = log.writer()
+        writer.append(b"before")
+        cluster.bookies[0].close()
+        future = writer.append_async(b"while it is away")
+        lose_segment(cluster, writer)
+        writer.close()
+        assert read_all(client, "log")[1:] == [(future.result(0), b"while it is away")]
+
+
+def test_a_log_whose_lost_segment_another_client_fenced_ends(tmp_path: Path) -> None:
+    """No silent zombie: a client that fences a segment ends the writer, also if the bookie comes back."""
+    with short_patience(tmp_path) as (cluster, client), cluster.connect() as other:
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer = log.writer()
+        writer.append(b"before")
+        cluster.bookies[0].close()
+        future = writer.append_async(b"while it is away")
+        with pytest.raises(LedgerRecoveryError):
+            other.open_ledger(open_ledger_of(log), password=PASSWORD, recover=True)
+        with pytest.raises(LogFencedError) as fenced:
+            future.result(WAIT_S)
+        assert fenced.value.outcome_unknown
+        cluster.open_bookie(0)
+        with pytest.raises(LogFencedError):
+            writer.append(b"after")
+        with pytest.raises(LogFencedError):
+            writer.close()
+
+
+def test_a_log_that_was_stolen_while_its_segment_was_lost_ends(tmp_path: Path) -> None:
+    with short_patience(tmp_path) as (cluster, client), cluster.connect() as other:
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer = log.writer()
+        writer.append(b"before")
+        with hold_resumption(writer):
+            cluster.bookies[0].close()
+            future = writer.append_async(b"while it is away")
+            lose_segment(cluster, writer)
+            stolen = Log.open(other, "log", password=PASSWORD, quorums=(1, 1, 1)).writer(steal=True)
+        with pytest.raises(LogFencedError):
+            future.result(WAIT_S)
+        assert stolen.append(b"of the new owner").seq == 1
+        with pytest.raises(LogFencedError):
+            writer.append(b"after")
+        stolen.close()
+        assert [data for _, data in read_all(client, "log")] == [b"before", b"of the new owner"]
+
+
+def test_a_write_ahead_log_and_a_subscription_continue(tmp_path: Path) -> None:
+    with (
+        short_patience(tmp_path) as (cluster, client),
+        WriteAheadLog.open(client, "wal", password=PASSWORD, quorums=(1, 1, 1)) as wal,
+    ):
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        writer = log.writer()
+        writer.append_many([b"%d" % number for number in range(10)])
+        with log.subscribe("s", start=0) as subscription:
+            assert None not in [subscription.read(WAIT_S) for _ in range(6)]
+            first = wal.append(b"before")
+            cluster.bookies[0].close()
+            futures = [wal.append_async(b"while it is away"), subscription.ack_async(range(5))]
+            time.sleep(1.5 * PATIENCE_S)
+            cluster.open_bookie(0)
+            assert [future.result(WAIT_S) for future in futures] == [first + 1, 5]
+            assert wal.append(b"after") == first + 2
+            subscription.ack(5)
+        with log.subscribe("s") as again:
+            found = again.read(WAIT_S)
+            assert found is not None
+            assert found.data == b"6"

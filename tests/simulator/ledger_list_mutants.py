@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from tests.simulator.ledger_lists import run
+from tests.simulator.ledger_lists import LOSS_SEEDS, run
 from tests.simulator.mutating import Mutant, Piece, mutated
 
 LIST = "pybk.streams.ledger_list:"
+WORLD = "tests.simulator.ledger_lists:World."
 RECORD = "pybk.streams.list_record:ListRecord."
 SEEDS_MAX = 2_000
 
@@ -182,6 +183,54 @@ LEDGER_LIST_MUTANTS = (
             ),
         ),
     ),
+    Mutant(
+        "T15a",
+        "a writer does not recover a segment that another has fenced",
+        (Piece(WORLD + "step", "ledger.recovering not in ('', process.name)", "False"),),
+        LOSS_SEEDS,
+    ),
+    Mutant(
+        "T15b",
+        "futures of records that the recovered segment does not hold are not resolved",
+        (Piece(LIST + "held_of", "bisect_left(first_seqs, end_seq)", "len(first_seqs)"),),
+        LOSS_SEEDS,
+    ),
+    Mutant(
+        "T15c",
+        "records that the recovered segment holds are not appended again",
+        (Piece(LIST + "held_of", "bisect_left(first_seqs, end_seq)", "0"),),
+        LOSS_SEEDS,
+    ),
+    Mutant(
+        "T15d",
+        "a transaction of which a part was kept counts as one that was not",
+        (Piece("tests.simulator.ledger_lists:ModelLedger.end", "self.entries[:whole]", "self.entries"),),
+        LOSS_SEEDS,
+    ),
+    Mutant(
+        "T15e",
+        "what is appended again comes first, under the same numbers",
+        (
+            Piece(
+                WORLD + "resend",
+                "process.next_seq = end_seq",
+                "process.next_seq = end_seq + sum(len(records) for _, _, records in owed[held:])",
+            ),
+        ),
+        LOSS_SEEDS,
+    ),
+    Mutant(
+        "T15f",
+        "a lost segment is recovered before the log continues in another",
+        (
+            Piece(
+                LIST + "_closed",
+                "recovered: SegmentEnd = yield RecoverOwn(segment)",
+                "recovered = SegmentEnd(None, None, 0)",
+            ),
+        ),
+        LOSS_SEEDS,
+    ),
     Mutant("T11", "a sealed log is not taken over", (Piece(LIST + "take_over", "record.sealed", "False"),)),
 )
 
@@ -215,6 +264,12 @@ KILLED_AT = {
     "T13d": 5,
     "T13e": 5,
     "T14": 0,
+    "T15a": 1_000_118,
+    "T15b": 1_000_004,
+    "T15c": 1_000_005,
+    "T15d": 1_000_022,
+    "T15e": 1_000_004,
+    "T15f": 1_000_000,
 }
 """The first seed that notices each mutant."""
 
@@ -231,7 +286,7 @@ def main() -> int:
     for mutant in LEDGER_LIST_MUTANTS:
         if sys.argv[1:] and mutant.name not in sys.argv[1:]:
             continue
-        for seed in range(SEEDS_MAX):
+        for seed in range(mutant.first, mutant.first + SEEDS_MAX):
             how = notices(mutant, seed)
             if how:
                 sys.stdout.write(f'    "{mutant.name}": {seed},  # {how[:80]}\n')

@@ -7,6 +7,10 @@ has it. The record is changed by compare-and-set; an answer may be lost, and a c
 In some seeds the log is renamed, by processes that ask no writer, while other logs come and go under the names that it
 has left.
 
+From ``LOSS_SEEDS`` on, ledgers of writers are lost, because too few bookies answer: they acknowledge nothing more.
+Their writer recovers them, and appends what is not there to another ledger (rule T15); it appends transactions of
+several records, too.
+
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
 
@@ -31,6 +35,7 @@ from pybk.errors import (
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import (
     CONFLICT,
+    LOST,
     UNKNOWN,
     CloseLedger,
     CreateLedger,
@@ -40,6 +45,7 @@ from pybk.streams.ledger_list import (
     ReadList,
     ReadOther,
     RecoverLedger,
+    RecoverOwn,
     RemoveList,
     Step,
     Steps,
@@ -56,6 +62,7 @@ UID: Final = bytes(16)
 START_SEQ: Final = 1
 EVENTS: Final = 1000
 WRITERS: Final = 3
+LOSS_SEEDS: Final = 1_000_000
 
 
 Change = WriteList | RemoveList | MoveList
@@ -67,6 +74,8 @@ class LogRecord(NamedTuple):
     generation: int
     seq: int
     value: object
+    last: int
+    """The last record of its transaction."""
 
 
 class LedgerGoneError(Exception):
@@ -87,6 +96,10 @@ class ModelLedger:
         self.entries: list[LogRecord] = []
         self.acknowledged = 0
         self.closed = False
+        self.lost = False
+        """Whether its writer has ended because too few bookies answered."""
+        self.recovering = ""
+        """The process that has begun to recover it; empty for none."""
 
     def close(self, random: Random, *, by_writer: bool) -> None:
         """Establish the end."""
@@ -98,7 +111,8 @@ class ModelLedger:
 
     def end(self) -> SegmentEnd:
         """Return what it holds."""
-        seqs = [entry.seq for entry in self.entries]
+        whole = max((at for at, entry in enumerate(self.entries, 1) if entry.seq == entry.last), default=0)
+        seqs = [entry.seq for entry in self.entries[:whole]]
         return SegmentEnd(seqs[0], seqs[-1], len(seqs)) if seqs else SegmentEnd(None, None, 0)
 
 
@@ -122,8 +136,10 @@ class Process:
         """The number of its segment."""
         self.next_seq = 0
         self.appended = 0
-        self.pending: list[tuple[int, int, LogRecord]] = []
-        """Ledger, number of its entries up to the record, and the record, of those that are not acknowledged."""
+        self.pending: list[tuple[int, int, list[LogRecord]]] = []
+        """Ledger, number of its entries up to there, and the records, of transactions that are not acknowledged."""
+        self.fenced = False
+        """Whether another has fenced the ledger that it appends to, and that was lost."""
         self.uploaded: tuple[int, Checkpoint] | None = None
         """A checkpoint whose blob is named in the record, and the epoch that named it."""
         """A checkpoint whose blob is written, and that is not listed yet."""
@@ -176,6 +192,9 @@ class World:
         self.named_blobs: set[int] = set()
         """Blobs that a record named once."""
         self.cutting: dict[str, int] = {}
+        self.losses = seed >= LOSS_SEEDS
+        self.assigned: dict[object, int] = {}
+        """The number of each record, by its value."""
         self.trace: list[str] = []
         self.done: dict[str, int] = {}
         self.finishing = False
@@ -229,7 +248,12 @@ class World:
                 self.perform(ledger_list.truncate(self.log_name, epoch, generation, 0))
             self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
         record = self.found.record
-        read = {entry.seq: entry for entry in self.read(record)}
+        everything = list(self.read(record))
+        assert len({entry.value for entry in everything}) == len(everything), "a record is there twice"
+        read = {entry.seq: entry for entry in everything}
+        for entry in everything:
+            cut = entry.generation < record.generation
+            assert cut or entry.last in read, f"the log has a part of the transaction of {entry}"
         assert sorted(read) == list(range(record.first_seq, record.end_seq)), "there are gaps"
         for seq, entry in self.log.items():
             if seq >= record.first_seq:
@@ -298,6 +322,10 @@ class World:
         process = self.random.choice(self.processes)
         if self.random.random() < self.crashes:
             self.crash(process)
+        elif self.losses and process.steps is None and self.is_lost(process):
+            self.begin(process)
+        elif self.losses and self.random.random() < 0.05:
+            self.lose(process)
         elif self.random.random() < 0.4:
             self.acknowledge(process)
         elif process.owned is not None and process.what != "cut" and self.random.random() < 0.5:
@@ -359,7 +387,9 @@ class World:
             self.operate(process, "take over", ledger_list.take_over(process.log, now))
             return
         what = self.random.choices(("roll", "truncate", "cut", "checkpoint", "close", "seal"), (10, 6, 3, 8, 2, 0.1))[0]
-        if what == "roll":
+        if self.is_lost(process):  # before anything else
+            self.operate(process, "repair", repaired(process.log, owned.epoch))
+        elif what == "roll":
             self.operate(process, what, ledger_list.roll(process.log, owned.epoch, process.number, now))
         elif what == "truncate" and self.log:
             # Beyond what is acknowledged nothing may be dropped; the next record is the last that can be asked for.
@@ -404,7 +434,7 @@ class World:
             return
         except LostAnswerError:
             self.trace.append(f"{process.name}: {process.what} fails")
-            if process.what not in ("roll", "truncate", "checkpoint", "upload", "rename"):
+            if process.what not in ("roll", "truncate", "checkpoint", "upload", "rename", "repair"):
                 self.crash(process)
             process.steps, process.what = None, ""
             self.done["failed"] = self.done.get("failed", 0) + 1
@@ -439,6 +469,7 @@ class World:
             process.current, process.number = segment.ledger_id, segment.number
             assert segment.first_seq is not None
             process.next_seq = segment.first_seq
+            process.pending.clear()  # what was lost meanwhile
             if what == "take over":
                 assert record.epoch not in self.owners, f"epoch {record.epoch} has two owners"
                 self.owners[record.epoch] = process.name
@@ -465,38 +496,82 @@ class World:
         """Append a record to the current ledger."""
         ledger = self.ledgers.get(process.current)
         assert process.owned is not None
-        if ledger is None or ledger.closed:
+        if ledger is None or ledger.closed or ledger.lost or process.what == "repair":
             return
-        process.appended += 1
-        record = LogRecord(ledger.created.generation, process.next_seq, (process.name, process.appended))
-        process.next_seq += 1
-        ledger.entries.append(record)
-        process.pending.append((process.current, len(ledger.entries), record))
-        self.trace.append(f"{process.name}: appends {record} to {process.current}")
+        records = []
+        last = process.next_seq + (self.random.choice((0, 0, 1, 2)) if self.losses else 0)
+        while process.next_seq <= last:
+            process.appended += 1
+            value = (process.name, process.appended)
+            records.append(LogRecord(ledger.created.generation, process.next_seq, value, last))
+            self.assigned[value] = process.next_seq
+            process.next_seq += 1
+        self.stage(process, records)
+
+    def stage(self, process: Process, records: list[LogRecord]) -> None:
+        """Append a transaction to the current ledger."""
+        ledger = self.ledgers[process.current]
+        ledger.entries += records
+        process.pending.append((process.current, len(ledger.entries), records))
+        self.trace.append(f"{process.name}: appends {records} to {process.current}")
+
+    def lose(self, process: Process) -> None:
+        """Have too few bookies answer the writer of the current ledger."""
+        ledger = self.ledgers.get(process.current)
+        if process.owned is not None and ledger is not None and not ledger.closed:
+            ledger.lost = True
+            self.trace.append(f"{process.name}: {process.current} is lost")
+
+    def is_lost(self, process: Process) -> bool:
+        """Return whether the ledger that a process appends to is lost."""
+        ledger = self.ledgers.get(process.current)
+        return ledger is not None and ledger.lost
+
+    def resend(self, process: Process, end_seq: int) -> None:
+        """Acknowledge what the list holds of a lost ledger, and append the others again to the current one."""
+        owed = process.pending
+        held = ledger_list.held_of([records[0].seq for _, _, records in owed], end_seq)
+        process.pending = []
+        for ledger_id, _, records in owed[:held]:
+            for record in records:
+                self.acknowledged(process, ledger_id, record)
+        process.next_seq = end_seq
+        ledger = self.ledgers.get(process.current)
+        if ledger is None or ledger.closed:
+            raise LogFencedError("the ledger was fenced")
+        for _, _, records in owed[held:]:
+            again = [each._replace(seq=process.next_seq + at) for at, each in enumerate(records)]
+            process.next_seq += len(again)
+            self.stage(process, again)
+            self.done["again"] = self.done.get("again", 0) + 1
 
     def acknowledge(self, process: Process) -> None:
         """Have the ledgers of a process acknowledge entries, and the process the records that it may acknowledge."""
         for ledger_id in {ledger_id for ledger_id, _, _ in process.pending}:
             ledger = self.ledgers.get(ledger_id)
-            if ledger is not None and not ledger.closed:
+            if ledger is not None and not ledger.closed and not ledger.lost:
                 ledger.acknowledged = self.random.randint(ledger.acknowledged, len(ledger.entries))
         self.confirm(process)
 
     def confirm(self, process: Process) -> None:
         """Acknowledge to the caller what may be."""
         while process.pending:
-            ledger_id, entries, record = process.pending[0]
+            ledger_id, entries, records = process.pending[0]
             ledger = self.ledgers.get(ledger_id)
-            if ledger is None or ledger.acknowledged < entries or ledger.entries[entries - 1] != record:
+            if ledger is None or ledger.lost or ledger.acknowledged < entries:
+                return
+            if ledger.entries[entries - 1] != records[-1]:
                 return
             process.pending.pop(0)
-            self.acknowledged(process, ledger_id, record)
+            for record in records:
+                self.acknowledged(process, ledger_id, record)
 
     def acknowledged(self, process: Process, ledger_id: int, record: LogRecord) -> None:
         """A writer reports to its caller that a record is durable."""
         self.trace.append(f"{process.name}: {record} of {ledger_id} is acknowledged")
         key = record.generation, record.seq
         assert key not in self.given, f"position {key} is given to {record.value} and to {self.given[key]}"
+        assert self.assigned[record.value] == record.seq, f"{record} has another number than it was given"
         self.given[key] = record.value
         before = self.log.get(record.seq)
         assert before is None or before.generation < record.generation
@@ -514,6 +589,8 @@ class World:
             case ReadOther(name):
                 return self.lists.get(name)
             case WriteList() | RemoveList() | MoveList():
+                if isinstance(step, WriteList) and process.what == "repair":
+                    self.check_repair(process, step.record)
                 return self.write(process.log, step)
             case CreateLedger():
                 self.next_ledger += 1
@@ -524,14 +601,29 @@ class World:
                     assert segment.ledger_id not in self.listed(), "a listed ledger is gone"
                     return None
                 ledger = self.existing(segment.ledger_id)
+                self.fence(process, segment.ledger_id)
                 ledger.close(self.random, by_writer=False)
                 return ledger.end()
             case SwitchTo(segment):
-                self.drain(process)
+                lost = process.what == "repair"
+                if not lost:
+                    self.drain(process)
                 process.current, process.number = segment.ledger_id, segment.number
+                if lost:
+                    assert segment.first_seq is not None
+                    self.resend(process, segment.first_seq)
                 return None
+            case RecoverOwn(segment):
+                ledger = self.existing(segment.ledger_id)
+                if ledger.recovering not in ("", process.name):
+                    raise LogFencedError("another has fenced the ledger")
+                ledger.recovering = process.name
+                ledger.close(self.random, by_writer=False)
+                return ledger.end()
             case CloseLedger(segment):
                 ledger = self.existing(segment.ledger_id)
+                if ledger.lost:
+                    return LOST
                 if ledger.closed:
                     raise LogFencedError("the ledger was fenced")
                 ledger.close(self.random, by_writer=True)
@@ -544,6 +636,20 @@ class World:
                 self.ledgers.pop(ledger_id, None)
                 self.blobs.pop(ledger_id, None)
                 return True
+
+    def fence(self, process: Process, ledger_id: int) -> None:
+        """Note that a process recovers a ledger, which ends the writer of another one for good."""
+        ledger = self.ledgers[ledger_id]
+        if not ledger.closed:
+            ledger.recovering = process.name
+            for other in self.processes:
+                other.fenced = other.fenced or (ledger.lost and other is not process and other.current == ledger_id)
+
+    def check_repair(self, process: Process, record: ListRecord) -> None:
+        """Check that a writer does not continue in another segment after another fenced the one that was lost."""
+        listed = self.lists.get(process.log)
+        adds = listed is not None and record.next_segment > listed.record.next_segment
+        assert not (process.fenced and adds), "a writer continues although another has fenced its lost segment"
 
     def read_list(self, process: Process) -> Found | None:
         """Return the record that a process operates on (rule T13)."""
@@ -651,6 +757,12 @@ class World:
         held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
         for seq, entry in self.log.items():
             assert seq < record.first_seq or entry in held, f"acknowledged record {entry} is in no listed ledger"
+
+
+def repaired(name: str, epoch: int) -> Steps[Any]:
+    """Recover what is lost, and continue in another segment, as ``ListWriter`` does."""
+    yield from ledger_list.close(name, epoch, lambda: 7)
+    return (yield from ledger_list.roll(name, epoch, 0, lambda: 7))
 
 
 def run(seed: int) -> tuple[World, Exception | None]:

@@ -2,6 +2,11 @@
 
 A batch is *formed* from its first entry on, and takes more entries until the leader sends it. It is *sent* until enough
 bookies have acknowledged it, and then *done*. Batches are sent and completed in order.
+
+If the ledger's writer ends because too few bookies answer, all batches fail. But those of a log's writer, which has
+set ``on_lost``, are *lost* instead: they stay undone, and futures keep waiting, until the log's writer has found out
+which of them the ledger has, and has appended the others to another ledger (``KeepingLog``). Calls that need progress
+of this ledger, ``flush`` and ``wait_for_space``, do not wait for batches, but for their *marks*: a loss completes them.
 """
 
 from __future__ import annotations
@@ -10,9 +15,10 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from pybk.backend import KeptEntries
 from pybk.errors import PybkError
 from pybk.group_commit import Completion, GroupCommit
 from pybk.spans import OnSpan
@@ -33,9 +39,10 @@ class AppendBatch(Completion):
         entries: The entries, until they are acknowledged.
         payload_bytes: Their encoded bytes, which count as outstanding until the batch is done.
         last: Id of the last entry; set when the batch is sent.
+        marks: Completed after the batch, or when it is lost. Guarded by the queue's mutex.
     """
 
-    __slots__ = ("entries", "last", "payload_bytes")
+    __slots__ = ("entries", "last", "marks", "payload_bytes")
 
     entries: StagedEntries
 
@@ -43,6 +50,7 @@ class AppendBatch(Completion):
         super().__init__()
         self.payload_bytes = 0
         self.last = -1
+        self.marks: list[Completion] = []
 
 
 class AppendQueue:
@@ -52,6 +60,7 @@ class AppendQueue:
         ledger: The ledger.
         group: The group commit of the client, whose leader sends the batches.
         on_formed: Called when a batch has formed that may be sent.
+        as_leader: Has the client's leader make a call, and returns afterwards; an interrupt may lose the call.
         bytes_max: Bytes that may be outstanding.
         on_span: The hook that gets a span of each batch; None for none.
 
@@ -60,6 +69,8 @@ class AppendQueue:
         formed: Batches that are not sent, in order. Guarded by the queue's mutex; the leader may read without it
             whether there are any.
         sent: Batches that are sent and not acknowledged, in order. Changed by the leader, under the mutex.
+        on_lost: See ``KeepingLog``.
+        is_lost: See ``KeepingLog``.
         wait: ``GroupCommit.wait``.
         when_done: ``GroupCommit.when_done``.
 
@@ -72,6 +83,7 @@ class AppendQueue:
         ledger: LedgerDescriptor,
         group: GroupCommit,
         on_formed: Callable[[], None],
+        as_leader: Callable[[Callable[[], None]], None],
         bytes_max: int,
         on_span: OnSpan | None = None,
     ) -> None:
@@ -81,6 +93,11 @@ class AppendQueue:
         self.formed: deque[AppendBatch] = deque()
         self._group = group
         self._on_formed = on_formed
+        self._as_leader = as_leader
+        self.on_lost: Callable[[], None] | None = None
+        self.is_lost = False
+        self._lost: list[AppendBatch] = []
+        """Lost batches that were not taken yet, in order. Guarded by the mutex."""
         self._on_span = on_span
         self._mutex = threading.Lock()
         self.sent: deque[AppendBatch] = deque()
@@ -165,6 +182,8 @@ class AppendQueue:
             or batch.payload_bytes + nbytes > BATCH_BYTES_MAX
         ):
             batch = AppendBatch()
+            if self.on_lost is not None:
+                batch.kept = []
             entries = batch.entries = StagedEntries(
                 batch, descriptor, first, base_length, overhead, time.monotonic_ns()
             )
@@ -200,20 +219,48 @@ class AppendQueue:
     def flush(self) -> None:
         """Return when all entries staged before the call are acknowledged; raise the error if they failed."""
         with self._mutex:
-            batch = self.formed[-1] if self.formed else self.sent[-1] if self.sent else None
-        if batch is not None:
-            self.wait(batch)
-            if batch.error is not None:
-                raise batch.error.with_traceback(None)
+            mark = self._mark(self.formed[-1] if self.formed else self.sent[-1] if self.sent else None)
+        if mark is not None:
+            self.wait(mark)
+            if mark.error is not None:
+                raise mark.error.with_traceback(None)
         elif self.error is not None:
             raise self.error.with_traceback(None)
 
     def wait_for_space(self) -> None:
-        """Return when fewer bytes are outstanding than now, or all entries have failed."""
+        """Return when fewer bytes are outstanding than now, or the queue takes no more entries."""
         with self._mutex:
-            batch = self.sent[0] if self.sent else self.formed[0] if self.formed else None
-        if batch is not None:
-            self.wait(batch)
+            mark = self._mark(self.sent[0] if self.sent else self.formed[0] if self.formed else None)
+        if mark is not None:
+            self.wait(mark)
+
+    def _mark(self, batch: AppendBatch | None) -> Completion | None:
+        """Return a completion to wait on for a batch; None if there is no batch. The caller holds the mutex."""
+        if batch is None or batch.done:
+            return batch
+        mark = Completion()
+        mark.unseen = batch.unseen
+        batch.marks.append(mark)
+        return mark
+
+    def _finish(self, batch: AppendBatch) -> None:
+        """Complete a batch, and its marks; may be repeated."""
+        self._group.finish(batch)
+        with self._mutex:  # what is added under it was added before this, or it is seen that the batch is done
+            for kept in batch.kept or ():
+                for origin in kept.origins:
+                    if not origin.done:
+                        origin.error = batch.error
+                    self._group.finish(origin)
+            batch.kept = None
+            self._finish_marks(batch, batch.error)
+
+    def _finish_marks(self, batch: AppendBatch, error: PybkError | None) -> None:
+        """Complete the marks of a batch; the caller holds the mutex."""
+        for mark in batch.marks:
+            if not mark.done:
+                mark.error = error
+            self._group.finish(mark)
 
     # ---- what the leader calls -----------------------------------------------------------------------------------
 
@@ -230,6 +277,7 @@ class AppendQueue:
                 count = len(entries.sizes)
                 if count == 0:  # an interrupt ended the append that formed it
                     self._group.finish(batch)
+                    self._finish_marks(batch, None)
                     self._outstanding -= batch.payload_bytes
                     self.formed.popleft()
                     continue
@@ -250,7 +298,7 @@ class AppendQueue:
             ledger.last_durable = batch.last
             ledger.length_durable = entries.length_at_end
             ledger.confirm(batch.last)
-            self._group.finish(batch)
+            self._finish(batch)
             with self._mutex:
                 self._outstanding -= batch.payload_bytes
                 sent.popleft()
@@ -276,20 +324,68 @@ class AppendQueue:
         with self._mutex:
             self.ledger.error = error
             self.error = error
-        for batches in (self.sent, self.formed):
+        for batches in (self._lost, self.sent, self.formed):
             while batches:
                 if not batches[0].done:
                     batches[0].error = under_way or error
                     failed += len(batches[0].entries.sizes)
-                self._group.finish(batches[0])
-                batches.popleft()
+                self._finish(batches[0])
+                del batches[0]
         self._outstanding = 0
         return failed
+
+    def lose(self, error: PybkError) -> None:
+        """Take no more entries, and leave those that are sent or staged to ``take_lost``; called by the leader.
+
+        Args:
+            error: The error of later appends.
+        """
+        with self._mutex:
+            self.ledger.error = self.error = error
+            for batches in (self.sent, self.formed):
+                while batches:
+                    self._finish_marks(batches[0], error)
+                    self._lost.append(batches[0])
+                    batches.popleft()
+            self._outstanding = 0
+            self.is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
+
+    # ---- what a log's writer calls -------------------------------------------------------------------------------
+
+    def keep(self, batch: Completion, kept: KeptEntries) -> None:
+        """See ``KeepingLog``."""
+        with self._mutex:
+            if batch.kept is not None:
+                batch.kept.append(kept)
+                return
+        self.settle(kept.origins, batch.error)
+
+    def take_lost(self) -> list[Completion]:
+        """See ``KeepingLog``."""
+        with self._mutex:
+            taken: list[Completion] = [*self._lost]
+            self._lost.clear()
+        return taken
+
+    def settle(self, batches: Iterable[Completion], error: PybkError | None = None) -> None:
+        """See ``KeepingLog``."""
+        left = [batch for batch in batches if not batch.done]
+        for batch in left:
+            batch.error = error
+
+        def finish() -> None:
+            for batch in left:
+                self._group.finish(batch)
+
+        while not all(batch.done for batch in left):  # an interrupt of the leader may have lost the call
+            self._as_leader(finish)
 
     def after_fork(self, error: PybkError) -> None:
         """Disable the queue in a forked child: locks are free, nothing is pending, and each call raises ``error``."""
         self._mutex = threading.Lock()
         self.error = self.ledger.error = error
-        for batch in (*self.sent, *self.formed):
+        for batch in (*self._lost, *self.sent, *self.formed):
             batch.error = error
             batch.done = True

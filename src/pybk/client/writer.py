@@ -24,6 +24,9 @@ The writer ends once, in one of three ways, and each fails what is still queued:
 | ``Failed`` | the machine: fenced, deleted, too few bookies | that of the reason, outcome unknown |
 | ``give_up`` | the driver: it was interrupted or closed, so the machine's state is not known | given by the driver |
 
+If too few bookies answer a log's writer, its appends do not fail: they are *lost*, and the log's writer appends them to
+another ledger (``append_queue``).
+
 A writer without a handle ends as well: it is collected, and the bookies are notified that it has left. Else they would
 count it as alive as long as this client has sessions with them (H12).
 
@@ -105,7 +108,7 @@ class Writing(Conversation[WriterMachine]):
         )
         super().__init__(driver, ledger, machine)
         formed = partial(driver.formed, self)
-        self.appender = AppendQueue(ledger, driver.group, formed, outstanding_bytes_max, on_span)
+        self.appender = AppendQueue(ledger, driver.group, formed, driver.call_as_leader, outstanding_bytes_max, on_span)
         self._patience_s = patience_s
         self._metrics = metrics
         self._meter = metrics.scope(metadata.ledger_type, metadata.tier)
@@ -202,10 +205,14 @@ class Writing(Conversation[WriterMachine]):
         if effect.reason is Reason.NOT_ENOUGH_BOOKIES:
             under_way = self._without_bookies(effect, outcome_unknown=True)
             later = self._without_bookies(effect, outcome_unknown=False)
-        self._fail_appends(later, under_way)
+        if effect.reason is Reason.NOT_ENOUGH_BOOKIES and self.appender.on_lost is not None:
+            self.appender.lose(later)
+            self._fail_forces(under_way)
+        else:
+            self._fail_appends(later, under_way)
+            leave(self.driver, self.ledger, self.ensemble)  # else the log's writer lives, and recovers the ledger
         self.end(later)
         self.report_activity()
-        leave(self.driver, self.ledger, self.ensemble)
 
     def _without_bookies(self, effect: Failed, *, outcome_unknown: bool) -> PybkError:
         """Return the error of a writer for which too few bookies answered: trying again does not help it."""

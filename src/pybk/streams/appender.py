@@ -14,8 +14,16 @@ as one append.
 append, or if entries were refused for want of space, the ledger does not end there. Then what the ledger has is
 established by closing it, and the log continues in a new segment: ``repair`` of the log's owner.
 
+**Losses.** A ledger on bookies is *lost* if its writer has ended because too few of them answered. What of it was
+acknowledged is there, and what was not may be. So each transaction is kept in the batch in which its last entry was
+staged, until that is acknowledged. ``repair`` recovers the lost segment (rule T15) and switches to a new one. Of the
+transactions that were kept, ``switch`` completes those that the recovered segment holds, and appends the others again,
+before anything else and under the same numbers: their futures wait for the old batches, which are completed with the
+new ones (``Kept.origins``). Only if the repair does not succeed in time do they fail (``give_up``).
+
 **Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment``, ``segment_bytes`` and
-``segment_records``. It is taken before the locks of a ledger, and held while an append waits for admission.
+``segment_records``, ``_owed`` and ``lost``. It is taken before the locks of a ledger, and held while an append waits
+for admission.
 """
 
 from __future__ import annotations
@@ -29,15 +37,27 @@ from pybk.errors import (
     LedgerClosedError,
     LedgerFencedError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     PybkError,
     StorageRefusedError,
 )
+from pybk.group_commit import Completion
 from pybk.storage.transaction_group import DisplacedError
-from pybk.streams.format import encode_record, encode_records, records_bytes
-from pybk.streams.ledger_list import Owned
+from pybk.streams.format import Highest, encode_record, encode_records, highest_after, records_bytes
+from pybk.streams.ledger_list import Owned, held_of
 from pybk.streams.list_record import Segment
+from pybk.streams.position import Move
 from pybk.streams.record_future import RecordFuture, fenced_error, log_error
-from pybk.writer import LedgerWriter, Staged, check_takes_entries, ends_with, group_entries, stage, stage_many
+from pybk.writer import (
+    LedgerWriter,
+    Staged,
+    check_takes_entries,
+    ends_with,
+    group_entries,
+    keeping_log,
+    stage,
+    stage_many,
+)
 
 SET_BYTES: Final = 64 << 10
 """Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
@@ -98,6 +118,26 @@ class PlainBatch(NamedTuple):
         return range(seq, seq + len(self.payloads))
 
 
+class Kept(NamedTuple):
+    """A transaction that is appended again if its ledger is lost before it is acknowledged.
+
+    Attributes:
+        seq: Its first record.
+        records: How many it has.
+        payloads: Its entries.
+        segment: The number of the segment that it was appended to.
+        entry: Its first entry there.
+        origins: Lost batches that are completed once it is acknowledged, because it is the last one in them.
+    """
+
+    seq: int
+    records: int
+    payloads: list[bytes]
+    segment: int
+    entry: int
+    origins: tuple[Completion, ...] = ()
+
+
 class Appender:
     """The writer of a log, from a take-over to its close.
 
@@ -114,6 +154,9 @@ class Appender:
         segment_bytes: Payload bytes in that segment.
         segment_records: Records in that segment.
         needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
+        lost: Whether that is because a ledger was lost.
+        on_lost: Called when a ledger is lost, see ``KeepingLog``.
+        moves: The entries that were appended again.
     """
 
     def __init__(self, title: str) -> None:
@@ -132,6 +175,11 @@ class Appender:
         self.segment_bytes = 0
         self.segment_records = 0
         self.needs_repair = False
+        self.lost = False
+        self.on_lost: Callable[[], None] = lambda: None
+        self.moves: list[Move] = []
+        self._owed: list[Kept] = []
+        """Transactions of lost ledgers to append again, unless a recovered segment holds them; in order."""
         self._earlier = (0, 0)
         """Records and payload bytes that it appended to segments before the present one."""
 
@@ -154,6 +202,9 @@ class Appender:
 
     def created(self, writer: LedgerWriter) -> None:
         """Keep the writer of a new ledger."""
+        log = keeping_log(writer)
+        if log is not None:
+            log.on_lost = self.on_lost
         self._writers[writer.ledger_id] = writer
 
     def deleted(self, ledger_id: int) -> None:
@@ -168,6 +219,9 @@ class Appender:
         """Begin to append, after a take-over or a cut."""
         self.epoch = owned.record.epoch
         self.generation = owned.record.generation
+        self.give_up(
+            NotEnoughBookiesError(f"{self._title} was cut before the bookies had these records", outcome_unknown=True)
+        )
         self.switch(owned.segment)
 
     def switch(self, segment: Segment) -> None:
@@ -175,6 +229,7 @@ class Appender:
         with self._lock:
             if segment.first_seq is not None:
                 self.next_seq = segment.first_seq
+                self._settle_held(segment.first_seq)
             elif self._writer is not None:
                 self._drain(self._writer)
             self.needs_repair = True  # until all of the following is done, also if an interrupt comes between
@@ -182,9 +237,10 @@ class Appender:
             self._writer = self._writers[segment.ledger_id]
             self._last_entry = 0  # its header
             self.segment = segment
-            self._earlier = self.appended
+            self._earlier = self._appended_but_owed()
             self.segment_bytes = self.segment_records = 0
-            self.needs_repair = False
+            self._append_owed(segment.number)
+            self.needs_repair = self.lost = False
 
     def _drain(self, writer: LedgerWriter) -> None:
         """Return when everything that was appended is acknowledged; raises if the ledger ends elsewhere."""
@@ -197,17 +253,111 @@ class Appender:
         if self.needs_repair:
             raise StorageRefusedError(f"{self._title}: appends were refused or interrupted, so it is repaired first")
 
-    def close_segment(self, segment: Segment) -> None:
-        """Wait for what was appended to a segment, and close its ledger."""
+    def close_segment(self, segment: Segment) -> bool:
+        """Wait for what was appended to a segment, and close its ledger; False if it is lost."""
         writer = self._writers.get(segment.ledger_id)
         if writer is None:
-            return  # an interrupted call closed it
+            return True  # an interrupted call closed it
         with self._lock:
             if writer is self._writer:
                 self.needs_repair = True
                 self._writer = self.segment = None
-        writer.close()
+        try:
+            writer.close()
+        except NotEnoughBookiesError:
+            with self._lock:
+                self._take_lost(writer)
+            return False
         self._writers.pop(segment.ledger_id, None)
+        return True
+
+    # ---- what was lost -------------------------------------------------------------------------------------------
+
+    def notice_loss(self) -> bool:
+        """Return whether a ledger is lost, after a look at that of the open segment; not to be called in a switch."""
+        with self._lock:
+            log = None if self._writer is None else keeping_log(self._writer)
+            if log is not None and log.is_lost:
+                self.lost = self.needs_repair = True
+            return self.lost
+
+    def _take_lost(self, writer: LedgerWriter) -> None:
+        """Owe what a lost ledger kept; the caller holds the lock. May be repeated."""
+        self.lost = self.needs_repair = True
+        log = keeping_log(writer)
+        assert log is not None, "a store has no bookies to lose"
+        owed: list[Kept] = []
+        for batch in log.take_lost():
+            if batch.kept:
+                last = batch.kept.pop()
+                owed += [*batch.kept, last._replace(origins=(*last.origins, batch))]
+            else:
+                log.settle([batch])  # no transaction ends in it, so that nobody waits for it
+        self._owed = owed + self._owed
+
+    def _settle_held(self, end_seq: int) -> None:
+        """Complete the transactions of lost ledgers that the list holds, which ends before a record (rule T15)."""
+        for _ in range(held_of([each.seq for each in self._owed], end_seq)):
+            self._settle(self._owed[0].origins, None)
+            del self._owed[0]
+
+    def _settle(self, origins: Sequence[Completion], error: PybkError | None) -> None:
+        """Complete lost batches, by any ledger on bookies."""
+        log = next(filter(None, map(keeping_log, self._writers.values())), None)
+        assert log is not None or not origins, "only ledgers on bookies are lost"
+        if log is not None:
+            log.settle(origins, error)
+
+    def _appended_but_owed(self) -> tuple[int, int]:
+        """Return ``appended`` without what is appended again."""
+        records, nbytes = self.appended
+        for each in self._owed:
+            records, nbytes = records - each.records, nbytes - sum(map(len, each.payloads))
+        return records, nbytes
+
+    def _append_owed(self, segment: int) -> None:
+        """Append what lost segments do not hold to this one, under the same numbers; the caller holds the lock."""
+        if self._owed:
+            move = Move(self._owed[0].segment, self._owed[0].entry, segment)
+            for at, each in enumerate(self._owed):
+                number, entry = move.place(each.segment, each.entry)
+                self._owed[at] = each._replace(segment=number, entry=entry)
+            self.moves.append(move)
+        writer = self._writer
+        assert writer is not None
+        while self._owed:
+            kept = self._owed[0]
+            if kept.seq >= self.next_seq:  # else an interrupt came after it was appended
+                assert kept.seq == self.next_seq, "a transaction is missing"
+                staged = stage_many(writer, kept.payloads, self._last_entry, kick=True)
+                assert staged is not None, "nothing else is appended"
+                log = keeping_log(writer)
+                assert log is not None, "a store has no bookies to lose"
+                log.keep(staged[1], kept)
+                self._count(len(kept.payloads), sum(map(len, kept.payloads)), kept.records)
+            del self._owed[0]
+
+    def _keep(self, staged: Staged, payloads: list[bytes], records: int) -> None:
+        """Keep a transaction that was staged now, before it is counted, until it is acknowledged."""
+        kept, segment = staged[1].kept, self.segment
+        if kept is not None and segment is not None:  # else it is acknowledged by now, or the ledger is in a store
+            kept.append(Kept(self.next_seq, records, payloads, segment.number, self._last_entry + 1))
+
+    def highest_owed(self) -> Highest | None:
+        """Return the highest values up to the last record that is owed; None if none is."""
+        with self._lock:
+            return highest_after(self._owed[-1].payloads[-1], where=self._title) if self._owed else None
+
+    def give_up(self, error: PybkError) -> None:
+        """Fail what lost ledgers kept, and is not known to be durable."""
+        with self._lock:
+            for writer in self._writers.values():
+                log = keeping_log(writer)
+                if log is not None and log.is_lost:
+                    self._take_lost(writer)
+            while self._owed:
+                self._settle(self._owed[0].origins, error)
+                del self._owed[0]
 
     # ---- appending -----------------------------------------------------------------------------------------------
 
@@ -226,7 +376,7 @@ class Appender:
         with self._lock:
             seq = self.next_seq
             staged = self._stage(encode_record(seq, data, time_ns), 1, kick=kick, wait=wait)
-        return None if staged is None else RecordFuture(*staged, seq, self._title)
+        return None if staged is None else RecordFuture(*staged, seq, self._title, self.moves)
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
         """Stage records as one transaction; returns a future of what the batch makes of it, None as ``append``."""
@@ -258,7 +408,9 @@ class Appender:
             staged = self._stage_many(payloads, batch.records, kick=kick)
         else:
             return None
-        return None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry), self._title)
+        return (
+            None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry), self._title, self.moves)
+        )
 
     def hold(self, batch: Batch[T], stage: Callable[[GroupPart], R | None]) -> tuple[R, T] | None:
         """Stage records as a part of a group, with the lock held.
@@ -311,6 +463,9 @@ class Appender:
                 return None
             try:
                 check_takes_entries(writer)
+            except NotEnoughBookiesError:
+                self.lost = self.needs_repair = True
+                return None
             except PybkError as error:
                 raise log_error(error, self._title) from error
             self.needs_repair = not ends_with(writer, self._last_entry)
@@ -325,11 +480,16 @@ class Appender:
             return None
         try:
             staged = stage(writer, payload, self._last_entry, kick=kick, wait=wait)
+        except NotEnoughBookiesError:
+            self.lost = self.needs_repair = True
+            return None
         except PybkError as error:
             raise log_error(error, self._title) from error
         if staged is None:
             self.needs_repair = True
             return None
+        if staged[1].kept is not None:
+            self._keep(staged, [payload], records)
         self._count(1, len(payload), records)
         return staged
 
@@ -341,9 +501,13 @@ class Appender:
         self.needs_repair = True  # until all are staged, because some of them may be
         try:
             staged = stage_many(writer, payloads, self._last_entry, kick=kick)
+        except NotEnoughBookiesError:
+            self.lost = True  # a part of it may be there, which counts as none
+            return None
         except PybkError as error:
             raise log_error(error, self._title) from error
         if staged is not None:
+            self._keep(staged, payloads, records)
             self._count(len(payloads), sum(map(len, payloads)), records)
             self.needs_repair = False
         return staged

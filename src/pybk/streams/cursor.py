@@ -396,7 +396,7 @@ class Cursor:
         self._writer.repair()
         if self._is_stale:
             repairs = self._repairs
-            self._writer.appender.flush()
+            self._writer.flush()
             self.state.become(_replayed(self._writer.steps, self._bound))
             self._known_repairs, self._unsure = repairs, False
 

@@ -34,11 +34,16 @@ Rules, which the steps' order keeps:
   owner operates on the list of its uid alone, whatever list has the name then.
 - **T14** The record of a log that is deleted says so before anything of the log is deleted. From then on the log exists
   for nobody but those who delete what is left, so that no reader takes its end for that of a sealed log.
+- **T15** A writer recovers a segment of its own only after its ledger ended because too few bookies answered, while the
+  record has its epoch, and unless somebody else has fenced the ledger: a foreign fence always ends it. What it appended
+  and the recovered segment does not hold follows in the next segment, first and under the same numbers; a transaction
+  of which a part was kept counts as one that was not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
@@ -143,7 +148,26 @@ class SwitchTo(NamedTuple):
 
 
 class CloseLedger(NamedTuple):
-    """Wait for what this writer has appended to a segment, and close its ledger. Result: its ``SegmentEnd``."""
+    """Wait for what this writer has appended to a segment, and close its ledger.
+
+    Result: its ``SegmentEnd``; ``LOST`` if the ledger's writer has ended because too few bookies answered.
+    """
+
+    segment: Segment
+
+
+class Lost(NamedTuple):
+    """The writer of a segment's ledger has ended because too few bookies answered, so the end is not known."""
+
+
+LOST: Final = Lost()
+
+
+class RecoverOwn(NamedTuple):
+    """Close the ledger of a lost segment of this writer, by recovery (T15). Result: its ``SegmentEnd``.
+
+    It raises LogFencedError if anybody else has begun to recover the ledger, or closed or deleted it.
+    """
 
     segment: Segment
 
@@ -164,6 +188,7 @@ Step = (
     | RecoverLedger
     | SwitchTo
     | CloseLedger
+    | RecoverOwn
     | DeleteLedger
 )
 Steps = Generator[Step, Any, T]
@@ -271,7 +296,7 @@ def close(name: str, epoch: int, now_ns: Clock, *, keep: int | None = None, seal
     ends: dict[int, SegmentEnd] = {}
     for each in found.record.open_segments:
         if each.number != keep:
-            ends[each.number] = yield CloseLedger(each)
+            ends[each.number] = yield from _closed(name, epoch, each)
 
     def closed(record: ListRecord) -> ListRecord:
         if record.sealed and record.epoch == epoch:
@@ -562,6 +587,27 @@ def _recovered(record: ListRecord) -> Steps[dict[int, SegmentEnd] | None]:
             return None
         ends[each.number] = end
     return ends
+
+
+def _closed(name: str, epoch: int, segment: Segment) -> Steps[SegmentEnd]:
+    """Close a segment of this writer; one that was lost is recovered, while the log is this writer's (rule T15)."""
+    end: SegmentEnd | Lost = yield CloseLedger(segment)
+    if not isinstance(end, Lost):
+        return end
+    yield from _read_owned(name, epoch)
+    recovered: SegmentEnd = yield RecoverOwn(segment)
+    return recovered
+
+
+def held_of(first_seqs: Sequence[int], end_seq: int) -> int:
+    """Return how many transactions of a lost segment the list holds (rule T15); the others are appended again.
+
+    Args:
+        first_seqs: The first record of each transaction that was not acknowledged, ascending.
+        end_seq: The record before which the list ends, now that the segment is recovered: transactions that were cut
+            do not count.
+    """
+    return bisect_left(first_seqs, end_seq)
 
 
 def _create_ledger(record: ListRecord, epoch: int, generation: int | None = None) -> Steps[int]:

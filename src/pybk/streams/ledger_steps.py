@@ -16,11 +16,13 @@ from pybk.errors import (
     MetadataUnreachableError,
     NoSuchLedgerError,
     NoSuchLogError,
+    NotEnoughBookiesError,
     PybkError,
     StorageRefusedError,
     UsageError,
     VersionConflictError,
 )
+from pybk.ledger import LedgerState
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
@@ -30,16 +32,19 @@ from pybk.streams.entry_places import EntryPlaces
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
     CONFLICT,
+    LOST,
     UNKNOWN,
     CloseLedger,
     Conflict,
     CreateLedger,
     DeleteLedger,
     Found,
+    Lost,
     MoveList,
     ReadList,
     ReadOther,
     RecoverLedger,
+    RecoverOwn,
     RemoveList,
     Step,
     Steps,
@@ -88,8 +93,8 @@ class SegmentOwner(Protocol):
     def switch(self, segment: Segment) -> None:
         """Append further records to a segment."""
 
-    def close_segment(self, segment: Segment) -> None:
-        """Wait for what was appended to a segment, and close its ledger."""
+    def close_segment(self, segment: Segment) -> bool:
+        """Wait for what was appended to a segment, and close its ledger; False if too few bookies answer for that."""
 
 
 class LedgerSteps:
@@ -124,6 +129,8 @@ class LedgerSteps:
         self._truncation: Watch | None = None
         self._kept, self._kept_at = 0, -1
         """The first record that was not truncated, and ``changes`` when that was looked up."""
+        self._recovering: set[int] = set()
+        """Lost ledgers of this writer whose recovery it has begun; it may have failed."""
 
     @property
     def title(self) -> str:
@@ -289,6 +296,8 @@ class LedgerSteps:
                 return self._writing.switch(segment)
             case CloseLedger(segment):
                 return self._close(segment)
+            case RecoverOwn(segment):
+                return self._recover_own(segment)
             case DeleteLedger(ledger_id):
                 if self._owner is not None:
                     self._owner.deleted(ledger_id)
@@ -323,8 +332,10 @@ class LedgerSteps:
             if self.existing().record.next_segment <= step.number:
                 raise
             return writer.ledger_id  # a sweep deleted it, as another owner has used its number: it cannot be listed
-        except PybkError:
+        except PybkError as error:
             self.delete(writer.ledger_id)
+            if isinstance(error, NotEnoughBookiesError):  # that of the ledger is nobody's business, as it is not listed
+                raise NotEnoughBookiesError(f"{self.title}: {error}") from error
             raise
         self._writing.created(writer)
         return writer.ledger_id
@@ -392,9 +403,10 @@ class LedgerSteps:
                 "give its records up"
             ) from error
 
-    def _close(self, segment: Segment) -> SegmentEnd:
+    def _close(self, segment: Segment) -> SegmentEnd | Lost:
         try:
-            self._writing.close_segment(segment)
+            if not self._writing.close_segment(segment):
+                return LOST
         except (LedgerFencedError, NoSuchLedgerError) as error:
             self.existing()  # raises if the log was deleted or renamed
             raise fenced_error(self.title) from error
@@ -403,6 +415,20 @@ class LedgerSteps:
             self.existing()
             raise fenced_error(self.title)
         return end
+
+    def _recover_own(self, segment: Segment) -> SegmentEnd:
+        """Recover a lost ledger of this writer, unless somebody else has begun to (rule T15)."""
+        ledger_id = segment.ledger_id
+        with suppress(NoSuchLedgerError):
+            if ledger_id not in self._recovering and self._backend.metadata(ledger_id).state is not LedgerState.OPEN:
+                raise fenced_error(self.title, f" (another client fenced its ledger {ledger_id})")
+            self._recovering.add(ledger_id)
+            end = self._end_of(segment)
+            if end is not None:
+                self._recovering.discard(ledger_id)
+                return end
+        self.existing()
+        raise fenced_error(self.title)
 
     def delete(self, ledger_id: int) -> bool:
         """Delete a ledger that no list names; returns whether it is gone."""

@@ -2,6 +2,10 @@
 
 Owner's operations (roll, repair, cut, close) exclude each other by ``_operation``; appends continue meanwhile, except
 for the moment in which the appender switches.
+
+If the ledger of the open segment is lost, because too few bookies answered, the list is repaired: by the next append,
+by an operation, or in the background, so that futures end which no thread waits for. It is tried again each
+``_LOOK_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later appends try once more.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -26,10 +32,14 @@ from pybk.call_threads import in_thread
 from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.errors import (
     ClosedError,
+    EntryUnknownError,
+    LedgerRecoveryError,
     LogError,
     LogFencedError,
     LogLockedError,
+    MetadataUnreachableError,
     NoSuchLogError,
+    NotEnoughBookiesError,
     PybkError,
     TooManyRequestsError,
 )
@@ -45,7 +55,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import title_of
-from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_future import RecordFuture, bookies_error, fenced_error
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +69,12 @@ OPEN_REMEDY: Final = (
 )
 LOOK_SECONDS: Final = 0.05
 """How often to look whether a live writer has let go of a log or a store."""
+
+_LOOK_SECONDS: Final = 0.5
+"""How often a lost segment is tried to be repaired."""
+
+_WITHOUT_BOOKIES: Final = (NotEnoughBookiesError, LedgerRecoveryError, EntryUnknownError, MetadataUnreachableError)
+"""Why a lost segment cannot be repaired now, and may be later."""
 
 _RETRY_SECONDS: Final = 1.0
 """How long after a roll failed to try again."""
@@ -123,6 +139,7 @@ class ListWriter:
         self._backend = backend_of(manager)
         self._name = name
         self._lock_name = lock_name(spec.kind, name)
+        self.patience_s = self._backend.config.bookie_patience_seconds
         self._policy = policy
         self._operation = threading.RLock()
         self._lock: Lock | None = None
@@ -132,6 +149,9 @@ class ListWriter:
         """The number of the last segment that became too long; a roll of it is under way, or is tried again."""
         self._timed: Segment | None = None
         """The segment whose age is timed."""
+        self._tried: tuple[float, PybkError] | None = None
+        """When a lost segment was tried to be repaired last, by the monotonic clock, and why that failed."""
+        self.appender.on_lost = partial(_repair_lost, weakref.ref(self))
         self._backlog = CoroutineBacklog()
         self._abandoned: list[int] = []
         """Blobs that will not be listed, which the next operation gives up."""
@@ -228,7 +248,7 @@ class ListWriter:
         appender = self.appender
         try:
             while (future := appender.append(data, time_ns, kick=kick, wait=wait)) is None:
-                self.repair()
+                self.repair(wait=wait)
         except LogFencedError as error:
             self._end_with(error)
             raise
@@ -265,8 +285,19 @@ class ListWriter:
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T]:
         """Stage records as one transaction; see ``Appender.append_batch``."""
         while (future := self.append_unless_broken(batch, kick=kick, wait=wait)) is None:
-            self.repair()
+            self.repair(wait=wait)
         return future
+
+    def flush(self) -> None:
+        """Return when everything that was appended is durable; see ``Appender.flush``."""
+        while True:
+            try:
+                self.appender.flush()
+                return
+            except NotEnoughBookiesError:
+                if not self.appender.notice_loss():
+                    raise
+                self.repair()
 
     def append_unless_broken(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
         """Stage records as one transaction; None, with nothing done, if a ``repair`` is due before."""
@@ -369,26 +400,107 @@ class ListWriter:
 
     def _roll(self) -> None:
         segment = self.appender.segment
-        if segment is None or self.appender.needs_repair:
+        if self.appender.notice_loss() or segment is None or self.appender.needs_repair:
             self._repair()
             return
         self.steps.perform(ledger_list.roll(self._name, self.appender.epoch, segment.number, time.time_ns))
 
-    def repair(self) -> None:
-        """Close what the ledgers have, and continue in a new segment, after appends were refused or interrupted."""
+    def repair(self, *, wait: bool = True) -> None:
+        """Close what the ledgers have, and continue in a new segment.
+
+        That is due after appends were refused or interrupted, and when a ledger was lost.
+
+        Args:
+            wait: Wait for bookies, if a ledger was lost.
+
+        Raises:
+            TooManyRequestsError: ``wait`` is False, and a ledger was lost.
+            NotEnoughBookiesError: A ledger was lost, and there were too few bookies for a new one all the time.
+        """
+        if not wait and self.appender.lost:
+            raise TooManyRequestsError(
+                f"{self._title} continues in another ledger, because too few bookies answered: append later, or wait"
+            )
+        until = time.monotonic() + self.patience_s
+        while (cause := self._repaired()) is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise bookies_error(self._title, cause, self.patience_s, outcome_unknown=False)
+            time.sleep(min(_LOOK_SECONDS, left))
+
+    def _repaired(self) -> PybkError | None:
+        """Repair the list, if that is due; return why a lost ledger cannot be replaced now."""
         with self._operation:
-            if self.appender.needs_repair:  # no other thread has done it
+            self.appender.notice_loss()
+            if not self.appender.needs_repair:  # another thread has done it
+                return None
+            if self._tried is not None and time.monotonic() < self._tried[0] + _LOOK_SECONDS / 2:
+                return self._tried[1]  # by another thread, just now
+            try:
                 self.operate(self._repair)
+            except _WITHOUT_BOOKIES as error:
+                if not self.appender.lost:
+                    raise
+                self._tried = time.monotonic(), error
+                return error
+            except (PybkError, OSError) as error:
+                self._give_up(error)
+                raise
+            self._tried = None
+            return None
+
+    def _give_up(self, cause: PybkError | OSError) -> None:
+        """Fail what was lost, because it cannot be appended again."""
+        error: PybkError
+        if isinstance(cause, PybkError) and not isinstance(cause, _WITHOUT_BOOKIES):
+            error = copy(cause)
+            error.outcome_unknown = True
+        else:
+            error = bookies_error(self._title, cause, self.patience_s, outcome_unknown=True)
+        self.appender.give_up(error)
+
+    def repair_lost(self, until: float) -> None:
+        """Repair what is lost, in the background: now, and again later until a time."""
+        try:
+            cause = self._repaired()
+        except ClosedError:
+            return  # the close has given it up
+        except (PybkError, OSError) as error:
+            logger.warning("%s cannot continue in another ledger: %s", self._title, error)
+            return
+        if cause is None:
+            return
+        if time.monotonic() < until:
+            background().call_later(_LOOK_SECONDS, partial(_repair_later, weakref.ref(self), until))
+            return
+        with self._operation:
+            if self.appender.lost:
+                logger.warning("%s gives up what bookies have not acknowledged: %s", self._title, cause)
+                self._give_up(cause)
 
     def _repair(self) -> None:
         epoch = self.appender.epoch
-        self.on_repair(self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns)))
+        if self.appender.lost:
+            self._check_lock()
+        record = self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns))
+        highest = self.appender.highest_owed()
+        self.on_repair(record if highest is None else replace(record, highest=highest))
         self.steps.perform(ledger_list.roll(self._name, epoch, 0, time.time_ns))
+
+    def _check_lock(self) -> None:
+        """Raise unless this writer has the lock of the log, or can take it again, because its session had ended."""
+        if self._lock is None or not self._lock.held:
+            owner = f"{socket.gethostname()}, process {os.getpid()}"
+            self._lock = self._backend.try_lock(self._lock_name, owner)
+            if self._lock is None:
+                raise fenced_error(self._title, " (another process has its lock)")
 
     def cut(self, seq: int) -> None:
         """Drop the records after ``seq``; see ``ledger_list.cut``."""
 
         def cut() -> None:
+            if self.appender.notice_loss():
+                self._repair()
             self.steps.existing().record.check_cut(seq, self.appender.next_seq)
             self.appender.take(self.steps.perform(ledger_list.cut(self._name, self.appender.epoch, seq, time.time_ns)))
 
@@ -431,14 +543,19 @@ class ListWriter:
             if not self.closed:
                 epoch = self.appender.epoch
                 try:
+                    if self._backend.is_cluster and self._ended is None:
+                        self.flush()  # what was lost is appended again before the log is closed
                     self.operate(
                         lambda: self.steps.perform(ledger_list.close(self._name, epoch, time.time_ns, seal=seal))
                     )
-                except (PybkError, OSError):
+                except (PybkError, OSError) as error:
+                    self._give_up(error)
                     self.closed = True
                     self.let_go()
                     raise
                 self.closed, self._sealed = True, seal
+                if self.appender.lost:  # by an append that came after the flush
+                    self._give_up(ClosedError(f"{self._title} was closed while this was under way"))
             self.let_go()
 
     def closed_error(self) -> ClosedError:
@@ -466,6 +583,19 @@ class ListWriter:
             self.close()
         except (PybkError, OSError) as error:
             logger.warning("log %r was dropped, and could not be closed: %s", self._name, error)
+
+
+def _repair_lost(writer: weakref.ref[ListWriter]) -> None:
+    """Have a lost ledger of a log replaced; called by the client's leader."""
+    found = writer()
+    if found is not None:
+        background().submit(partial(_repair_later, writer, time.monotonic() + found.patience_s))
+
+
+def _repair_later(writer: weakref.ref[ListWriter], until: float) -> None:
+    found = writer()
+    if found is not None and not found.closed:
+        found.repair_lost(until)
 
 
 def _roll_old(writer: weakref.ref[ListWriter], number: int) -> None:

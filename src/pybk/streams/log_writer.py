@@ -110,7 +110,8 @@ class LogWriter(Handle):
             StorageFullError: There is not enough free space; nothing was written.
             StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
             NoSuchLogError: The log was deleted or renamed.
-            NotEnoughBookiesError: Too few bookies answer; once there are enough, close the writer and make another.
+            NotEnoughBookiesError: Too few bookies answered for ``bookie_patience_seconds``, and that long again for
+                another segment; a later append continues in another one, once there are enough.
             ClosedError: The writer is closed.
             UsageError: An argument cannot be; nothing was appended.
 
@@ -234,7 +235,7 @@ class LogWriter(Handle):
     def sync(self) -> int:
         """Return when everything that was appended so far is durable; returns the last of these sequence numbers."""
         last = self.last_seq
-        self._writer.appender.flush()
+        self._writer.flush()
         return last
 
     async def sync_async(self) -> int:

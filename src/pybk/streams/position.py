@@ -1,7 +1,8 @@
-"""Positions in a named log."""
+"""Positions in a named log, and what becomes of them if records are appended again to another segment."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from pybk.errors import UsageError
@@ -44,3 +45,31 @@ class Position(NamedTuple):
         if max(numbers) > _INT64_MAX:
             raise UsageError(f"{text!r:.50} is not a position: a number is above {_INT64_MAX}")
         return cls(*numbers)
+
+
+class Move(NamedTuple):
+    """Entries that a lost segment does not hold, and that begin the next one.
+
+    Attributes:
+        segment: The number of the lost segment.
+        entry: The first of them there.
+        to_segment: The number of the segment that they are in now, from entry 1 on.
+    """
+
+    segment: int
+    entry: int
+    to_segment: int
+
+    def place(self, segment: int, entry: int) -> tuple[int, int]:
+        """Return the segment and the entry that an entry has now."""
+        if segment == self.segment and entry >= self.entry:
+            return self.to_segment, entry - self.entry + 1
+        return segment, entry
+
+
+def moved(position: Position, moves: Iterable[Move]) -> Position:
+    """Return where a record lies after moves, in their order."""
+    segment, entry = position.segment, position.entry
+    for move in moves:
+        segment, entry = move.place(segment, entry)
+    return position._replace(segment=segment, entry=entry)

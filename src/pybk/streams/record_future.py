@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from pybk.backend import AppendLog
 from pybk.errors import LedgerFencedError, LogFencedError, NoSuchLedgerError, NotEnoughBookiesError, PybkError
 from pybk.futures import ACKNOWLEDGED, AppendFuture, T, origin_of
 from pybk.group_commit import Completion
+from pybk.streams.position import Move, Position, moved
 
 
 class RecordFuture(AppendFuture[T]):
@@ -18,13 +18,21 @@ class RecordFuture(AppendFuture[T]):
     Threads: any.
     """
 
-    __slots__ = ("_title",)
+    __slots__ = ("_moves", "_title")
 
-    def __init__(self, log: AppendLog, commit: Completion, value: T, title: str = "the log") -> None:
+    def __init__(
+        self, log: AppendLog, commit: Completion, value: T, title: str = "the log", moves: Sequence[Move] = ()
+    ) -> None:
         self._log = log
         self._commit = commit
         self._value = value
         self._title = title
+        self._moves = moves
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the append, and return its result; arguments and errors as for ``AppendFuture.result``."""
+        value = super().result(timeout)
+        return _moved(value, self._moves) if self._moves else value
 
     def _error(self, error: PybkError) -> PybkError:
         return super()._error(log_error(error, self._title))
@@ -32,7 +40,33 @@ class RecordFuture(AppendFuture[T]):
 
 def with_value(future: RecordFuture[Any], value: T) -> RecordFuture[T]:
     """Return a future of the same append that has another result."""
-    return RecordFuture(*origin_of(future), value, future._title)
+    return RecordFuture(*origin_of(future), value, future._title, future._moves)
+
+
+def _moved(value: T, moves: Sequence[Move]) -> T:
+    """Return the result of an append with the positions that its records have now."""
+    found: Any = value
+    if isinstance(found, Position):
+        found = moved(found, moves)
+    elif isinstance(found, list):
+        found = [moved(each, moves) if isinstance(each, Position) else each for each in found]
+    return cast(T, found)
+
+
+def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unknown: bool) -> NotEnoughBookiesError:
+    """Return the error of a log's writer that has waited for bookies without result; it tries again at the next append.
+
+    Args:
+        title: What errors call the log; see ``names.title_of``.
+        cause: The last error.
+        seconds: How long it has waited.
+        outcome_unknown: Whether records may have been appended all the same.
+    """
+    return NotEnoughBookiesError(
+        f"{title}: too few bookies answered for {seconds:g} s (bookie_patience_seconds), at last: {cause}; the writer "
+        "continues with the next append, once enough of them run",
+        outcome_unknown=outcome_unknown,
+    )
 
 
 class _NoLog:
@@ -61,9 +95,6 @@ def log_error(error: PybkError, title: str) -> PybkError:
     translated: PybkError
     if isinstance(error, LedgerFencedError | NoSuchLedgerError):  # a take-over also deletes ledgers without records
         translated = fenced_error(title, f" ({error})")
-    elif isinstance(error, NotEnoughBookiesError):
-        translated = copy(error)
-        translated.args = (f"{title}: {error}; then close it and open it again, as this writer cannot continue",)
     else:
         return error
     translated.__cause__ = error

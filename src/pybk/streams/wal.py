@@ -510,7 +510,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             StorageFullError: There is not enough free space; nothing was written. Reading and truncating still work.
             StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
             NoSuchLogError: The log was deleted.
-            NotEnoughBookiesError: Too few bookies answer; once there are enough, close the log and open it again.
+            NotEnoughBookiesError: Too few bookies answered for ``bookie_patience_seconds``, and that long again for
+                another segment; a later append continues in another one, once there are enough.
             ClosedError, IllegalOperationError: The log is closed here, or open for reading.
             UsageError: The data is not bytes, or is too long; nothing was done.
 
@@ -591,9 +592,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     def sync(self) -> int:
         """Return when everything that was appended so far is durable; returns the last of these LSNs."""
-        appender = self._writing().appender
-        last = appender.next_seq - 1
-        appender.flush()
+        writer = self._writing()
+        last = writer.appender.next_seq - 1
+        writer.flush()
         return last
 
     async def sync_async(self) -> int:
