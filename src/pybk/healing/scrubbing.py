@@ -212,14 +212,20 @@ class StoreScrub:
                 busy = self.step()
             except PybkError as error:
                 busy = False
+                self._recheck_later()
                 logger.warning("%s: entries are not checked now: %s", self._owner.store.volumes.root, error)
             except Exception:  # this thread must survive, or damage would not be found any more
                 busy = False
+                self._recheck_later()
                 logger.exception("%s: entries are not checked now", self._owner.store.volumes.root)
             if not busy and not self._stopping.is_set():
                 self._news.wait(self._rest_s())
         if loaded:
             self._try_save()
+
+    def _recheck_later(self) -> None:
+        """Look at known damage again after a rest, because a step failed, maybe before it came to that."""
+        self._recheck_at = time.monotonic() + LOOK_S
 
     def _rest_s(self) -> float:
         """Return how long nothing is due, at most ``LOOK_S``."""

@@ -163,9 +163,9 @@ class WriterMachine:
         self._tries = 0
         """Failures of the metadata store in a row; 0 after each success."""
         self._stuck_at = -2
-        """LAC at which a write set had no ack quorum last; -2 for never."""
+        """The last acknowledged entry when a write set had no ack quorum last; -2 for never."""
         self._give_up_at_ns = 0
-        """When the writer ends, if that is still its LAC then, and there are still too few bookies."""
+        """When the writer ends, if nothing more is acknowledged by then, and there are still too few bookies."""
         self._retry_at_ns: int | None = None
         """When the metadata store is asked again."""
         self._revive_at_ns = -REVIVE_NS_MAX
@@ -376,8 +376,8 @@ class WriterMachine:
     def _without_quorum(self, lacking: str, now_ns: int) -> list[Effect]:
         """Try the failed bookies again, at once or after a pause; end when the patience has passed (AW10)."""
         inflight = self._inflight
-        if self._stuck_at != inflight.lac:
-            self._stuck_at, self._give_up_at_ns = inflight.lac, now_ns + self._patience_ns
+        if self._stuck_at != inflight.acked_last:  # the LAC of a deferred ledger moves with forces alone
+            self._stuck_at, self._give_up_at_ns = inflight.acked_last, now_ns + self._patience_ns
             inflight.avoided.clear()
             return self._choose()  # they may be back
         if now_ns >= self._give_up_at_ns:
