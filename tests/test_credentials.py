@@ -83,6 +83,8 @@ def test_the_next_secret_of_a_variable_is_checked_too(monkeypatch: pytest.Monkey
         ("s3://key:sec/ret@b/x", "s3://...@b/x"),
         ("sftp://u:p@ss@h/x", "sftp://...@h/x"),
         ("ftp://:pw@h/", "ftp://...@h/"),
+        ("sftp://u:p'q@host/", "sftp://...@host/"),
+        ('sftp://u:p"q\\r@host/', "sftp://...@host/"),
         ("https://h/x?sig=SECRET&token=abc", "https://h/x?sig=...&token=..."),
         ("abfs://c@a/x?sv=1&sig=SECRET", "abfs://...@a/x?sv=...&sig=..."),
         ("simplecache::s3://key:secret@b/x", "simplecache::s3://...@b/x"),

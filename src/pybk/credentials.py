@@ -32,7 +32,7 @@ SECRET_BYTES_MIN: Final = 16
 _BYTES_MAX: Final = 1 << 16
 _PASSWORDS_BYTES_MAX: Final = 16 << 20
 
-_URL: Final = re.compile(r"://[^\s\"'\\]+")
+_URL: Final = re.compile(r"://(?:\S*@)?[^\s\"'\\]*")
 _USER: Final = re.compile(r"://.*@")
 _SETTING: Final = re.compile(r"([?&;#])([^=&;#]*)(=?)[^&;#]*")
 

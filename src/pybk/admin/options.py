@@ -21,8 +21,8 @@ from pybk.storage.io.regular_files import read_regular
 PREFIX: Final = "PYBK"
 DEFAULT: Final = "default"
 
-_SHOWN_MAX: Final = 100
 _FILE_BYTES_MAX: Final = 1 << 20
+_SHOWN_MAX: Final = 100
 """Characters of a wrong value that its error shows."""
 
 

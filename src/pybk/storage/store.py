@@ -694,7 +694,8 @@ class Store(StoreReader):
             try:
                 commit = self.log.stage_control(encode, partial(self.deleted, descriptor), claim=claim)
             except BaseException:
-                descriptor.error = before
+                if descriptor.deleting is None:  # else it is staged, and nothing of the ledger may follow it
+                    descriptor.error = before
                 raise
         try:
             self._finish_change(descriptor, commit)

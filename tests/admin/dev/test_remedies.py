@@ -13,6 +13,7 @@ import pytest
 from pybk import LedgerManager
 from pybk.admin.cli import parser_of
 from pybk.admin.cli.console import command_of
+from pybk.admin.profiles import Profile
 from tests.admin.dev.local import Local, local_cluster
 from tests.paths import ROOT
 from tests.waiting import wait_until
@@ -95,9 +96,15 @@ def test_what_is_printed_as_a_remedy_runs(local: Local) -> None:
     check_remedies(local)
 
 
-def test_the_page_of_a_process_without_a_profile_names_the_file_of_the_secret(tmp_path: Path) -> None:
+def test_the_page_of_a_process_without_a_profile_names_the_file_of_the_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     url, file = "lmdb:///srv/a b", tmp_path / "secret"
     parsed = parser_of(["console"]).parse_args(["console", url, "--cluster-secret-file", str(file)])
     assert command_of(parsed) == f"pybk COMMAND 'lmdb:///srv/a b' --cluster-secret-file {file}"
+    Profile(name="dev", metadata=url).write()
+    parsed = parser_of(["console"], "dev").parse_args(["console", "lmdb:///srv/another"])
+    assert command_of(parsed) == "pybk COMMAND lmdb:///srv/another"
     parsed = parser_of(["console"], "dev").parse_args(["console", url])
     assert command_of(parsed) == "pybk --profile dev COMMAND"

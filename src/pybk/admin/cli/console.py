@@ -13,6 +13,7 @@ from pybk.admin.cli.clusters import manager_of
 from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import SOUND, print_json_line
 from pybk.admin.http_options import HttpSettings, host_and_port
+from pybk.admin.profiles import Profile
 from pybk.credentials import CLUSTER_SECRET
 from pybk.metadata.store import without_secrets
 
@@ -73,7 +74,7 @@ def _address(text: str) -> str:
 
 def command_of(parsed: argparse.Namespace) -> str:
     """Return how commands reach the cluster: by the profile, or with its URL and the file of its secret."""
-    if parsed.profile:
+    if parsed.profile and Profile.read(parsed.profile).metadata == parsed.path:
         return f"pybk --profile {shlex.quote(parsed.profile)} COMMAND"
     file = parsed.cluster_secret_file or os.environ.get(f"{CLUSTER_SECRET}_FILE")
     secret = ["--cluster-secret-file", os.path.abspath(file)] if file else []

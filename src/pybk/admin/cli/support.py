@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url
 from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import PARTLY, SOUND, counted, print_json, print_note
+from pybk.credentials import without_credentials
 from pybk.errors import PybkError
 from pybk.metadata.store import without_secrets
 from pybk.storage.io.regular_files import open_regular
@@ -83,11 +84,12 @@ def _bundle(parsed: argparse.Namespace) -> int:
                 failed.append(command)
             _put(bundle, command.replace(" ", "-"), found)
         for name, read, sources in (("log", _end_of, logs), ("metrics", _answer, urls)):
-            for source in sources:
+            for number, source in enumerate(sources):
                 content = _content_of(read, source)
                 if content["error"]:
                     failed.append(f"{name} {source}")
-                _put(bundle, f"{name}-{re.sub(r'[^A-Za-z0-9.]+', '-', source).strip('-')}", content)
+                shown = re.sub(r"[^A-Za-z0-9.]+", "-", without_credentials(source)).strip("-")
+                _put(bundle, f"{name}-{number}-{shown}", content)
     if parsed.json:
         print_json({"file": parsed.file, "commands": list(commands), "logs": logs, "metrics": urls, "failed": failed})
     else:

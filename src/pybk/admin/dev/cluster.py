@@ -380,7 +380,7 @@ class DevCluster:
         path = path_of(self.profile)
         if os.path.exists(path) and Profile.read(self.profile).directory == self.directory:
             os.unlink(path)
-        for name in _OWN:
+        for name in (*(f"{each}.tmp" for each in _OWN), *_OWN):
             own = self.path(name)
             if os.path.isdir(own) and not os.path.islink(own):
                 shutil.rmtree(own)
