@@ -451,8 +451,8 @@ CLIENT_MUTANTS = (
     ),
     Mutant(
         "W9",
-        "the patience begins anew with each entry that is confirmed (AW10)",
-        (Piece(WRITER + "_without_quorum", "self._stuck_at != inflight.lac", "self._stuck_at == -2"),),
+        "the patience begins anew with each entry that is acknowledged (AW10)",
+        (Piece(WRITER + "_without_quorum", "self._stuck_at != inflight.acked_last", "self._stuck_at == -2"),),
         PATIENT_SEEDS,
     ),
 )
