@@ -125,7 +125,7 @@ def test_a_session_of_the_old_secret_holds_up_its_retirement(
             writer.append(b"an entry")
             found = steps.status()
             told = "give FILE.next to the clients that have the sessions" in found["next"]
-            return told and found["old_sessions"].get("bookie-0") == 1
+            return bool(told and found["old_sessions"].get("bookie-0") == 1)
 
         wait_until(advised)
         late_file.with_name("late.next").write_bytes(NEXT)
