@@ -64,10 +64,10 @@ def test_a_misspelt_verb_is_no_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["bookie", "lsit"])
-    assert "lsit is no verb; list is one, and ./lsit names a new directory" in capsys.readouterr().err
-    (tmp_path / "lsit").mkdir()
-    assert completed(["bookie", "lsit"]) == ["bookie", "serve", "lsit"]
+        main(["bookie", "listt"])
+    assert "listt is no verb; list is one, and ./listt names a new directory" in capsys.readouterr().err
+    (tmp_path / "listt").mkdir()
+    assert completed(["bookie", "listt"]) == ["bookie", "serve", "listt"]
 
 
 def test_an_option_before_the_command_is_said_to_stand_after_it(capsys: pytest.CaptureFixture[str]) -> None:
