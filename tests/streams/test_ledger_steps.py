@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from pybk import LedgerManager, Log
-from pybk.streams.list_record import ListRecord
+from pybk.manager import backend_of
+from pybk.streams.ledger_spec import LedgerSpec
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import ListKind, ListRecord
+from pybk.streams.log_settings import LogSettings
+from tests.waiting import WAIT_S
 
 PASSWORD = b"steps"
 SEGMENTS = 60
@@ -72,5 +77,33 @@ def test_a_writer_does_not_decode_each_of_its_own_changes(log: Log, decoded: lis
             writer.append(b"record")
             writer.roll()
         own = [each for each in decoded if "log" in each]
-    assert len(own) < ROUNDS, "what others of this process decode meanwhile is all"
+    assert not own
     assert log.last_seq == SEGMENTS + ROUNDS
+
+
+def test_a_read_that_began_before_a_change_does_not_replace_it(
+    manager: LedgerManager, log: Log, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the thread that applies the retention, which shares the record with the writer."""
+    steps = LedgerSteps(manager, "log", LedgerSpec(password=PASSWORD, kind=ListKind.LOG))
+    backend = backend_of(manager)
+    has_read, has_changed = threading.Event(), threading.Event()
+    read = backend.read_record
+
+    def read_before(name: str) -> object:
+        found = read(name)
+        if threading.current_thread() is early:
+            has_read.set()
+            assert has_changed.wait(WAIT_S)
+        return found
+
+    monkeypatch.setattr(backend, "read_record", read_before)
+    early = threading.Thread(target=steps.existing)
+    early.start()
+    assert has_read.wait(WAIT_S)
+    steps.keep_settings(LogSettings(segment_records=7))
+    has_changed.set()
+    early.join(WAIT_S)
+    decoded.clear()
+    assert steps.settings() == LogSettings(segment_records=7)
+    assert not decoded

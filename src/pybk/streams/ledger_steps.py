@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -119,8 +120,9 @@ class LedgerSteps:
         self._uid = b""
         self._properties: Mapping[str, str] = {}
         """Those of the record that was read last."""
-        self._known: ListRecord | None = None
-        """The long record that was read or written last, so that it is decoded again only after others changed it."""
+        self._known: Found | None = None
+        """The newest long record that was read or written, so that it is decoded again only after others changed it."""
+        self._known_lock = threading.Lock()
         self.record_name = f"{spec.kind.group}/{name}"
         self.changes = 0
         """How often the record may have changed since ``watch_truncation`` was called."""
@@ -172,14 +174,21 @@ class LedgerSteps:
         if found is None:
             return None
         known = self._known
-        if known is None or known.encode() != found.value:
-            known = ListRecord.decode(found.value, where=f"the record of log {name!r}")
-            self._keep(known)
-        return Found(known, found.version)
+        if known is not None and known.record.encode() == found.value:
+            return Found(known.record, found.version)
+        record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        return self._keep(Found(record, found.version))
 
-    def _keep(self, record: ListRecord) -> None:
-        """Keep a record for the next read if it is long, because most logs are short and at rest."""
-        self._known = record if len(record.encode()) >= _LONG_BYTES else None
+    def _keep(self, found: Found) -> Found:
+        """Keep a record for the next read if it is long, because most logs are short and at rest; returns it.
+
+        A newer one stays: another thread may have read before this one wrote.
+        """
+        with self._known_lock:
+            known = self._known
+            if known is None or known.record.uid != found.record.uid or known.version <= found.version:
+                self._known = found if len(found.record.encode()) >= _LONG_BYTES else None
+        return found
 
     def pin(self) -> None:
         """Operate on the list that has the name now, and on no other that gets the name later (rule T13).
@@ -282,8 +291,10 @@ class LedgerSteps:
             case ReadOther(name):
                 return self._read(name)
             case WriteList(record, version):
-                self._keep(record)
-                return self._write(record.encode(), version)
+                written = self._write(record.encode(), version)
+                if isinstance(written, Written):
+                    self._keep(Found(record, written.version))
+                return written
             case RemoveList(version):
                 return self._write(None, version)
             case MoveList(record, version):
