@@ -5,9 +5,10 @@ level, and so stays readable by that pybk, until its owner raises the level with
 ``pybk cluster upgrade --finalize``. A level is never lowered. Every pybk reads all released formats, whatever the
 level.
 
-The newest level of a store is lower than that of a cluster if the levels between change nothing on disk: raising it
-would only keep older versions from opening the store. So the directory of a bookie can be given back to the version of
-the day before, even in a cluster whose level is above that of the directory, as far as the cluster allows it.
+A store has no level that changes nothing in a store: raising it would only keep older versions from opening the store.
+New directories of bookies have the newest level that changes what a bookie writes to them. So the directory of a bookie
+can be given back to the version of the day before, even in a cluster whose level is above that of the directory, as
+far as the cluster allows it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ class FeatureLevel(IntEnum):
     HEALING = 2
     """Cookies with the state and location of a bookie, which older versions would lose; in clusters only."""
 
+    STREAMS = 3
+    """Records of ledger lists in pages, and what cursors record of deliveries."""
 
-NEWEST_LEVEL: Final = FeatureLevel.HEALING
+
+NEWEST_LEVEL: Final = FeatureLevel.STREAMS
 """The level of new clusters, and the highest that this version of pybk may work with."""
 
-NEWEST_STORE_LEVEL: Final = FeatureLevel.SEALS
+NEWEST_STORE_LEVEL: Final = FeatureLevel.STREAMS
 """The level of new stores, and the highest that this version of pybk may open."""
+
+BOOKIE_STORE_LEVEL: Final = FeatureLevel.SEALS
+"""The level of the store in the directory of a new bookie: logs and their cursors are entries to it."""

@@ -12,7 +12,7 @@ import pytest
 
 from pybk.bookie import server
 from pybk.errors import CookieError, NotEnoughBookiesError, UsageError
-from pybk.feature_level import FeatureLevel
+from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieCookie, BookieState
@@ -131,7 +131,7 @@ def test_where_a_bookie_stands_is_known_after_its_end(tmp_path: Path) -> None:
         client = cluster.connect()
         cluster.open_bookie(0, rack="/zone-1/rack-2").close()
         found = cookie_of(client, "bookie-0")
-        assert (found.location, found.level_max, found.version) == ("zone-1/rack-2", FeatureLevel.HEALING, __version__)
+        assert (found.location, found.level_max, found.version) == ("zone-1/rack-2", NEWEST_LEVEL, __version__)
         with pytest.raises(UsageError, match="one to 3 parts"):
             cluster.open_bookie(1, rack="a/b/c/d")
 

@@ -32,11 +32,21 @@ from tests.internals import cluster_backend_of
 from tests.paths import ROOT
 from tests.waiting import wait_until
 
-RELEASES = {FeatureLevel.BASE: "6d45d92", FeatureLevel.SEALS: "b8415ad"}
+RELEASES = {FeatureLevel.BASE: "6d45d92", FeatureLevel.SEALS: "b8415ad", FeatureLevel.HEALING: "a2f9c75"}
 """A version of each older level: the first that was released, and the last one."""
 
-SAID_OF = {FeatureLevel.BASE: "pybk before 0.2", FeatureLevel.SEALS: "which knows feature levels up to 1"}
-REFUSED_BY = {FeatureLevel.BASE: "format 2", FeatureLevel.SEALS: "feature level 2; this pybk knows levels up to 1"}
+RECENT = max(RELEASES)
+
+SAID_OF = {
+    FeatureLevel.BASE: "pybk before 0.2",
+    FeatureLevel.SEALS: "which knows feature levels up to 1",
+    FeatureLevel.HEALING: "which knows feature levels up to 2",
+}
+REFUSED_BY = {
+    FeatureLevel.BASE: "format 2",
+    FeatureLevel.SEALS: "feature level 3; this pybk knows levels up to 1",
+    FeatureLevel.HEALING: "feature level 3; this pybk knows levels up to 2",
+}
 
 WRITE = """
 import sys
@@ -139,7 +149,9 @@ def level_of(manager: LedgerManager) -> FeatureLevel:
     return cluster_backend_of(manager).feature_level
 
 
-@pytest.mark.parametrize("level", [pytest.param(FeatureLevel.BASE, marks=pytest.mark.long), FeatureLevel.SEALS])
+@pytest.mark.parametrize(
+    "level", [*(pytest.param(level, marks=pytest.mark.long) for level in RELEASES if level < RECENT), RECENT]
+)
 def test_members_of_two_versions_work_together_until_the_level_is_raised(
     tmp_path: Path,
     older: Callable[[FeatureLevel], Path],
@@ -183,7 +195,7 @@ def test_members_of_two_versions_work_together_until_the_level_is_raised(
 def test_a_bookies_directory_can_be_given_back_to_the_version_of_the_day_before(
     tmp_path: Path, older: Callable[[FeatureLevel], Path]
 ) -> None:
-    level = FeatureLevel.SEALS
+    level = RECENT
     with inside(tmp_path, count=1, level=level) as cluster:
         ledger_id = fill(cluster.connect(), 30, ensemble_size=1)
         cluster.bookies.pop().close()
@@ -193,7 +205,7 @@ def test_a_bookies_directory_can_be_given_back_to_the_version_of_the_day_before(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", RELEASES)
+@pytest.mark.parametrize("level", [FeatureLevel.BASE, FeatureLevel.SEALS])
 def test_marks_are_read_and_written_by_members_that_know_no_reasons(
     tmp_path: Path, older: Callable[[FeatureLevel], Path], level: FeatureLevel
 ) -> None:

@@ -218,7 +218,11 @@ def older_version(directory: Path) -> Path:
     shutil.copytree(ROOT / "src" / "pybk", directory / "pybk", ignore=shutil.ignore_patterns("__pycache__"))
     for file, text, other in (
         ("version.py", f'"{__version__}"', '"0.1.9"'),
-        ("feature_level.py", "NEWEST_LEVEL: Final = FeatureLevel.HEALING", "NEWEST_LEVEL: Final = FeatureLevel.SEALS"),
+        (
+            "feature_level.py",
+            "NEWEST_LEVEL: Final = FeatureLevel.STREAMS",
+            "NEWEST_LEVEL: Final = FeatureLevel.HEALING",
+        ),
     ):
         source = (directory / "pybk" / file).read_text(encoding="utf-8")
         assert source.count(text) == 1
@@ -239,7 +243,7 @@ def test_upgrade(tmp_path: Path) -> None:
             assert made.run(f"systemctl restart pybk-bookie@{name}") == (0, "")
 
     try:
-        made.begin(FeatureLevel.SEALS)
+        made.begin(FeatureLevel.HEALING)
         made.follow(
             "howto/upgrade.md",
             before={"pybk cluster upgrade": upgrade_others},

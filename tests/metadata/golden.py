@@ -43,6 +43,9 @@ GOLDEN_SEALS = GOLDEN_METADATA.with_name("metadata-seals.json")
 GOLDEN_HEALING = GOLDEN_METADATA.with_name("metadata-healing.json")
 """Those of feature level HEALING."""
 
+GOLDEN_STREAMS = GOLDEN_METADATA.with_name("metadata-streams.json")
+"""Those of feature level STREAMS."""
+
 GOLDEN_ROTATED = GOLDEN_METADATA.with_name("metadata-rotated.json")
 """Those of a cluster whose secret is replaced: what it says of itself after each step, and what was resealed."""
 
@@ -182,5 +185,4 @@ def golden(level: FeatureLevel) -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    GOLDEN_HEALING.write_text(json.dumps(golden(FeatureLevel.HEALING), indent=1) + "\n")
-    GOLDEN_ROTATED.write_text(json.dumps(golden_rotated(), indent=1) + "\n")
+    GOLDEN_STREAMS.write_text(json.dumps(golden(FeatureLevel.STREAMS), indent=1) + "\n")

@@ -50,6 +50,7 @@ from tests.metadata.golden import (
     GOLDEN_METADATA,
     GOLDEN_ROTATED,
     GOLDEN_SEALS,
+    GOLDEN_STREAMS,
     SECRETS,
     SINCE,
     TOKEN,
@@ -61,6 +62,9 @@ from tests.metadata.golden import (
 )
 from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
+
+GOLDEN_LEVELS = (GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING, GOLDEN_STREAMS)
+"""In the order of their levels."""
 
 LATER_KINDS = (
     "SETTINGS",
@@ -82,6 +86,7 @@ def test_bytes_are_as_they_ever_were() -> None:
         del seals["values"][later]
     assert seals == json.loads(GOLDEN_SEALS.read_text())
     assert golden(FeatureLevel.HEALING) == json.loads(GOLDEN_HEALING.read_text())
+    assert golden(FeatureLevel.STREAMS) == json.loads(GOLDEN_STREAMS.read_text())
     base, kept = golden(FeatureLevel.BASE), json.loads(GOLDEN_METADATA.read_text())
     for found in (base, kept):
         del found["values"][
@@ -92,7 +97,7 @@ def test_bytes_are_as_they_ever_were() -> None:
     assert base == kept
 
 
-@pytest.mark.parametrize("path", [GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING], ids=["base", "seals", "healing"])
+@pytest.mark.parametrize("path", GOLDEN_LEVELS, ids=[level.name.lower() for level in FeatureLevel])
 def test_golden_bytes_are_read(path: Path) -> None:
     kept = {name: (key, bytes.fromhex(text)) for name, (key, text) in json.loads(path.read_text())["values"].items()}
     identity = from_values_base if path == GOLDEN_METADATA else from_values
@@ -104,7 +109,7 @@ def test_golden_bytes_are_read(path: Path) -> None:
         "IDS": lambda payload: json.loads(payload)["next"],
         "COOKIE": lambda payload: decode_json(payload, decode_cookie, where="golden").boots,
     }
-    level = FeatureLevel((GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING).index(path))
+    level = FeatureLevel(GOLDEN_LEVELS.index(path))
     expected = {"LEDGER": ledger(7), "CLUSTER": (CLUSTER, level), "IDS": 2000, "COOKIE": 3}
     expected["BOOKIE"] = registration(bookie(1), level_max=level, version="0.2.0" if level else "")
     expected["POSITION"] = DurablePosition(bookie(1), 3, 258, 77, 5, 78)

@@ -10,7 +10,7 @@ import pytest
 from pybk import LedgerManager
 from pybk.admin.cli import main
 from pybk.errors import UsageError
-from pybk.feature_level import FeatureLevel
+from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.storage import directories
 from pybk.storage.format.catalog import read_header
 from pybk.storage.format.cookie import read_cookie
@@ -40,13 +40,13 @@ def test_a_store_of_the_first_formats_keeps_its_level_until_it_is_raised(tmp_pat
     for directory in (root, *(root / tier for tier in ("nvme", "ssd", "hdd"))):
         cookie = read_cookie(OsFileSystem(), str(directory))
         assert cookie is not None
-        assert cookie.level is FeatureLevel.SEALS
+        assert cookie.level is NEWEST_STORE_LEVEL
         assert cookie.salt is not None
     (catalog,) = root.glob("catalog-*")
-    assert read_header(OsFileSystem(), str(catalog)).level is FeatureLevel.SEALS
+    assert read_header(OsFileSystem(), str(catalog)).level is NEWEST_STORE_LEVEL
     with LedgerManager.open(root, config=CONFIG) as manager:
         check(manager, expected, recover=True)
-        store_of(manager).named.compare_and_set("name", None, b"value", level=FeatureLevel.SEALS)
+        store_of(manager).named.compare_and_set("name", None, b"value", level=NEWEST_STORE_LEVEL)
     assert not verify_store(str(root), password=PASSWORD).problems
 
 
@@ -54,7 +54,7 @@ def test_a_level_of_clusters_alone_is_refused(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path, config=CONFIG) as manager:
         with pytest.raises(UsageError, match="not one of stores"):
             store_of(manager).raise_level(FeatureLevel.HEALING)
-        assert store_of(manager).feature_level is FeatureLevel.SEALS
+        assert store_of(manager).feature_level is NEWEST_STORE_LEVEL
 
 
 def test_the_command_says_what_it_would_do_and_what_it_did(
@@ -66,20 +66,21 @@ def test_the_command_says_what_it_would_do_and_what_it_did(
     assert main(["upgrade", str(tmp_path / "store")]) == 0
     assert "--finalize" in capsys.readouterr().out
     assert main(["upgrade", str(tmp_path / "store"), "--finalize", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["level"] == FeatureLevel.SEALS
+    assert json.loads(capsys.readouterr().out)["level"] == NEWEST_STORE_LEVEL
     assert main(["upgrade", str(tmp_path / "nothing")]) == 2
 
 
+@pytest.mark.parametrize("below", [FeatureLevel.BASE, FeatureLevel.SEALS])
 @pytest.mark.parametrize("power_loss", [False, True])
 def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(
-    power_loss: bool, monkeypatch: pytest.MonkeyPatch
+    below: FeatureLevel, power_loss: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels = set()
     operation, stops = 0, True
     while stops:
         fs, world = SimFileSystem(operation), World()
         with monkeypatch.context() as patch:
-            patch.setattr(directories, "NEWEST_STORE_LEVEL", FeatureLevel.BASE)
+            patch.setattr(directories, "NEWEST_STORE_LEVEL", below)
             manager = open_world(fs)
         world.run(manager)
         fs.crash_at(operation)
@@ -97,9 +98,9 @@ def test_a_stop_at_any_operation_of_raising_leaves_a_whole_store(
         world.check(manager)
         manager.close()
         manager = open_world(fs)
-        assert store_of(manager).feature_level is FeatureLevel.SEALS
+        assert store_of(manager).feature_level is NEWEST_STORE_LEVEL
         world.check(manager)
         manager.close()
         operation += every(3)
     assert operation > 5
-    assert levels == {FeatureLevel.BASE, FeatureLevel.SEALS}
+    assert levels == {below, NEWEST_STORE_LEVEL}

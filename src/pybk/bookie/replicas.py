@@ -39,6 +39,7 @@ from pybk.bookie.replica_state import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
 from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, UsageError
+from pybk.feature_level import BOOKIE_STORE_LEVEL
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.group_commit import Completion
 from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
@@ -86,7 +87,14 @@ class Replicas:
         Cost: 30 microseconds per extent, in addition to opening the store.
         """
         store = Store.open(
-            root, config=config, tiers=tiers, metrics=metrics, fs=fs, environment=environment, salvage=salvage
+            root,
+            config=config,
+            tiers=tiers,
+            metrics=metrics,
+            fs=fs,
+            environment=environment,
+            salvage=salvage,
+            level=BOOKIE_STORE_LEVEL,
         )
         try:
             return cls(store)

@@ -430,6 +430,7 @@ def create_store(
     tiers: Mapping[StorageHint, str | Sequence[str]] | None,
     environment: OpenEnvironment,
     restored: RestoredStore | None = None,
+    level: FeatureLevel | None = None,
 ) -> Cookie:
     """Make an empty store; its main cookie is written last, so that a store exists completely or not at all.
 
@@ -442,6 +443,7 @@ def create_store(
         tiers: Where the tiers are to be.
         environment: Opens LMDB environments.
         restored: What the store takes over from a backup; None for a store of its own.
+        level: The feature level of a store of its own; None for the newest.
 
     Raises:
         UsageError: ``tiers`` is malformed or names a path that is not a directory.
@@ -455,7 +457,7 @@ def create_store(
         fs.sync_directory(os.path.dirname(directory.path))
     fs.sync_directory(os.path.dirname(root))
     if planned is None:
-        cookie = _new_cookie() if restored is None else restored.cookie()
+        cookie = _new_cookie(NEWEST_STORE_LEVEL if level is None else level) if restored is None else restored.cookie()
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))
     else:
         cookie = planned
@@ -467,7 +469,7 @@ def create_store(
     return cookie
 
 
-def _new_cookie() -> Cookie:
+def _new_cookie(level: FeatureLevel) -> Cookie:
     """Return the main cookie of a store of its own."""
     return Cookie(
         store_id=secrets.token_bytes(16),
@@ -476,7 +478,7 @@ def _new_cookie() -> Cookie:
         directory=0,
         salt=secrets.token_bytes(SALT_BYTES_MIN),
         scrypt_cost=keys.SCRYPT_COST,
-        level=NEWEST_STORE_LEVEL,
+        level=level,
     )
 
 

@@ -100,7 +100,7 @@ from pybk.storage.directories import (
     remove_leftovers,
 )
 from pybk.storage.format.cold_segment import check_codec
-from pybk.storage.format.cookie import Cookie
+from pybk.storage.format.cookie import COOKIE_FORMATS, Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.record import RecordKind, encode_control
@@ -166,6 +166,7 @@ class Store(StoreReader):
         fs: FileSystem | None = None,
         environment: OpenEnvironment | None = None,
         salvage: bool = False,
+        level: FeatureLevel | None = None,
     ) -> Store:
         """Open a store, making it if it does not exist, and bring it to the state of its last durable commit.
 
@@ -179,6 +180,7 @@ class Store(StoreReader):
             salvage: Open a store although log commits, files or the watermark are missing or damaged, and list the
                 losses in ``Store.salvage``. The caller must have copies elsewhere: it records the loss in
                 the store and then calls ``keep_salvage``.
+            level: The feature level of a store that is made; None for the newest.
 
         Raises:
             UsageError: ``tiers`` is malformed, a path is not a directory, or ``config.group`` cannot be used; or
@@ -203,7 +205,7 @@ class Store(StoreReader):
                 undo.callback(lock.release)
                 cookie = find_cookie(fs, root, tiers)
                 if cookie is None:
-                    cookie = create_store(fs, root, tiers, environment)
+                    cookie = create_store(fs, root, tiers, environment, level=level)
                 opener = PartsOpener(fs, root, cookie, tiers, environment, [] if salvage else None)
                 try:
                     store = cls._open_once(opener, lock, config, metrics or Metrics())
@@ -977,8 +979,8 @@ class Store(StoreReader):
             StorageFullError: There is no space for a new catalog; the level is raised all the same.
             StorageFailedError: Something else failed; the store should be closed.
         """
-        if level > NEWEST_STORE_LEVEL:
-            raise UsageError(f"feature level {level!r} is not one of stores; they go up to {NEWEST_STORE_LEVEL!r}")
+        if level not in COOKIE_FORMATS:
+            raise UsageError(f"feature level {level!r} is not one of stores; these are {[*COOKIE_FORMATS]}")
         self.scheduler.raise_level(level)
 
     def release_dead_readers(self) -> None:

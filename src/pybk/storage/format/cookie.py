@@ -16,12 +16,12 @@ from typing import Final
 from xxhash import xxh3_64_hexdigest
 
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
-from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
+from pybk.feature_level import FeatureLevel
 from pybk.storage.io.filesystem import FileSystem, replace_file
 
 COOKIE_NAME: Final = "cookie"
-COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2}
-"""The format of a cookie at each feature level, for a store that was never restored from a backup."""
+COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2, FeatureLevel.STREAMS: 2}
+"""The format of a cookie at each feature level of stores, for one that was never restored from a backup."""
 
 RESTORED_FORMAT: Final = 3
 """Format of a cookie, and of a catalog, with an incarnation: that of level SEALS, and the incarnation."""
@@ -79,10 +79,11 @@ def check_known(level: int, features: int, *, where: str) -> FeatureLevel:
     Raises:
         UnsupportedFormatError: The level or a feature is newer than this pybk.
     """
-    if level > NEWEST_STORE_LEVEL or features:
+    if level not in COOKIE_FORMATS or features:
         raise UnsupportedFormatError(
-            f"{where}: feature level {level} and incompatible features {features:#x}; this pybk knows levels up to "
-            f"{int(NEWEST_STORE_LEVEL)} and no such features; open the store with the pybk that wrote it, or newer"
+            f"{where}: feature level {level} and incompatible features {features:#x}; this pybk knows the levels "
+            f"{', '.join(str(int(each)) for each in COOKIE_FORMATS)} of stores and no such features; open the store "
+            "with the pybk that wrote it, or newer"
         )
     return FeatureLevel(level)
 
