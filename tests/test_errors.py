@@ -26,6 +26,7 @@ from pybk.errors import (
     NoSuchEntryError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    OutOfMemoryError,
     PybkError,
     ReadRangeError,
     StorageFailedError,
@@ -78,10 +79,14 @@ def test_outcome_is_unknown_only_where_the_entry_may_be_there() -> None:
     assert unknown == {LedgerFencedError, LogFencedError, AppendTimeoutError, StorageFailedError}
 
 
-def test_only_errors_that_pass_by_themselves_are_retryable() -> None:
+def test_errors_whose_cause_may_end_without_the_caller_are_retryable() -> None:
     assert {kind for kind in ERRORS if kind.retryable} == {
         BlobLockedError,
+        EntryUnknownError,
+        LedgerRecoveryError,
         LogLockedError,
+        OutOfMemoryError,
+        StoreLockedError,
         TooManyRequestsError,
         StorageFullError,
         StorageRefusedError,

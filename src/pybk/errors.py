@@ -10,6 +10,8 @@ cases only, "Retry" where more than ``retryable`` is to be said, and "Remedy", w
 
 from __future__ import annotations
 
+from copy import copy
+
 
 class PybkError(Exception):
     """Base class of all errors that pybk raises on purpose.
@@ -22,7 +24,7 @@ class PybkError(Exception):
         code: BookKeeper's error code.
         outcome_unknown: The operation may have taken effect although it raised. Appends that are under way when a
             cluster's writer fails have it set, whatever the class.
-        retryable: The same call may succeed later without any other action.
+        retryable: The same call may succeed later, once its cause is over, without any other action of the caller.
     """
 
     code: int = -999
@@ -79,7 +81,7 @@ class SafetyCheckError(IllegalOperationError):
         passing: Whether all of them pass by themselves within a minute, as a rule.
         outcome_unknown: As in PybkError.
 
-    Retry: Yes, once the checks in ``failures`` pass; they do so by themselves if ``passing`` is true.
+    Retry: Only if ``passing`` is true, which sets ``retryable``: then the checks in ``failures`` pass by themselves.
     Remedy: Call with ``wait_s`` if ``passing`` is true. Otherwise wait until repairs are done, or mend what
         ``failures`` names, and call again.
     """
@@ -94,7 +96,7 @@ class SafetyCheckError(IllegalOperationError):
     ) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
         self.failures = failures
-        self.passing = passing
+        self.passing = self.retryable = passing
 
 
 class ForkedProcessError(IllegalOperationError):
@@ -145,7 +147,8 @@ class LedgerClosedError(LedgerError):
 class LedgerFencedError(LedgerError):
     """Another client opened the ledger with recovery, which fenced the ledger, so this writer cannot append any more.
 
-    The recovery may or may not have kept the entries that were being appended; handle the error like a timeout.
+    The recovery may or may not have kept the entries that were being appended; handle the error like a timeout. Appends
+    that are made afterwards are refused, with ``outcome_unknown`` False.
 
     Remedy: Stop writing, because the ledger has another owner. To find out what was kept, open the ledger and read its
         end.
@@ -164,6 +167,7 @@ class LedgerRecoveryError(LedgerError):
     """
 
     code = -10
+    retryable = True
 
 
 class OwnerNeededError(LedgerRecoveryError):
@@ -172,6 +176,8 @@ class OwnerNeededError(LedgerRecoveryError):
     Retry: No; with the password, yes.
     Remedy: Open the ledger with its password and ``recover=True``.
     """
+
+    retryable = False
 
 
 class LedgerUnsealedError(LedgerError):
@@ -197,7 +203,7 @@ class NoSuchEntryError(EntryError):
 class ReadRangeError(EntryError):
     """The range to read does not lie between 0 and the last add confirmed.
 
-    Retry: Yes, once the last add confirmed has reached the range.
+    Retry: No; a ledger that is open can be asked for its last add confirmed again, which may have reached the range.
     Remedy: Read up to ``last_add_confirmed``, or follow the ledger.
     """
 
@@ -212,6 +218,7 @@ class EntryUnknownError(EntryError):
     """
 
     code = -108
+    retryable = True
 
 
 class DuplicateEntryError(EntryError):
@@ -286,12 +293,14 @@ class OutOfMemoryError(PybkError, MemoryError):
     Remedy: Free memory, or raise the limit of the process.
     """
 
+    retryable = True
+
 
 class VersionConflictError(PybkError):
     """Another client changed the record meanwhile; ``version`` is its present version, None if it does not exist.
 
     Outcome: No, unless ``outcome_unknown`` is set: then the change may have been made, and replaced since.
-    Retry: Yes, after the record was read again.
+    Retry: No; with the version that the record has now, yes.
     Remedy: Read the record, decide anew, and change it with its present version.
     """
 
@@ -371,6 +380,8 @@ class StorageFullError(StorageRefusedError):
 class StorageFailedError(StorageError):
     """A write or a sync failed, now or earlier; the store refuses appends until it is closed and opened again.
 
+    ``outcome_unknown`` is False for appends that are made after that.
+
     Retry: No: close the store and open it again first, which finds out what is durable.
     Remedy: Close the store, mend the device, open the store again, and look for the entries.
     """
@@ -389,6 +400,8 @@ class StoreLockedError(StorageError):
     Retry: Yes, once the other process has closed it.
     Remedy: End the process ``pid``, or open with ``read_only=True``.
     """
+
+    retryable = True
 
     def __init__(self, message: str = "", *, pid: int | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message, outcome_unknown=outcome_unknown)
@@ -429,7 +442,7 @@ class MetadataVersionError(MetadataError):
     ``outcome_unknown`` is set if an earlier answer was lost: the change may have been made, and overwritten since.
 
     Outcome: No, unless ``outcome_unknown`` is set: then the change may have been made, and replaced since.
-    Retry: Yes, after the value was read again.
+    Retry: No; with the version that the value has now, yes.
     Remedy: Read the value again, and decide anew.
     """
 
@@ -473,6 +486,8 @@ class NoSuchLogError(LogError):
 
 class LogFencedError(LogError):
     """Another writer took the log over; what this one appended and was not acknowledged may be in it or not.
+
+    What is asked of it afterwards is refused, with ``outcome_unknown`` False.
 
     Remedy: Stop writing. If this process should have the log, open it again, and look for the records.
     """
@@ -605,3 +620,13 @@ class BlobGivenUpError(BlobError):
     Retry: Yes, as a new upload.
     Remedy: Put the blob again.
     """
+
+
+def not_done(error: PybkError) -> PybkError:
+    """Return the error of a call that was refused because of an earlier error, and so did nothing."""
+    if not error.outcome_unknown:
+        return error.with_traceback(None)
+    refused = copy(error)
+    refused.outcome_unknown = False
+    refused.__cause__ = error.__cause__
+    return refused

@@ -27,6 +27,7 @@ from pybk.errors import (
     StorageRefusedError,
     TooManyRequestsError,
     UsageError,
+    not_done,
 )
 from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch, origin_of
 from pybk.group_commit import Completion
@@ -410,7 +411,7 @@ class LedgerWriter(Handle):
     def _refuse(self) -> None:
         error = self._descriptor.error
         if error is not None:
-            raise error.with_traceback(None)
+            raise not_done(error)
         raise LedgerClosedError(f"ledger {self.ledger_id} is closed; create another ledger to append more")
 
     def _count_refused(self, error: PybkError) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pybk.backend import KeptEntries
-from pybk.errors import PybkError
+from pybk.errors import PybkError, not_done
 from pybk.group_commit import Completion, GroupCommit
 from pybk.spans import OnSpan
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
@@ -166,7 +166,7 @@ class AppendQueue:
         The caller holds the mutex.
         """
         if self.error is not None:
-            raise self.error.with_traceback(None)
+            raise not_done(self.error)
         outstanding, ticket, admission = self._outstanding, descriptor.ticket, self.admission
         if (ticket is not None or outstanding + nbytes > admission.space) and admission.is_full(
             ticket, outstanding, nbytes

@@ -201,7 +201,7 @@ class Writing(Conversation[WriterMachine]):
 
     def _failed(self, effect: Failed) -> None:
         """Fail what is under way, whose outcome is not known, and all that is asked later, which is not done."""
-        under_way = later = error_of(effect, outcome_unknown=True)
+        under_way, later = (error_of(effect, outcome_unknown=unknown) for unknown in (True, False))
         if effect.reason is Reason.NOT_ENOUGH_BOOKIES:
             under_way = self._without_bookies(effect, outcome_unknown=True)
             later = self._without_bookies(effect, outcome_unknown=False)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pybk.digest import EntryDigest
 from pybk.entry import ENTRY_HEADER_BYTES
-from pybk.errors import IllegalOperationError, LedgerClosedError, NoSuchLedgerError, UsageError
+from pybk.errors import IllegalOperationError, LedgerClosedError, NoSuchLedgerError, UsageError, not_done
 from pybk.ledger import LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.index_rows import NamedRow, encode_named
@@ -260,7 +260,7 @@ def _check_open(descriptor: LedgerDescriptor) -> None:
     if descriptor.deleted:
         raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
     if descriptor.error is not None:
-        raise descriptor.error.with_traceback(None)
+        raise not_done(descriptor.error)
     if descriptor.metadata_pushed.state is LedgerState.CLOSED:
         raise LedgerClosedError(f"ledger {descriptor.ledger_id} is closed; create another ledger to append more")
 

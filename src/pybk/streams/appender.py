@@ -467,7 +467,7 @@ class Appender:
                 self.lost = self.needs_repair = True
                 return None
             except PybkError as error:
-                raise log_error(error, self._title) from error
+                raise log_error(error, self._title, refused=True) from error
             self.needs_repair = not ends_with(writer, self._last_entry)
             if not self.needs_repair:
                 raise
@@ -484,7 +484,7 @@ class Appender:
             self.lost = self.needs_repair = True
             return None
         except PybkError as error:
-            raise log_error(error, self._title) from error
+            raise log_error(error, self._title, refused=True) from error
         if staged is None:
             self.needs_repair = True
             return None
@@ -505,7 +505,7 @@ class Appender:
             self.lost = True  # a part of it may be there, which counts as none
             return None
         except PybkError as error:
-            raise log_error(error, self._title) from error
+            raise log_error(error, self._title, refused=True) from error
         if staged is not None:
             self._keep(staged, payloads, records)
             self._count(len(payloads), sum(map(len, payloads)), records)

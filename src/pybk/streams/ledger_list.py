@@ -537,14 +537,20 @@ def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped:
     Returns:
         The record, in which the change has taken effect.
     """
+    unknown = False
     while True:
         found = yield from _read(name, of_dropped=of_dropped)
-        changed = change(found.record)
+        try:
+            changed = change(found.record)
+        except LogFencedError as error:
+            error.outcome_unknown = unknown
+            raise
         if changed == found.record:
             return changed
         result = yield WriteList(changed, found.version)
         if isinstance(result, Written):
             return changed
+        unknown = unknown or isinstance(result, Unknown)
 
 
 def _read(name: str, *, of_dropped: bool = False) -> Steps[Found]:

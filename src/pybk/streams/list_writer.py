@@ -42,6 +42,7 @@ from pybk.errors import (
     NotEnoughBookiesError,
     PybkError,
     TooManyRequestsError,
+    not_done,
 )
 from pybk.futures import AppendFuture
 from pybk.manager import LedgerManager, backend_of
@@ -365,7 +366,7 @@ class ListWriter:
             if self.closed:
                 raise self.closed_error()
             if self._ended is not None:
-                raise self._ended.with_traceback(None)
+                raise not_done(self._ended)
             self._give_up_abandoned()
             try:
                 return operation()

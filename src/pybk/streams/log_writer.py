@@ -105,8 +105,8 @@ class LogWriter(Handle):
 
         Raises:
             OutOfOrderError: The transaction id is below that of a record before; nothing was appended.
-            LogFencedError: Another writer took the log over. With ``outcome_unknown``, as always, the record may be in
-                it all the same.
+            LogFencedError: Another writer took the log over. With ``outcome_unknown`` the record may be in it
+                all the same.
             StorageFullError: There is not enough free space; nothing was written.
             StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
             NoSuchLogError: The log was deleted or renamed.

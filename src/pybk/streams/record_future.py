@@ -85,18 +85,19 @@ def done_future(value: T) -> RecordFuture[T]:
     return RecordFuture(_NO_LOG, ACKNOWLEDGED, value)
 
 
-def log_error(error: PybkError, title: str) -> PybkError:
+def log_error(error: PybkError, title: str, *, refused: bool = False) -> PybkError:
     """Return the error of a log that stands for an error of one of its ledgers.
 
     Args:
         error: That of the ledger.
         title: What errors call the log; see ``names.title_of``.
+        refused: The append was refused, unless ``error`` says that a part of it may be there.
     """
-    translated: PybkError
-    if isinstance(error, LedgerFencedError | NoSuchLedgerError):  # a take-over also deletes ledgers without records
-        translated = fenced_error(title, f" ({error})")
-    else:
+    if not isinstance(error, LedgerFencedError | NoSuchLedgerError):
         return error
+    # A take-over also deletes ledgers without records, and a truncation after it those with records.
+    unknown = error.outcome_unknown or not (refused or isinstance(error, LedgerFencedError))
+    translated = fenced_error(title, f" ({error})", outcome_unknown=unknown)
     translated.__cause__ = error
     return translated
 

@@ -758,8 +758,8 @@ class Subscription(Handle):
                 keep what it has reached elsewhere, such as an offset, together with it.
 
         Raises:
-            LogFencedError: Another process has taken the subscription. With ``outcome_unknown``, as always, the
-                acknowledgement may have happened.
+            LogFencedError: Another process has taken the subscription. With ``outcome_unknown`` the acknowledgement
+                may have happened.
             StorageFullError: There is not enough free space; the records are handed out again after another open.
             StorageFailedError: Writing failed; whether it happened is unknown.
             TooManyRequestsError: There would be too many ranges of records that were not handed out; nothing was done.

@@ -505,8 +505,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             Its LSN.
 
         Raises:
-            LogFencedError: Another writer took the log over. With ``outcome_unknown``, as always, the record may be in
-                it all the same.
+            LogFencedError: Another writer took the log over. With ``outcome_unknown`` the record may be in it
+                all the same.
             StorageFullError: There is not enough free space; nothing was written. Reading and truncating still work.
             StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
             NoSuchLogError: The log was deleted.

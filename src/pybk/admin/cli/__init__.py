@@ -27,7 +27,7 @@ from pybk.admin.cli.output import (
 )
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.profiles import VARIABLE
-from pybk.errors import CorruptError, DigestMismatchError, EntryUnknownError, PybkError, SafetyCheckError
+from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
 from pybk.native import CORE
 from pybk.version import __version__
 
@@ -149,7 +149,7 @@ def _status_of(error: BaseException) -> int:
         return DAMAGED
     if isinstance(error, SafetyCheckError):
         return REFUSED
-    if isinstance(error, OutOfTimeError | EntryUnknownError) or (isinstance(error, PybkError) and error.retryable):
+    if isinstance(error, OutOfTimeError) or (isinstance(error, PybkError) and error.retryable):
         return UNREACHABLE
     return FAILED
 

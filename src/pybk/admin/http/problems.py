@@ -83,5 +83,4 @@ def problem_of(error: PybkError) -> ProblemError:
     retryable = bool(error.retryable) or status is HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, SafetyCheckError):
         extra = {"failures": list(error.failures), "passing": error.passing}
-        retryable |= error.passing
     return ProblemError(status, type(error).__name__, str(error), retryable=retryable, extra=extra)

@@ -48,7 +48,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError
+from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError, not_done
 from pybk.group_commit import Completion, GroupCommit
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.io.failures import is_from_signal_handler, start_thread
@@ -246,9 +246,9 @@ class Log:
         The caller holds the mutex.
         """
         if self._error is not None:
-            raise self._error.with_traceback(None)
+            raise not_done(self._error)
         if descriptor.error is not None:
-            raise descriptor.error.with_traceback(None)
+            raise not_done(descriptor.error)
         commit = self.forming
         ticket, admission = descriptor.ticket, self.admission
         alone = self.inflight is None and self.kept is None
@@ -319,7 +319,7 @@ class Log:
         with self.mutex:
             for error in (self._error, *(part.descriptor.error for part in parts)):
                 if error is not None:
-                    raise error.with_traceback(None)
+                    raise not_done(error)
             if parts and (self._paused or self.admission.is_full(ticket, self.outstanding_bytes, nbytes)):
                 return None
             commit = self.forming
@@ -368,7 +368,7 @@ class Log:
         """
         with self.mutex:
             if self._error is not None:
-                raise self._error.with_traceback(None)
+                raise not_done(self._error)
             if unless_changed is not None and unless_changed[0].error is not unless_changed[1]:
                 return None
             commit = self.forming
