@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -90,12 +91,12 @@ def as_nobody(call: Callable[[], object]) -> int | None:
     return int(answer) or None
 
 
-def open_up(path: Path) -> None:
-    """Let other users reach a directory of the test's, down to which pytest's are the owner's alone."""
-    for parent in (path, *path.parents):
-        if parent.stat().st_mode & 0o001:
-            break
-        parent.chmod(0o711)
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory that other users can reach, which pytest's are not: each session of it closes their parent again."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o711)
+        yield Path(directory)
 
 
 # ---- what is made ------------------------------------------------------------------------------------------------
@@ -133,15 +134,14 @@ def test_a_rebuilt_index_is_private(tmp_path: Path, umask: int) -> None:
 
 
 @as_root
-def test_another_user_can_neither_read_payloads_nor_take_a_lock(tmp_path: Path) -> None:
+def test_another_user_can_neither_read_payloads_nor_take_a_lock(reachable: Path) -> None:
     """Even where the main directory was made by somebody who let others in."""
-    store, metadata = tmp_path / "store", tmp_path / "metadata"
+    store, metadata = reachable / "store", reachable / "metadata"
     for directory in (store, metadata):
         directory.mkdir()
     write_store(store)
     LmdbMetadataStore(str(metadata)).close()
     for directory in (store, metadata):
-        open_up(directory)
         directory.chmod(0o755)
 
     def opens(path: Path, flags: int = os.O_RDONLY) -> Callable[[], object]:
@@ -204,11 +204,10 @@ def test_a_shared_store_stays_shared_for_every_opener(tmp_path: Path) -> None:
 
 
 @as_root
-def test_members_of_a_group_use_one_store_and_one_metadata_store(tmp_path: Path) -> None:
-    write_store(tmp_path / "store", group=GROUP)
-    open_metadata(f"lmdb://{tmp_path}/metadata?group={GROUP}").close()
-    assert modes(tmp_path / "metadata") == {"directories": {0o2770}, "files": {0o660}}
-    open_up(tmp_path)
+def test_members_of_a_group_use_one_store_and_one_metadata_store(reachable: Path) -> None:
+    write_store(reachable / "store", group=GROUP)
+    open_metadata(f"lmdb://{reachable}/metadata?group={GROUP}").close()
+    assert modes(reachable / "metadata") == {"directories": {0o2770}, "files": {0o660}}
     script = (
         "import os, sys\n"
         "from pybk import LedgerManager\n"
@@ -223,16 +222,16 @@ def test_members_of_a_group_use_one_store_and_one_metadata_store(tmp_path: Path)
         "print(writer.ledger_id)\n"
     )
     found = subprocess.run(
-        [sys.executable, "-c", script, str(GROUP), str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, str(GROUP), str(reachable)], capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr
     with (
-        LedgerManager.open(tmp_path / "store") as manager,
+        LedgerManager.open(reachable / "store") as manager,
         manager.open_ledger(int(found.stdout), password=b"x") as reader,
     ):
         assert [entry.payload for entry in reader.read(0, 0)] == [b"of a member"]
-    assert modes(tmp_path / "store") == {"directories": {0o2770}, "files": {0o660}}
-    assert groups(tmp_path / "store") == {GROUP}
+    assert modes(reachable / "store") == {"directories": {0o2770}, "files": {0o660}}
+    assert groups(reachable / "store") == {GROUP}
 
 
 def test_an_unknown_group_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
