@@ -9,16 +9,23 @@ from random import Random
 import pytest
 
 from pybk import LedgerManager
-from pybk.errors import CorruptError, LogFencedError, LogLockedError, TruncateGuardError, UsageError
+from pybk.errors import ClosedError, CorruptError, LogFencedError, LogLockedError, TruncateGuardError, UsageError
+from pybk.feature_level import FeatureLevel
+from pybk.storage import directories
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
+from pybk.streams.appender import PlainBatch
 from pybk.streams.cursor import Cursor, checked_subscription, delete_cursor
-from pybk.streams.cursor_state import CursorState
+from pybk.streams.cursor_state import CursorState, PartAt, StatePart
+from pybk.streams.deliveries import Handed
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
-from pybk.streams.list_record import CursorBound, ListKind
+from pybk.streams.list_record import SEQ_MAX, CursorBound, ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import cursor_list_name
+from pybk.streams.record_future import RecordFuture
+from pybk.streams.record_reader import RecordReader
+from tests.internals import store_of
 from tests.waiting import wait_until
 
 SPEC = spec_of(ListKind.LOG, b"cursor", insecure=False)
@@ -226,15 +233,15 @@ def test_a_state_longer_than_a_segment_is_not_written_with_each_acknowledgement(
     manager: LedgerManager, log: ListWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    encode = CursorState.encode
+    part_of = CursorState.part
 
-    def counted(state: CursorState) -> list[bytes]:
-        parts = encode(state)
-        written.append(sum(map(len, parts)))
-        return parts
+    def counted(state: CursorState, at: PartAt | None, most: int) -> StatePart:
+        part = part_of(state, at, most)
+        written.append(sum(map(len, part.records)))
+        return part
 
     monkeypatch.setattr(cursor_module, "CURSOR_SEGMENT_BYTES", 4000)
-    monkeypatch.setattr(CursorState, "encode", counted)
+    monkeypatch.setattr(CursorState, "part", counted)
     cursor = opened(manager, log)
     cursor.ack([(seq, seq + 1) for seq in range(1, 2000, 2)], {}, kick=False).result()
     seqs = iter(range(2001, 1 << 40, 2))
@@ -248,12 +255,101 @@ def test_a_state_longer_than_a_segment_is_not_written_with_each_acknowledgement(
     before = len(written)
     for _ in range(400):
         is_renewed()
-    assert sum(written[before:]) <= 2 * 400 * 40 + written[-1]
+    assert sum(written[before:]) <= 2 * 400 * 40 + 2000 * 16
     before_close = shown(cursor.state)
     cursor.close()
     again = opened(manager, log)
     assert shown(again.state) == before_close
     again.close()
+
+
+def test_no_append_of_a_long_state_is_long(
+    manager: LedgerManager, log: ListWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursor_module, "CHANGES_BYTES", 2000)
+    monkeypatch.setattr(cursor_module, "CHANGES_FACTOR", 0)
+    cursor = opened(manager, log)
+    cursor.ack([(seq, seq + 1) for seq in range(1, 20_000, 2)], {}, kick=False).result()
+    sizes: list[int] = []
+    append = ListWriter.append_unless_broken
+
+    def counted(writer: ListWriter, batch: PlainBatch, *, kick: bool, wait: bool = True) -> RecordFuture[range] | None:
+        sizes.append(sum(map(len, batch.payloads)))
+        return append(writer, batch, kick=kick, wait=wait)
+
+    monkeypatch.setattr(ListWriter, "append_unless_broken", counted)
+    steps = LedgerSteps(manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, password=b"cursor"))
+    seqs = iter(range(20_001, 1 << 40, 2))
+
+    def is_truncated() -> bool:
+        seq = next(seqs)
+        cursor.ack([(seq, seq + 1)], {}, kick=False).result()
+        return steps.existing().record.first_seq > first
+
+    first = steps.existing().record.first_seq
+    wait_until(is_truncated, "the list to begin with a later state")
+    sizes.sort()
+    assert sum(sizes) > 16 * 10_000, "no whole state was written"
+    assert sizes[-2] <= 8 << 10, (
+        "an acknowledgement or a part is long"
+    )  # the first part has those of one acknowledgement
+    before = shown(cursor.state)
+    cursor.close()
+    again = opened(manager, log)
+    assert shown(again.state) == before
+    again.close()
+
+
+def test_deliveries_of_an_owner_that_did_not_close_count_as_far_as_its_lease(
+    manager: LedgerManager, log: ListWriter
+) -> None:
+    first = opened(manager, log, counts=True)
+    assert first.leased_end == 0
+    first.lease(40)
+    assert first.leased_end == 40
+    first.ack([(0, 5)], {}, kick=False).result()
+    first.hand_again([Handed(7, 9, 1, 1)])
+    second = opened(manager, log, counts=True, steal=True)
+    assert [second.state.deliveries(seq) for seq in (5, 7, 8, 39, 40)] == [1, 2, 2, 1, 0]
+    second.lease(1000)
+    second.settle(50)
+    assert second.leased_end == 0
+    with pytest.raises(ClosedError):
+        second.lease(60)
+    second.close()
+    third = opened(manager, log)
+    assert [third.state.deliveries(seq) for seq in (7, 39, 49, 50)] == [2, 1, 1, 0], "a close says what was handed out"
+    third.seek(6)
+    third.close()
+    fourth = opened(manager, log, counts=True)
+    assert fourth.state.deliveries(7) == 0
+    fourth.lease(1 << 40)
+    fifth = opened(manager, log, counts=True, steal=True)
+    assert fifth.state.handed_end == 100, "no more count than there are"
+    fifth.close()
+
+
+def test_below_its_level_nothing_new_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "NEWEST_STORE_LEVEL", FeatureLevel.SEALS)
+    with LedgerManager.open(tmp_path / "store") as manager:
+        log = log_of(manager)
+        cursor = opened(manager, log, counts=True)
+        assert (cursor.counts, cursor.leased_end) == (False, SEQ_MAX)
+        cursor.ack([(seq, seq + 1) for seq in range(1, 5000, 2)], {}, kick=False).result()
+        cursor.close()
+        cursor = opened(manager, log, counts=True)
+        name = cursor_list_name("log", "sub")
+        reader = RecordReader(LedgerSteps(manager, name, LedgerSpec(kind=ListKind.CURSOR, password=b"cursor")), None)
+        while (records := reader.read()) is not None:
+            assert {data[0] for data in records.data()} == {1}
+        reader.close()
+        cursor.close()
+        store_of(manager).raise_level()
+        cursor = opened(manager, log, counts=True)
+        assert cursor.counts
+        assert cursor.state.range_count == 2500
+        cursor.close()
+        log.close()
 
 
 def test_a_damaged_cursor_is_refused_and_can_be_made_again(tmp_path: Path) -> None:

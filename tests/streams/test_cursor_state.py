@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -13,8 +14,12 @@ from pybk.streams.cursor_state import (
     PART_RANGES,
     PROPERTIES_BYTES_MAX,
     CursorState,
+    StatePart,
     checked_properties,
     encode_acks,
+    encode_again,
+    encode_handed,
+    encode_lease,
     encode_seek,
     is_state,
     merged,
@@ -135,6 +140,110 @@ def test_parts_that_are_missing_or_out_of_order_are_noticed() -> None:
     assert is_state(first, where="here")
     assert not is_state(second, where="here")
     assert not is_state(encode_seek(1), where="here")
+
+
+DELIVERIES = st.one_of(
+    RANGES.map(lambda each: ("ack", *each)),
+    RANGES.map(lambda each: ("again", *each)),
+    st.tuples(st.sampled_from(["handed", "lease", "seek"]), SEQS, st.just(0)),
+    st.just(("part", 0, 0)),
+)
+
+
+def changed(state: CursorState, what: str, first: int, end: int) -> bytes:
+    """Change a state, and return the record that says it."""
+    if what == "ack":
+        record = encode_acks([(first, end)], {"last": first})
+    elif what == "again":
+        record = encode_again([(first, end)], max(state.deliveries(seq) for seq in range(first, end)) + 1)
+    else:
+        encode: dict[str, Callable[[int], bytes]] = {
+            "handed": encode_handed,
+            "lease": encode_lease,
+            "seek": encode_seek,
+        }
+        record = encode[what](first)
+    state.apply(record, where=what)
+    return record
+
+
+def replayed(records: list[bytes]) -> CursorState:
+    """Return what records come to, of which the first begins a state."""
+    assert is_state(records[0], where="the first")
+    found = CursorState()
+    for number, record in enumerate(records):
+        found.apply(record, where=f"record {number}")
+    return found
+
+
+def delivered(state: CursorState) -> object:
+    """Return what a state says of deliveries."""
+    unacked = [seq for each in state.unacked_ranges(0, 2 * LIMIT) for seq in range(*each)]
+    return state.handed_end, state.lease_end, [(seq, state.deliveries(seq)) for seq in unacked]
+
+
+@given(SEQS, st.lists(DELIVERIES, max_size=60))
+def test_parts_of_a_state_between_changes_come_to_the_state(start: int, changes: list[tuple[str, int, int]]) -> None:
+    state, records, last, since = CursorState(start), list[bytes](), StatePart([], None), 0
+    for change in [("part", 0, 0), *changes, *[("part", 0, 0)] * 2 * LIMIT]:
+        if change[0] == "part":
+            begins = last.after is None
+            last = state.part(last.after, 1 + start % 3)
+            records += last.records
+            if begins:
+                since = len(records) - len(last.records)
+            if last.after is None:  # what is before it is not needed any more
+                records = records[since:]
+                assert shown(replayed(records)) == shown(state)
+                assert delivered(replayed(records)) == delivered(state)
+            continue
+        records.append(changed(state, *change))
+        if change[0] == "seek":
+            last = StatePart([], None)
+        if replayed(records).is_whole:
+            assert shown(replayed(records)) == shown(state)
+            assert delivered(replayed(records)) == delivered(state)
+    assert replayed(records).is_whole
+
+
+def test_parts_have_every_range() -> None:
+    state, records, at = CursorState(), list[bytes](), None
+    for seq in range(1, 40, 2):
+        state.ack(seq, seq + 1)
+    for _ in range(5):
+        part = state.part(at, 5)
+        records += part.records
+        at = part.after
+    assert at is None
+    assert shown(replayed(records)) == shown(state)
+
+
+def test_a_state_that_lacks_parts_is_noticed() -> None:
+    state = CursorState()
+    for seq in range(1, 40, 2):
+        state.ack(seq, seq + 1)
+    first = state.part(None, 5)
+    assert not replayed([*first.records, encode_acks([(50, 51)])]).is_whole
+    with pytest.raises(CorruptError, match="has no end"):
+        replayed([*first.records, *first.records])
+    assert not is_state(state.part(first.after, 5).records[0], where="the second")
+
+
+def test_the_bytes_of_records_of_deliveries_are_as_they_ever_were() -> None:
+    state = CursorState(5)
+    state.properties = {"offset": 7}
+    state.ack(8, 10)
+    state.hand_again(6, 8, 3)
+    state.handed_end, state.lease_end = 20, 30
+    zeros, one = bytes(4), bytes(4) + b"\1" + bytes(3)
+    assert state.part(None, 9).records == [
+        b"\2\4\0\0" + zeros + b"\5" + bytes(7) + one + b'{"offset":7}',
+        b"\2\7\0\0" + zeros + b"\x14" + bytes(7) + one,
+        b"\2\6\0\0" + zeros + b"\x1e" + bytes(7) + one,
+        b"\1\2\0\0\1\0\0\0\10" + bytes(7) + one + bytes(8) + b"\2" + bytes(7),
+        b"\2\10\0\0\1\0\0\0\6" + bytes(7) + zeros + b"\3\0\0\0" + bytes(8) + b"\2" + bytes(7),
+        b"\2\5\0\0" + zeros + bytes(8) + one,
+    ]
 
 
 @given(st.binary(max_size=80))

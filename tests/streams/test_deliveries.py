@@ -147,6 +147,40 @@ def plain(taken: list[Handed]) -> list[tuple[int, int, int]]:
     return [(each.first, each.end, each.redeliveries) for each in taken]
 
 
+def test_what_was_handed_out_before_comes_again_with_its_count() -> None:
+    state = CursorState(2)
+    state.ack(4, 6)
+    state.handed_end = 9
+    state.hand_again(3, 4, 2)
+    deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=3)
+    deliveries.resume()
+    assert deliveries.next_due() == 0
+    assert deliveries.redeliveries(3) == 1
+    assert deliveries.take_fresh(9, END, 1.0) == []
+    assert plain(deliveries.take_again(4, 1.0)) == [(2, 3, 1), (3, 4, 2), (6, 8, 1)]
+    assert deliveries.redeliveries(3) == 2
+    assert plain(deliveries.take_again(4, 1.0)) == [(8, 9, 1)]
+    assert deliveries.take_fresh(9, END, 1.0) == [], "too many are outstanding"
+    state.ack(2, 9)
+    assert plain(deliveries.take_fresh(9, 11, 1.0)) == [(9, 11, 0)]
+    deliveries.rewind()
+    assert plain(deliveries.take_again(4, 1.0)) == [(9, 11, 1)]
+
+
+def test_a_record_is_handed_out_alone_by_its_last_delivery() -> None:
+    state = CursorState()
+    state.handed_end = 6
+    state.hand_again(2, 4, 2)
+    deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=99)
+    deliveries.resume()
+    assert [plain(deliveries.take_again(9, 1.0, 2)) for _ in range(4)] == [
+        [(0, 2, 1)],
+        [(2, 3, 2)],
+        [(3, 4, 2)],
+        [(4, 6, 1)],
+    ]
+
+
 def test_memory_is_bounded_by_what_is_outstanding() -> None:
     state = CursorState()
     deliveries = Deliveries(state, ack_timeout_s=None, max_unacked=10)

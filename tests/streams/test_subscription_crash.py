@@ -28,7 +28,9 @@ SEEDS = some(2, 4)
 
 @pytest.fixture(autouse=True)
 def _short_cursors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have cursors write whole states and roll often."""
+    """Have cursors write whole states, in several parts, and roll often."""
+    monkeypatch.setattr(cursor, "PART_LEAST", 2)
+    monkeypatch.setattr(cursor, "RANGES_AT_OPEN", 2)
     monkeypatch.setattr(cursor, "CHANGES_BYTES", 300)
     monkeypatch.setattr(cursor, "CURSOR_SEGMENT_BYTES", 1500)
     monkeypatch.setattr(cursor, "BOUND_SECONDS", 0.01)

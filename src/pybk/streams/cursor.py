@@ -4,12 +4,20 @@ Theory of operation
 ===================
 
 **Records.** Each acknowledgement is one record of the list: the ranges that it acknowledges, and properties. A whole
-state is one transaction, of as many parts as it takes. It is written when the cursor is opened, when the changes since
-the last one are several times longer than it, and after a roll when they are as long. So an acknowledgement costs at
-most twice the bytes of its own record on average, however long the state is. Then the list is truncated to its first
-record. So the list is never longer than some states and a segment, and an open replays it from its first record: a
-whole state, then changes. All that ledger lists guarantee holds for cursors: one owner, fencing, transactions, rolls,
-repair after a lack of space.
+state is written when the changes since the last one are several times longer than it, and after a roll when they are
+as long; at an open, if it is short. So an acknowledgement costs at most twice the bytes of its own record on average,
+however long the state is. Then the list is truncated to the first record of the state. So the list is never longer
+than some states and a segment, and an open replays it from its first record: a whole state, then changes. All that
+ledger lists guarantee holds for cursors: one owner, fencing, transactions, rolls, repair after a lack of space.
+
+From the feature level STREAMS on a state is written in parts, in the background, one after each acknowledgement, so
+that none of these waits long for a part. A part has twice as many ranges as were acknowledged since the one before, or
+more, so that the parts come to an end. A state whose parts were not all written is begun again. Below that level a
+state is one transaction; ``pybk.streams.cursor_state`` has both.
+
+**Deliveries.** From that level on a subscription with dead letters has a lease of records that it may hand out for the
+first time, and each further delivery of a record is recorded before the record is handed out. A close says how many of
+the lease were handed out; after an owner that did not close, all of it may have been.
 
 **The bound.** The log's record has a lower bound of each cursor (rule T9). It is raised some seconds after an
 acknowledgement, and on close, after a record of its own: that says anew that everything before is acknowledged, and is
@@ -30,11 +38,11 @@ import logging
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 from pybk.atomic_group import GroupPart
 from pybk.errors import (
@@ -47,14 +55,29 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.background import background
-from pybk.streams.cursor_state import CursorState, encode_acks, encode_seek, is_state
+from pybk.streams.cursor_state import (
+    PART_LEAST,
+    RANGE_BYTES,
+    CursorState,
+    PartAt,
+    StatePart,
+    encode_acks,
+    encode_again,
+    encode_handed,
+    encode_lease,
+    encode_seek,
+    is_state,
+    merged,
+)
+from pybk.streams.deliveries import Handed
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import UID_BYTES, CursorBound, ListKind, ListRecord, Segment
+from pybk.streams.list_record import SEQ_MAX, UID_BYTES, CursorBound, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.range_set import Ranges
@@ -73,6 +96,9 @@ CHANGES_BYTES: Final = 256 << 10
 CHANGES_FACTOR: Final = 8
 """A whole state is due when the changes since the last one have ``CHANGES_BYTES``, and this many times its bytes."""
 
+RANGES_AT_OPEN: Final = 1024
+"""Ranges of a state up to which an open writes it whole."""
+
 _DELETE_REMEDY: Final = "close it there, or delete it with steal=True, which fences it"
 
 
@@ -84,6 +110,28 @@ def checked_subscription(name: object) -> str:
     return found
 
 
+class _Replayed(NamedTuple):
+    """What the records of a list come to: the state, and their bytes."""
+
+    state: CursorState
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _Renewal:
+    """A whole state of which parts are written.
+
+    Attributes:
+        at: Where the next part begins; None before the first.
+        begun: Of the append that had the first part.
+        nbytes: Those of the parts so far.
+    """
+
+    at: PartAt | None = None
+    begun: RecordFuture[range] | None = None
+    nbytes: int = 0
+
+
 class Cursor:
     """The cursor of a durable subscription, while this process owns it.
 
@@ -93,24 +141,36 @@ class Cursor:
         name: The subscription's.
         state: What is acknowledged, durable or not; guarded by ``lock``.
         lock: Guards the state.
+        counts: Whether deliveries are recorded.
+        leased_end: Records before it may be handed out for the first time; guarded by ``lock``.
 
     Threads: any.
     """
 
-    def __init__(self, log: LedgerSteps, name: str, writer: ListWriter, bound: CursorBound, state: CursorState) -> None:
+    def __init__(
+        self, log: LedgerSteps, name: str, writer: ListWriter, bound: CursorBound, replayed: _Replayed, *, counts: bool
+    ) -> None:
         self.name: Final = name
-        self.state = state
+        self.state = replayed.state
         self.lock = threading.RLock()
+        self.counts: Final = counts and writer.steps.manager.feature_level >= FeatureLevel.STREAMS
+        self.leased_end = 0 if self.counts else SEQ_MAX
         self._log = log
         self._writer = writer
         self._bound = bound
         self._moving = threading.Lock()
-        self._changes_bytes = 0
+        self._in_parts = writer.steps.manager.feature_level >= FeatureLevel.STREAMS
+        self._state_bytes = min(replayed.nbytes, RANGE_BYTES * self.state.range_count)
+        self._changes_bytes = replayed.nbytes - self._state_bytes
         """Bytes of the records since the last whole state."""
-        self._state_bytes = 0
         self._state_segment: Segment | None = None
         """The segment that was appended to when the last whole state was written."""
+        self._renewal: _Renewal | None = None
+        """The whole state of which parts are to be written."""
+        self._ranges_since = 0
+        """Ranges that were acknowledged since the last part."""
         self._renewing = False
+        self._settled = False
         self._timed = False
         self._repairs = self._known_repairs = 0
         """How often the list was repaired, and how often that was when the state was last made from it."""
@@ -130,6 +190,7 @@ class Cursor:
         *,
         wait_s: float = 0.0,
         steal: bool = False,
+        counts: bool = False,
     ) -> Self:
         """Become the owner of a subscription's cursor, which is made if it does not exist.
 
@@ -140,6 +201,7 @@ class Cursor:
             start_seq: Returns the first record of a new subscription.
             wait_s: Seconds to wait for a live owner to let go of it.
             steal: Take it from a live owner, which is fenced.
+            counts: Record deliveries, if the feature level allows it.
 
         Raises:
             LogLockedError: A live owner has it.
@@ -161,10 +223,8 @@ class Cursor:
         try:
             epoch = writer.appender.epoch
             bound = log.perform(ledger_list.claim_cursor(log.name, name, bound.uid, epoch))
-            cursor = cls(log, name, writer, bound, _replayed(writer.steps, bound))
-            with cursor.lock:
-                written = cursor._write_state()
-            cursor._truncate(written)
+            cursor = cls(log, name, writer, bound, _replayed(writer.steps, bound), counts=counts)
+            cursor._begin()
         except BaseException:
             with suppress(PybkError):
                 writer.close()
@@ -184,6 +244,23 @@ class Cursor:
             self.raise_bound()
         finally:
             self._writer.close()
+
+    def settle(self, handed_end: int) -> None:
+        """Record that no record from ``handed_end`` on was handed out, as far as deliveries are recorded; none is then.
+
+        An error is logged: then all that was leased counts as handed out.
+        """
+        with self.lock:
+            if not self.counts or self._settled or self.closed:
+                return
+            self._settled, self.leased_end = True, 0
+        try:
+            self._record([encode_handed(handed_end)]).result()
+        except (PybkError, OSError) as error:
+            if not isinstance(error, LogFencedError):
+                logger.warning(
+                    "the cursor %r: its deliveries are not known exactly: %s", self._writer.steps.name, error
+                )
 
     def delete(self) -> None:
         """Delete the subscription for good, and let go of it: the log keeps nothing for it any more."""
@@ -270,7 +347,8 @@ class Cursor:
         self.state.properties |= properties
         self._unsure = False
         self._changes_bytes += nbytes
-        if self._is_long() and not self._renewing:
+        self._ranges_since += len(ranges)
+        if (self._renewal is not None or self._is_long()) and not self._renewing:
             self._renewing = True
             try:
                 background().submit(self._renew)
@@ -303,7 +381,50 @@ class Cursor:
                 self._append(lambda: [encode_seek(seq)], kick=False).result()
                 self.state.seek(seq)
                 self._unsure = False
+                self._renewal = None
+                if self.counts:
+                    self.leased_end = 0
         return seq
+
+    def lease(self, end: int) -> None:
+        """Record that records before ``end`` may be handed out, unless no deliveries are recorded any more.
+
+        Raises:
+            PybkError: As for ``ack``.
+        """
+        with self.lock:
+            if self._settled:
+                raise self._writer.closed_error()
+            state, future = self.state, self._record([encode_lease(end)])
+            state.lease_end = end
+        future.result()
+        with self.lock:
+            if state.lease_end == end and not self._settled:  # else it was sought meanwhile
+                self.leased_end = end
+
+    def hand_again(self, handed: Iterable[Handed]) -> None:
+        """Record deliveries of records, before they are handed out again; durable on return, errors as for ``ack``."""
+        if not self.counts:
+            return
+        counts: dict[int, Ranges] = {}
+        for each in handed:
+            counts.setdefault(each.redeliveries + 1, []).append((each.first, each.end))
+        if not counts:
+            return
+        with self.lock:
+            future = self._record([encode_again(merged(ranges), count) for count, ranges in counts.items()])
+            for count, ranges in counts.items():
+                for first, end in ranges:
+                    self.state.hand_again(first, end, count)
+        future.result()
+
+    def _record(self, records: list[bytes]) -> RecordFuture[range]:
+        """Stage records of deliveries."""
+        with self.lock:
+            future = self._append(lambda: records, kick=False)
+            self._changes_bytes += sum(map(len, records))
+            self._unsure = False
+        return future
 
     def expire(self) -> int:
         """Count records that the log has dropped as acknowledged; returns how many were not."""
@@ -397,7 +518,8 @@ class Cursor:
         if self._is_stale:
             repairs = self._repairs
             self._writer.flush()
-            self.state.become(_replayed(self._writer.steps, self._bound))
+            self.state.become(_replayed(self._writer.steps, self._bound).state)
+            self._renewal = None
             self._known_repairs, self._unsure = repairs, False
 
     # ---- whole states --------------------------------------------------------------------------------------------
@@ -408,38 +530,64 @@ class Cursor:
             return self._changes_bytes >= self._state_bytes  # a state that is longer than a segment has rolled it
         return self._changes_bytes > max(CHANGES_BYTES, CHANGES_FACTOR * self._state_bytes)
 
-    def _write_state(self) -> RecordFuture[range]:
-        """Stage a whole state; the caller holds the lock."""
-        parts: list[bytes] = []
-
-        def encode() -> list[bytes]:
-            parts[:] = self.state.encode()
-            return parts
-
-        future = self._writer.operate(lambda: self._append(encode, kick=True))
-        self._unsure = False
-        self._state_bytes, self._changes_bytes = sum(map(len, parts)), 0
-        self._state_segment = self._writer.appender.segment
-        return future
+    def _begin(self) -> None:
+        """Write what an open has to, and wait until that is durable: a whole state, if it is short."""
+        state, leased = self.state, self.state.lease_end > 0
+        if leased:
+            state.end_lease(self._log.last_seq() + 1)
+        if not self._in_parts or state.range_count <= RANGES_AT_OPEN:
+            with self.lock:
+                whole = self._write_part(SEQ_MAX)
+            assert whole is not None, "it is one part"
+            self._truncate(*whole)
+        elif leased:
+            self._record([encode_handed(state.handed_end)]).result()
 
     def _renew(self) -> None:
-        """Write a whole state, and drop what is before it."""
+        """Write a part of a whole state; after the last one, drop what is before the state."""
         try:
             with self.lock:
-                written = self._write_state()
+                whole = self._write_part(max(PART_LEAST, 2 * self._ranges_since))
         except (PybkError, OSError) as error:
             if not self.closed:
                 logger.warning("the cursor %r keeps records that it does not need: %s", self._writer.steps.name, error)
         else:
-            self._truncate(written)
+            if whole is not None:
+                self._truncate(*whole)
         finally:
             self._renewing = False
 
-    def _truncate(self, written: RecordFuture[range]) -> None:
+    def _write_part(self, most: int) -> tuple[RecordFuture[range], RecordFuture[range]] | None:
+        """Stage the next part of a whole state; the caller holds the lock.
+
+        Returns:
+            The futures of its first and its last part, once all were staged.
+        """
+        renewal, part = _Renewal(), StatePart([], None)
+
+        def encode() -> list[bytes]:
+            nonlocal renewal, part
+            renewal = self._renewal = self._renewal or _Renewal()
+            part = self.state.part(renewal.at, most) if self._in_parts else StatePart(self.state.encode(), None)
+            return part.records
+
+        future = self._writer.operate(lambda: self._append(encode, kick=True))
+        if renewal.begun is None:
+            renewal.begun, self._changes_bytes = future, 0
+        renewal.at, renewal.nbytes = part.after, renewal.nbytes + sum(map(len, part.records))
+        self._ranges_since, self._unsure = 0, False
+        if part.after is not None:
+            return None
+        self._renewal = None
+        self._state_bytes, self._state_segment = renewal.nbytes, self._writer.appender.segment
+        return renewal.begun, future
+
+    def _truncate(self, begun: RecordFuture[range], ended: RecordFuture[range]) -> None:
         """Drop the records before a whole state, once that is durable."""
         steps, appender = self._writer.steps, self._writer.appender
         try:
-            first = written.result()[0]
+            ended.result()
+            first = begun.result()[0]
             self._writer.operate(
                 lambda: steps.perform(ledger_list.truncate(steps.name, appender.epoch, appender.generation, first))
             )
@@ -463,12 +611,22 @@ class MemoryCursor:
         self.name: Final = name
         self.state = CursorState(start_seq)
         self.lock = threading.RLock()
-        self.closed = False
+        self.closed = self.counts = False
+        self.leased_end: Final = SEQ_MAX
         self._log = log
 
     def close(self) -> None:
         """Let go of it."""
         self.closed = True
+
+    def settle(self, handed_end: int) -> None:
+        """Do nothing: no deliveries are recorded."""
+
+    def lease(self, end: int) -> None:
+        """Do nothing: no deliveries are recorded."""
+
+    def hand_again(self, handed: Iterable[Handed]) -> None:
+        """Do nothing: no deliveries are recorded."""
 
     def delete(self) -> None:
         """Let go of it."""
@@ -546,7 +704,7 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
         if found is None or found.record.dropped or found.record.uid.hex() != bound.uid:
             return CursorState(max(bound.seq, log.existing().record.first_seq))  # its list is being made, or deleted
         try:
-            state = _replayed(steps, bound)
+            state = _replayed(steps, bound).state
             state.ack(0, log.existing().record.first_seq)  # its owner counts those once it sees them dropped
             return state
         except NoSuchLogError:
@@ -604,7 +762,7 @@ def _drop(steps: LedgerSteps, uid: bytes) -> None:
     pinned.perform(ledger_list.drop(steps.name))
 
 
-def _replayed(steps: LedgerSteps, bound: CursorBound) -> CursorState:
+def _replayed(steps: LedgerSteps, bound: CursorBound) -> _Replayed:
     """Return the state that the records of a list come to; one that begins at the bound if there is none.
 
     A list without records is one whose making was interrupted, so nothing was ever acknowledged.
@@ -612,7 +770,7 @@ def _replayed(steps: LedgerSteps, bound: CursorBound) -> CursorState:
     Raises:
         CorruptError: A record is damaged or missing.
     """
-    state = CursorState(bound.seq)
+    state, nbytes = CursorState(bound.seq), 0
     reader = RecordReader(steps, None)
     first = reader.seq
     try:
@@ -622,13 +780,14 @@ def _replayed(steps: LedgerSteps, bound: CursorBound) -> CursorState:
                 if seq == first and not is_state(data, where=where):
                     raise CorruptError(f"{where} does not begin a whole state; restore the cursor's ledgers")
                 state.apply(data, where=where)
+                nbytes += len(data)
     except CorruptError as error:
         raise _lost(steps, bound, error) from error
     finally:
         reader.close()
     if not state.is_whole:
         raise _lost(steps, bound, "parts of its last state are missing")
-    return state
+    return _Replayed(state, nbytes)
 
 
 def _lost(steps: LedgerSteps, bound: CursorBound, why: object) -> CorruptError:

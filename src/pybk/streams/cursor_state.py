@@ -7,16 +7,28 @@ The state is ``first_unacked``, the ranges of acknowledged records above it, and
                ^ first_unacked
 
 Ranges never touch each other or ``first_unacked``, so their number is at most that of the holes between them, and a
-range is never dropped. The state is kept as records of a ledger list (``pybk.streams.cursor``): a whole state in one or
-more parts, then changes of it. ``docs/design/ledger_lists.md`` lists every byte.
+range is never dropped. The state is kept as records of a ledger list (``pybk.streams.cursor``): a whole state, then
+changes of it. ``docs/design/ledger_lists.md`` lists every byte.
+
+Of deliveries the state has a bound: all records before ``handed_end`` that are not acknowledged may have been handed
+out once; and a number for each of those that were handed out again.
+
+**Whole states.** Below the feature level STREAMS a whole state is one transaction, ``encode``. From that level on it is
+a record BEGIN, then parts of bounded length, ``part``, then a record END; other changes may lie between them. A part
+acknowledges ranges that are acknowledged, and repeats numbers of deliveries, so applying it to the state that it is of
+changes nothing. What is acknowledged or handed out while parts are written is in them or in a record after BEGIN. So
+BEGIN and everything after it come to the state, once there is an END; a state without one, because its writer stopped,
+is no state, and what lies before its BEGIN is still needed. A seek makes everything before it void, also a part: the
+writer begins another state then.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,14 +39,22 @@ from pybk.streams.list_record import SEQ_MAX
 from pybk.streams.range_set import Ranges, RangeSet
 
 CURSOR_FORMAT: Final = 1
+STREAMS_FORMAT: Final = 2
+"""Format of the kinds of records that the feature level STREAMS adds."""
+
+PART_LEAST: Final = 256
+"""Ranges in one part of a whole state from the level STREAMS on, at least: 4 KiB."""
+
 PART_RANGES: Final = 8192
-"""Ranges in one part of a whole state: 128 KiB."""
+"""Ranges in one part of a whole state below that level: 128 KiB."""
 
 PROPERTIES_BYTES_MAX: Final = 64 << 10
 """Bytes of all properties as JSON."""
 
+_AGAIN_LEAST: Final = 1024
+
 _HEADER: Final = struct.Struct("<BBHIqII")
-_RANGE_BYTES: Final = 16
+RANGE_BYTES: Final = 16
 _ONE_RANGE: Final = struct.Struct("<BBHIqIIqq")
 
 
@@ -47,6 +67,19 @@ class ChangeKind(IntEnum):
     """Ranges were acknowledged."""
     SEEK = 3
     """All records before one count as acknowledged, and none from it on."""
+    BEGIN = 4
+    """A whole state begins; its parts follow, between changes."""
+    END = 5
+    """The state that was begun last is whole."""
+    LEASE = 6
+    """Records before one may be handed out for the first time, until a record HANDED says how many were."""
+    HANDED = 7
+    """All records before one that are not acknowledged were handed out, maybe."""
+    AGAIN = 8
+    """Ranges were handed out again; the number of parts is how often each of them was handed out so far."""
+
+
+_WITH_RANGES: Final = (ChangeKind.STATE, ChangeKind.ACK, ChangeKind.AGAIN)
 
 
 class _Change(NamedTuple):
@@ -69,21 +102,49 @@ class _Change(NamedTuple):
     properties: dict[str, int | str]
 
 
+class StatePart(NamedTuple):
+    """A part of a whole state.
+
+    Attributes:
+        records: The records of the cursor that it consists of.
+        after: Where the next part begins; None after the last.
+    """
+
+    records: list[bytes]
+    after: PartAt | None
+
+
+class PartAt(NamedTuple):
+    """Where a part of a whole state begins: with the ranges and the numbers of deliveries of these records."""
+
+    acked: int = 0
+    again: int = 0
+
+
 class CursorState:
-    """Which records are acknowledged.
+    """Which records are acknowledged, and which may have been handed out.
 
     Threads: one at a time.
 
     Attributes:
         first_unacked: The first record that is not acknowledged.
         properties: The application's, as set by acknowledgements.
+        handed_end: All records before it that are not acknowledged may have been handed out.
+        lease_end: Those from ``handed_end`` to the one before it may be handed out now; 0 if none may.
     """
 
     def __init__(self, first_unacked: int = 0) -> None:
         self.first_unacked = first_unacked
         self.properties: dict[str, int | str] = {}
+        self.handed_end = self.lease_end = 0
         self._acked = RangeSet()
         """What is acknowledged above ``first_unacked``."""
+        self._again: dict[int, int] = {}
+        """How often records were handed out that were so more than once; may have acknowledged ones."""
+        self._again_most = _AGAIN_LEAST
+        """Beyond so many of them those that are acknowledged are dropped."""
+        self._whole: bool | None = None
+        """Whether the first state of those that were applied is whole; None before there is one."""
         self._parts_due: tuple[int, int] | None = None
         """The next part of a whole state and the number of its parts, while parts are due."""
 
@@ -140,6 +201,10 @@ class CursorState:
         low = max(seq, self.first_unacked)
         return next((end for first, end in self._acked.after(low, low + 1) if first <= low), low)
 
+    def deliveries(self, seq: int) -> int:
+        """Return how often a record that is not acknowledged was handed out: once more than it was, maybe."""
+        return self._again.get(seq, int(seq < self.handed_end))
+
     # ---- changes -------------------------------------------------------------------------------------------------
 
     def ack(self, first: int, end: int) -> int:
@@ -159,10 +224,24 @@ class CursorState:
         """Count all records before ``seq`` as acknowledged, and none from it on."""
         self.first_unacked = seq
         self._acked = RangeSet()
+        self.handed_end = self.lease_end = 0
+        self._again = {}
+
+    def hand_again(self, first: int, end: int, count: int) -> None:
+        """Note that records were handed out so many times by now."""
+        self._again.update((seq, max(count, self._again.get(seq, 0))) for seq in range(first, end))
+        if len(self._again) > self._again_most:
+            self._again = {seq: count for seq, count in self._again.items() if not self.is_acked(seq)}
+            self._again_most = max(_AGAIN_LEAST, 2 * len(self._again))
+
+    def end_lease(self, end: int) -> None:
+        """Count as handed out what may have been, by an owner that did not say so; records before ``end`` at most."""
+        self.handed_end, self.lease_end = max(self.handed_end, min(self.lease_end, end)), 0
 
     def become(self, other: CursorState) -> None:
         """Take over another state, which is not used any more."""
         self.first_unacked, self.properties, self._acked = other.first_unacked, other.properties, other._acked
+        self.handed_end, self.lease_end, self._again = other.handed_end, other.lease_end, other._again
 
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
@@ -178,11 +257,33 @@ class CursorState:
             base = ranges[-1][1] if ranges else base
         return encoded
 
+    def part(self, at: PartAt | None, most: int = PART_LEAST) -> StatePart:
+        """Return a part of the whole state, in the format of the level STREAMS.
+
+        Args:
+            at: Where it begins; None for the first part.
+            most: Ranges and numbers of deliveries of it, at most.
+        """
+        records = []
+        if at is None:
+            records.append(_encode(ChangeKind.BEGIN, self.first_unacked, [], self.properties))
+            records += [encode_handed(self.handed_end), encode_lease(self.lease_end)]
+            at = PartAt()
+        acked = list(islice(self._acked.after(at.acked, SEQ_MAX), most))
+        if acked:
+            records.append(encode_acks(acked))
+        again = heapq.nsmallest(most, (seq for seq in self._again if seq >= at.again and not self.is_acked(seq)))
+        for count in sorted({self._again[seq] for seq in again}):
+            records.append(encode_again(ranges_of(seq for seq in again if self._again[seq] == count), count))
+        if len(acked) < most and len(again) < most:
+            return StatePart([*records, _encode(ChangeKind.END, 0, [], {})], None)
+        return StatePart(records, PartAt(acked[-1][1] if acked else at.acked, again[-1] + 1 if again else at.again))
+
     def apply(self, record: bytes, *, where: str) -> None:
         """Change the state as the next record of a cursor says.
 
         Args:
-            record: A result of ``encode``, ``encode_acks`` or ``encode_seek``.
+            record: One that a function or method of this module returned.
             where: Names the record in errors.
 
         Raises:
@@ -193,30 +294,56 @@ class CursorState:
         due = (change.part, change.parts) == (self._parts_due or (0, change.parts))
         if not due or (self._parts_due is not None and change.kind is not ChangeKind.STATE):
             raise CorruptError(f"{where}: part {change.part} of {change.parts} of a cursor's state; another is due")
-        if change.kind is not ChangeKind.ACK and change.part == 0:
-            self.seek(change.base)
-        if change.kind is ChangeKind.STATE:
-            self._parts_due = None if change.part + 1 == change.parts else (change.part + 1, change.parts)
-            if change.part == 0:
-                self.properties = {}
-            if change.ranges and change.ranges[0][0] <= self.last_acked + 1:
-                raise CorruptError(f"{where}: a range of a cursor's state touches the one before it")
-            self._acked.extend(change.ranges)
-        else:
-            for first, end in change.ranges:
-                self.ack(first, end)
+        match change.kind:
+            case ChangeKind.STATE:
+                self._apply_state(change, where)
+            case ChangeKind.ACK:
+                for first, end in change.ranges:
+                    self.ack(first, end)
+            case ChangeKind.SEEK:
+                self.seek(change.base)
+            case ChangeKind.BEGIN | ChangeKind.END:
+                self._apply_mark(change, where)
+            case ChangeKind.LEASE:
+                self.lease_end = change.base
+            case ChangeKind.HANDED:
+                self.handed_end, self.lease_end = max(self.handed_end, change.base), 0
+            case ChangeKind.AGAIN:
+                for first, end in change.ranges:
+                    self.hand_again(first, end, change.parts)
         self.properties |= change.properties
+
+    def _apply_state(self, change: _Change, where: str) -> None:
+        """Apply a part of a state that is one transaction."""
+        self._parts_due = None if change.part + 1 == change.parts else (change.part + 1, change.parts)
+        self._whole = True
+        if change.part == 0:
+            self.seek(change.base)
+            self.properties = {}
+        if change.ranges and change.ranges[0][0] <= self.last_acked + 1:
+            raise CorruptError(f"{where}: a range of a cursor's state touches the one before it")
+        self._acked.extend(change.ranges)
+
+    def _apply_mark(self, change: _Change, where: str) -> None:
+        """Apply the beginning or the end of a state that is written in parts."""
+        if change.kind is ChangeKind.END:
+            self._whole = True
+        elif self._whole is None:
+            self.seek(change.base)
+            self._whole = False
+        elif not self._whole:
+            raise CorruptError(f"{where} begins a state of a cursor, and the one before has no end")
 
     @property
     def is_whole(self) -> bool:
-        """Whether no part of a whole state is due."""
-        return self._parts_due is None
+        """Whether the first state that was applied is whole, or none was, and no part of another is due."""
+        return self._parts_due is None and self._whole is not False
 
 
 def is_state(record: bytes, *, where: str) -> bool:
     """Return whether a record of a cursor begins a whole state, so that those before it are not needed."""
     change = _decode(record, where)
-    return change.kind is ChangeKind.STATE and change.part == 0
+    return change.kind is ChangeKind.BEGIN or (change.kind is ChangeKind.STATE and change.part == 0)
 
 
 def encode_acks(ranges: Ranges, properties: Mapping[str, int | str] | None = None) -> bytes:
@@ -230,6 +357,21 @@ def encode_acks(ranges: Ranges, properties: Mapping[str, int | str] | None = Non
 def encode_seek(seq: int, properties: Mapping[str, int | str] | None = None) -> bytes:
     """Return the record that moves a cursor to ``seq``."""
     return _encode(ChangeKind.SEEK, seq, [], properties or {})
+
+
+def encode_lease(end: int) -> bytes:
+    """Return the record that lets records before ``end`` be handed out."""
+    return _encode(ChangeKind.LEASE, end, [], {})
+
+
+def encode_handed(end: int) -> bytes:
+    """Return the record that says that what is not acknowledged before ``end`` was handed out, and ends a lease."""
+    return _encode(ChangeKind.HANDED, end, [], {})
+
+
+def encode_again(ranges: Ranges, count: int) -> bytes:
+    """Return the record that says how often ranges, ascending and apart from each other, were handed out."""
+    return _encode(ChangeKind.AGAIN, ranges[0][0], ranges, {}, parts=count)
 
 
 def ranges_of(seqs: Iterable[int]) -> Ranges:
@@ -270,21 +412,27 @@ def _encode(
 ) -> bytes:
     """Return a record: its header, the gap before each range and its length, then the properties as JSON."""
     bounds = np.fromiter(chain.from_iterable(ranges), np.int64, 2 * len(ranges))
-    header = _HEADER.pack(CURSOR_FORMAT, kind, 0, len(ranges), base, part, parts)
+    header = _HEADER.pack(_format_of(kind), kind, 0, len(ranges), base, part, parts)
     steps = np.diff(bounds, prepend=base) if ranges else bounds
     return header + steps.astype("<i8").tobytes() + (encode_json(dict(properties)) if properties else b"")
+
+
+def _format_of(kind: ChangeKind) -> int:
+    return CURSOR_FORMAT if kind <= ChangeKind.SEEK else STREAMS_FORMAT
 
 
 def _decode(record: bytes, where: str) -> _Change:
     if len(record) < _HEADER.size:
         raise CorruptError(f"{where} has {len(record)} bytes, fewer than the {_HEADER.size} of a record of a cursor")
-    if record[0] != CURSOR_FORMAT:
+    if record[0] not in (CURSOR_FORMAT, STREAMS_FORMAT):
         raise UnsupportedFormatError(
-            f"{where} has cursor format {record[0]}; this pybk reads format {CURSOR_FORMAT}: install a newer pybk"
+            f"{where} has cursor format {record[0]}; this pybk reads format {STREAMS_FORMAT} and older: install a "
+            "newer pybk"
         )
     _, kind, _, count, base, part, parts = _HEADER.unpack_from(record)
-    end = _HEADER.size + _RANGE_BYTES * count
-    if kind not in ChangeKind.__members__.values() or end > len(record) or part >= parts or base < 0:
+    end = _HEADER.size + RANGE_BYTES * count
+    known = kind in ChangeKind.__members__.values() and record[0] == _format_of(ChangeKind(kind))
+    if not known or (count and kind not in _WITH_RANGES) or end > len(record) or part >= parts or base < 0:
         raise CorruptError(f"{where} is not a record of a cursor: kind {kind}, {count} ranges, {len(record)} bytes")
     if count == 1:
         gap, length = struct.unpack_from("<qq", record, _HEADER.size)

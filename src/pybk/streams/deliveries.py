@@ -18,6 +18,9 @@ from typing import Final, NamedTuple
 
 from pybk.streams.cursor_state import CursorState
 
+_AT_ONCE: Final = 0.0
+"""A time that is over."""
+
 _SLACK: Final = 1024
 """Entries that are kept beyond twice those that can be needed, before those that are not are looked for."""
 
@@ -104,6 +107,19 @@ class Deliveries:
         self._last_run: dict[int, int] = {}
         """The run in which a record was handed out again last."""
 
+    def resume(self) -> None:
+        """Have the records handed out again that were handed out before, as far as the state has that, in order."""
+        for first, end in self._state.unacked(self._state.first_unacked, self._state.handed_end):
+            for seq in range(first, end):
+                self._counts[seq], self._due[seq] = self._state.deliveries(seq), _AT_ONCE
+                self._again.append(_Again(_AT_ONCE, seq))
+        self.read_seq = max(self.read_seq, self._state.handed_end)
+
+    def rewind(self) -> None:
+        """Have all records handed out again that are outstanding or wait for it, in order, and count it as ``nack``."""
+        self._void = self._number
+        self.nack(self._state.first_unacked, self.read_seq, _AT_ONCE)
+
     # ---- what it says --------------------------------------------------------------------------------------------
 
     @property
@@ -134,18 +150,27 @@ class Deliveries:
 
     # ---- handing out ---------------------------------------------------------------------------------------------
 
-    def take_again(self, count: int, now: float) -> list[Handed]:
-        """Hand out records again that are due, at most ``count``, the earliest first."""
+    def take_again(self, count: int, now: float, alone: int | None = None) -> list[Handed]:
+        """Hand out records again that are due, the earliest first.
+
+        Args:
+            count: How many at most.
+            now: The time.
+            alone: A record that was handed out so many times is handed out alone.
+        """
         self._expire(now)
         taken: list[Handed] = []
         while self._again and self._again[0].due <= now and count:
-            again = heapq.heappop(self._again)
-            if not self._waits(again):
+            if not self._waits(self._again[0]):
+                heapq.heappop(self._again)
                 continue
-            seq = again.seq
-            del self._due[seq]
-            count -= 1
+            seq = self._again[0].seq
             redeliveries = self._counts[seq]
+            if redeliveries == alone and taken:
+                break
+            heapq.heappop(self._again)
+            del self._due[seq]
+            count = 0 if redeliveries == alone else count - 1
             if taken and taken[-1].end == seq and taken[-1].redeliveries == redeliveries:
                 taken[-1] = taken[-1]._replace(end=seq + 1)
             else:

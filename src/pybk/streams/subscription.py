@@ -66,6 +66,9 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 MAX_UNACKED: Final = 10_000
+LEASE_RECORDS: Final = 1000
+"""Records that may be handed out for the first time after one record of the cursor."""
+
 RETRY_SECONDS: Final = 1.0
 """After how long a record is handed out again that could not be read, or moved to the log of dead letters."""
 
@@ -89,13 +92,22 @@ class SubscriptionMode(StrEnum):
 class DeadLetters(NamedTuple):
     """Where records go that are handed out again and again.
 
+    If a process dies with records, it is not known which of them killed it. So the last delivery of a record hands it
+    out alone, and of the records that died with it only those that other threads or tasks held by their own last
+    deliveries go to the dead letters, too.
+
     They are appended with their key, headers and event time, and with the headers ``pybk.log``, ``pybk.seq`` and
     ``pybk.deliveries``, if these fit; then they are acknowledged. So a crash in between may leave one twice.
 
     Attributes:
         writer: Of the log that takes them.
-        max_deliveries: How often a record is handed out, at least 1. The counts are in memory: after another open they
-            begin anew.
+        max_deliveries: How often a record is handed out, at least 1: over all opens of the subscription with dead
+            letters, also after its process was killed. The first delivery of a record is not recorded, but for each
+            1 000 records that they may be handed out. So if the process is killed, up to 1 000 records that were not
+            handed out count as if they were, each of them once at most. Each further delivery is recorded before, which
+            costs a synced write for each call that reads. If ``max_deliveries`` is 1, each first delivery is recorded,
+            too. ``rewind`` counts as a delivery; ``seek`` begins anew. If the subscription is not durable, or the
+            feature level is below STREAMS, the counts are in memory: after another open they begin anew.
     """
 
     writer: LogWriter
@@ -240,6 +252,8 @@ class Subscription(Handle):
         self._deliveries = deliveries
         self._dead_letters = dead_letters
         self._max_unacked = max_unacked
+        self._alone = dead_letters.max_deliveries - 1 if dead_letters is not None and cursor.counts else None
+        """How often a record was handed out whose next delivery is its last."""
         self._warned = False
         self._reader: RecordReader | None = None
         self._ready: list[LogRecord] = []
@@ -285,6 +299,8 @@ class Subscription(Handle):
             return
         where_called("Subscription.close()", of_log=True)
         try:
+            with self._lock:
+                self._cursor.settle(self._deliveries.read_seq)
             self._cursor.close()
         finally:
             self._end()
@@ -371,7 +387,7 @@ class Subscription(Handle):
             return dict(self._cursor.state.properties)
 
     def redeliveries(self, record: Acked) -> int:
-        """Return how often a record was handed out again since the subscription was opened."""
+        """Return how often a record was handed out again since the first open with dead letters, or since this open."""
         first = seq_of_acked(record)
         with self._lock:
             return self._deliveries.redeliveries(first)
@@ -561,24 +577,42 @@ class Subscription(Handle):
 
     def _take(self, most: int) -> Taken:
         """Hand out records that are there."""
+        most = self._most(most)
         while True:
             self._check_open()
             self._look()
             with self._lock:
-                again = self._deliveries.take_again(most, time.monotonic())
-                if not again:
+                again = self._deliveries.take_again(most, time.monotonic(), self._alone)
+                lease_end = 0 if again else self._lease_due(most)
+                if not again and not lease_end:
                     return self._take_fresh(most)
-            found = self._again(again)
-            if found.records:
+            if again and (found := self._again(again)).records:
                 return found
+            if lease_end:
+                self._cursor.lease(lease_end)
+
+    def _most(self, most: int) -> int:
+        """Return how many records are handed out together at most: 1 if their first delivery is their last."""
+        return 1 if self._alone == 0 else most
+
+    def _lease_due(self, most: int) -> int:
+        """Return the end of the lease that has to be recorded before records are handed out; 0 for none.
+
+        The caller holds the lock.
+        """
+        seq = self._deliveries.read_seq
+        if seq < self._cursor.leased_end or self._ready_end <= (seq := self._deliveries.skip_acked()):
+            return 0
+        return seq + (LEASE_RECORDS if self._alone else most)
 
     async def _take_async(self, most: int) -> Taken:
         """Hand out records that are there; a thread reads those that are handed out again, and the log's record."""
+        most = self._most(most)
         with self._lock:
             self._check_open()
             due = self._deliveries.next_due()
             is_due = due is not None and due <= time.monotonic()
-            if not is_due and self._steps.changes == self._seen:
+            if not is_due and self._steps.changes == self._seen and not self._lease_due(most):
                 return self._take_fresh(most)
         taking = begun_in_thread(self._take, most)
         try:
@@ -594,7 +628,8 @@ class Subscription(Handle):
 
     def _take_fresh(self, most: int) -> Taken:
         """Hand out records that were read; the caller holds the lock."""
-        handed, found = self._deliveries.take_fresh(most, self._ready_end, time.monotonic()), list[LogRecord]()
+        end, found = min(self._ready_end, self._cursor.leased_end), list[LogRecord]()
+        handed = self._deliveries.take_fresh(most, end, time.monotonic())
         for each in handed:
             found += self._ready[each.first - self._ready_first : each.end - self._ready_first]
         self._counts["delivered"] += len(found)
@@ -611,6 +646,7 @@ class Subscription(Handle):
                     self._bury(each)
             live = [each for each in handed if each.redeliveries < most]
             found = [record for each in live for record in self._load(each.first, each.end)]
+            self._cursor.hand_again(live)
         except BaseException:
             due = time.monotonic() + RETRY_SECONDS
             with self._lock:
@@ -949,7 +985,10 @@ class Subscription(Handle):
             raise UsageError(f"log {self._steps.name!r} has records up to {last}; it cannot continue at {wanted}")
         self._check_open()
         seq = self._cursor.seek(wanted)
-        self.rewind()
+        with self._lock:
+            self._void()
+            self._deliveries.reset()
+        self._wake_all()
         return seq
 
     async def seek_async(self, start: Start) -> int:
@@ -961,7 +1000,10 @@ class Subscription(Handle):
         with self._lock:
             self._check_open()
             self._void()
-            self._deliveries.reset()
+            if self._cursor.counts:
+                self._deliveries.rewind()
+            else:
+                self._deliveries.reset()
         self._wake_all()
 
     def skip(self, count: int) -> int:
@@ -1024,10 +1066,15 @@ def open_subscription(
         raise UsageError(f"max_deliveries is {dead_letters.max_deliveries!r:.50}; it takes at least 1")
     cursor: Cursor | MemoryCursor
     if durable:
-        cursor = Cursor.open(manager, steps, name, lambda: seq_of(steps, start), wait_s=wait, steal=steal)
+        counts = dead_letters is not None
+        cursor = Cursor.open(
+            manager, steps, name, lambda: seq_of(steps, start), wait_s=wait, steal=steal, counts=counts
+        )
     else:
         cursor = MemoryCursor(steps, name, seq_of(steps, start))
     deliveries = Deliveries(cursor.state, ack_timeout_s=ack_timeout, max_unacked=limit)
+    if cursor.counts:
+        deliveries.resume()
     return Subscription(steps, cursor, SubscriptionMode(mode), deliveries, dead_letters, limit)
 
 
