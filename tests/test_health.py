@@ -112,6 +112,16 @@ def test_a_bookie_that_refuses_entries_is_no_spare_one() -> None:
     assert codes(client_health(sight(4, maintenance), 0, NOW)) == []
 
 
+def test_a_drain_that_has_not_ended_is_a_note_with_its_age() -> None:
+    drain = {"bookie_id": "b0", "since_ns": NOW - 12 * 60 * 10**9, "ledgers": 7, "writers": [4, 9]}
+    report = {**QUIET, "reported_ns": NOW, "drains": [drain]}
+    health = client_health(sight(5, report), 0, NOW)
+    assert (health.state, codes(health)) == ("ok", ["drain_waits"])
+    text = health.reasons[0].text
+    assert text.startswith("the drain of bookie b0 began 12 min ago: ledgers left 7; ")
+    assert text.endswith("open ledgers whose writers have not left it: 4, 9")
+
+
 def test_each_hold_and_status_has_its_code() -> None:
     holds = [{"reason": reason.value, "text": "text"} for reason in HoldReason]
     found = list(repair_reasons({**QUIET, "holds": holds}))

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -543,9 +544,10 @@ class ClusterAdmin:
     def _passing(self, cookie: BookieCookie, now_ns: int) -> list[str]:
         """Return why a bookie that is draining or drained may still be chosen, which passes by itself."""
         waits = []
-        seconds = REQUESTS_SECONDS - (now_ns - cookie.state_since_ns) / 1e9
-        if seconds > 0:
-            waits.append(f"it is {cookie.state} since just now: ask again in {seconds:.1f} s")
+        until_ns = cookie.state_since_ns + int(REQUESTS_SECONDS * 1e9)
+        if now_ns < until_ns:
+            until = datetime.fromtimestamp(until_ns / 1e9, UTC)
+            waits.append(f"it is {cookie.state} since just now: ask again after {until:%H:%M:%S} UTC")
         if any(each.bookie == cookie.bookie and not each.read_only for each in self._metadata.list_bookies()):
             waits.append("it runs and has not become read-only yet: ask again, or look at its log")
         return waits

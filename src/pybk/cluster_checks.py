@@ -464,22 +464,16 @@ def drain_waits(cluster: ClusterMap, cookie: BookieCookie) -> list[str]:
         cookie: The cookie of the bookie.
     """
     number = cluster.number_of(cookie.bookie)
-    found = ledgers_on(cluster, cookie.bookie) & cluster.open_ledgers
-    left = [each for each in sorted(found) if _names_last(cluster, each, number)]
+    left = [] if number is None else cluster.written_on(number)
     if not left:
         return []
     since = datetime.fromtimestamp(cookie.state_since_ns / 1e9, UTC).isoformat(timespec="seconds")
     text = (
-        f"writers of open ledgers have not left it since {since}: {listed(left)}; a writer leaves with its next entry "
-        "or its close, and a ledger whose writer is gone waits for its owner to open it"
+        f"writers of open ledgers have not left it since {since}: {listed(left)}; a writer leaves once another bookie "
+        "can take the place, and a ledger whose writer is gone waits for its owner to open it (`pybk ledger list "
+        "--state open` shows them)"
     )
     return [text]
-
-
-def _names_last(cluster: ClusterMap, ledger_id: int, number: int | None) -> bool:
-    """Return whether the fragment without an end of a ledger names a bookie."""
-    ledger = cluster.get(ledger_id)
-    return ledger is not None and number in cluster.fragments(ledger)[-1].places
 
 
 def hold_failures(report: Mapping[str, Any] | None) -> tuple[tuple[str, ...], bool]:

@@ -97,6 +97,7 @@ REASON_STATES: Final[Mapping[str, HealthState]] = FrozenDict(
         "bookies_read_only": "degraded",
         # notes
         "no_spare_bookie": "ok",
+        "drain_waits": "ok",
     }
 )
 """The code of each reason, and the state that it causes; ``ok`` for a note, which causes none.
@@ -459,6 +460,17 @@ def repair_reasons(report: Mapping[str, Any]) -> Iterator[HealthReason]:
         names = sorted({str(each["bookie_id"]) for each in report.get("bookies", ()) if each["status"] == status})
         if names:
             yield HealthReason(code, f"{text}: {listed(names)}")
+    yield from _drain_notes(report)
+
+
+def _drain_notes(report: Mapping[str, Any]) -> Iterator[HealthReason]:
+    """Yield a note for each drain that has not ended: since when, and what it waits for."""
+    for each in report.get("drains", ()):
+        minutes = (report["reported_ns"] - each["since_ns"]) / 60e9
+        text = f"the drain of bookie {each['bookie_id']} began {minutes:.0f} min ago: ledgers left {each['ledgers']}"
+        if writers := each["writers"]:
+            text += f"; open ledgers whose writers have not left it: {listed(writers)}"
+        yield HealthReason("drain_waits", text)
 
 
 _BOOKIE_REASONS: Final = {

@@ -146,12 +146,12 @@ def test_a_drain_says_what_open_ledgers_wait_for(
 ) -> None:
     client = cluster.connect()
     _, name = make_ledger(client)
-    begun = replace(ClusterAdmin(client).drain(name), bytes_left=0)
+    waits = ("writers of open ledgers have not left it: 5",)
+    begun = replace(ClusterAdmin(client).drain(name), bytes_left=0, waits=waits)
     looks = chain([begun, begun], repeat(replace(begun, ledgers_left=0, waits=())))
     monkeypatch.setattr(ClusterAdmin, "drain_progress", lambda admin, name: next(looks))
     status, _, err = run(capsys, "bookie", "drain", cluster.url, name, "--wait")
-    assert (status, err.count("a ledger whose writer is gone waits for its owner to open it")) == (0, 1)
-    assert f"`pybk ledger list {cluster.url} --bookie {name} --state open` shows them" in err
+    assert (status, err.count(waits[0])) == (0, 1)
 
 
 def test_a_drain_continues_after_ctrl_c(

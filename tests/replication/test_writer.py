@@ -112,6 +112,66 @@ def test_an_idle_writer_shows_that_it_lives_also_before_its_first_entry() -> Non
         ]
 
 
+def leaves(*numbers: int) -> frozenset[Bookie]:
+    return frozenset(map(bookie, numbers))
+
+
+def asked_places(writer: Writer) -> list[tuple[int, ...]]:
+    return [effect.places for effect in writer.effects if isinstance(effect, ChooseBookies)]
+
+
+@pytest.mark.parametrize("entries", [0, 5])
+def test_an_idle_writer_replaces_a_bookie_that_leaves(entries: int) -> None:
+    writer = Writer()
+    if entries:
+        writer.submit(0, entries - 1)
+        for number in range(3):
+            writer.answer(number)
+    writer.take(writer.writer.bookies_changed(0, leaves(1)))
+    assert asked_places(writer) == [(1,)]
+    writer.feed(BookiesChosen({1: bookie(7)}))
+    ensemble = (bookie(0), bookie(7), bookie(2))
+    fragments = writer.only(WriteMetadata).metadata.fragments
+    assert fragments[-1] == Fragment(entries, ensemble)
+    assert len(fragments) == (2 if entries else 1)
+    writer.feed(MetadataWritten(8))
+    assert EnsembleChanged((ChangeReason.READ_ONLY,)) in writer.effects
+    assert writer.recorded == [], "it has every entry"
+    writer.submit(entries, entries)
+    assert {send.bookie for send in writer.sends} == set(ensemble)
+
+
+def test_a_bookie_that_leaves_keeps_its_place_while_there_is_no_other_one() -> None:
+    writer = Writer()
+    writer.take(writer.writer.bookies_changed(0, leaves(0, 1, 2)))
+    writer.feed(BookiesChosen({}))
+    assert writer.recorded == []
+    writer.submit(0, 0)
+    for number in range(3):
+        writer.answer(number)
+    assert writer.writer.last_add_confirmed == 0
+    writer.take(writer.writer.bookies_changed(0, leaves(0, 1, 2)))
+    assert asked_places(writer) == [(0, 1, 2)], "it is asked again when a bookie comes"
+    writer.feed(BookiesChosen({}))
+    writer.now = REVIVE_NS
+    writer.feed(Woken())
+    assert asked_places(writer) == [(0, 1, 2)], "and after a pause, as one may have freed space"
+
+
+def test_a_bookie_that_comes_in_while_it_leaves_is_replaced_after_the_change() -> None:
+    writer = Writer()
+    writer.submit(0, 0)
+    for number in (0, 2):
+        writer.answer(number)
+    writer.lose(1)
+    writer.feed(BookiesChosen({1: bookie(7)}))
+    writer.take(writer.writer.bookies_changed(0, leaves(7)))
+    assert asked_places(writer) == [], "an ensemble is being written"
+    writer.feed(MetadataWritten(8))
+    writer.wake_up()
+    assert asked_places(writer) == [(1,)]
+
+
 def test_a_writer_shows_that_it_lives_also_while_it_fills_a_place_that_was_given_up() -> None:
     """The same change of bookies asks for both, and its ledger has a place short."""
     writer = Writer()

@@ -47,6 +47,8 @@ class SimBookie:
         self.life = 0
         self.up = True
         self.full = False
+        self.leaves = False
+        """Whether it is drained; its machine takes writers' entries no more a moment later."""
         self.lost_at: dict[tuple[Bookie, int], int] = {}
         """When each instance lost what it had of each ledger, until it has that again."""
         self.committing = False
@@ -203,6 +205,13 @@ class SimBookie:
     def fill(self) -> None:
         """Be full from now on."""
         self.full = self.machine.read_only = True
+
+    def drain(self) -> None:
+        """Be drained: it turns read-only, and the clients are notified, each at its time."""
+        self.leaves = True
+        clock = self.harness.clock
+        clock.after(int(self.random.random() * 5 * MS), self.fill)
+        clock.after(int(self.random.random() * 5 * MS), self.harness.bookies_changed)
 
     def forget(self) -> None:
         """Come back without the entries and the fence, in limbo."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.simulator.mutating import Mutant, Piece
-from tests.simulator.plan import PATIENT_SEEDS
+from tests.simulator.plan import DRAIN_SEEDS, PATIENT_SEEDS
 
 RECOVERY = "recovery:RecoveryMachine."
 WRITER = "writer:WriterMachine."
@@ -454,6 +454,33 @@ CLIENT_MUTANTS = (
         "the patience begins anew with each entry that is acknowledged (AW10)",
         (Piece(WRITER + "_without_quorum", "self._stuck_at != inflight.acked_last", "self._stuck_at == -2"),),
         PATIENT_SEEDS,
+    ),
+    Mutant(
+        "W10",
+        "a writer leaves a bookie that is drained while it writes nothing (AW12)",
+        (Piece(WRITER + "_wanting", "inflight.ensemble[place] in self._leaving", "False"),),
+        DRAIN_SEEDS,
+    ),
+    Mutant(
+        "W11",
+        "a writer that could not leave a bookie tries it again after a pause (AW12)",
+        (
+            Piece(WRITER + "_woken", "not self._wanting", "not self._inflight.dead"),
+            Piece(WRITER + "_with_wake_up", "self._wanting", "self._inflight.dead"),
+        ),
+        DRAIN_SEEDS,
+    ),
+    Mutant(
+        "W12",
+        "what a bookie misses that a writer leaves is recorded before the metadata name another one (AW12, C13)",
+        (
+            Piece(
+                WRITER + "_bookies_chosen",
+                "{*self._replacements, *given_up}",
+                "{*(each for each in self._replacements if inflight.failed >> each & 1), *given_up}",
+            ),
+        ),
+        DRAIN_SEEDS,
     ),
 )
 

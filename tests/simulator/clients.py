@@ -292,7 +292,7 @@ class Writer(Client):
         if self.stopped or self.ended:
             return
         plan = self.ledger.plan
-        if not self.paused:
+        if not self.paused and not self.ledger.idles:
             now = self.ledger.clock.now
             early = plan.forces_early and self.in_flight and self.random.random() < 0.3
             if self.left and len(self.in_flight) < plan.window and not early:

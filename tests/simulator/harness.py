@@ -48,6 +48,7 @@ class Harness:
             bookie = SimBookie(self, number)
             self.bookies[bookie.name] = bookie
         self._leave_some()
+        self._drain_some()
         for ledger in self.ledgers.values():
             ledger.populate()
         self.surplus = SurplusDrops(self) if self.plan.surplus_ns else None
@@ -60,6 +61,12 @@ class Harness:
             self.bookies[name].up = False
             within_ns = random.choice((5 * MS, self.plan.faults_ns // 2, 2 * self.plan.faults_ns))
             self.clock.after(int(random.random() * within_ns), self.bookies[name].restart)
+
+    def _drain_some(self) -> None:
+        """Have bookies be drained, most of them once the writer may write nothing."""
+        random = Random(f"{self.seed}/drains")
+        for name in random.sample(list(self.bookies), self.plan.drains):
+            self.clock.after(int(random.random() * 1.2 * self.plan.faults_ns), self.bookies[name].drain)
 
     def bookies_changed(self) -> None:
         """A bookie registered."""
@@ -75,6 +82,8 @@ class Harness:
         self.clock.run(self.plan.faults_ns)
         self.heal()
         ledgers = self.ledgers.values()
+        for ledger in ledgers if self.plan.drains else ():
+            ledger.leave()
         for ledger in ledgers:
             ledger.settle()
         for ledger in ledgers:

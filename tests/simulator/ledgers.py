@@ -54,6 +54,10 @@ class SimLedger:
         """The members of the first ensemble that were away when the ledger was created."""
         self.spurious = plan.spurious
         self.quiet = False
+        self.idles = False
+        """Whether the writer neither writes nor closes."""
+        self.left_idle = False
+        """Whether a writer that wrote nothing has left a bookie that is drained."""
         self.random = Random(f"{self.source}/world")
         self.liar: Liar | None = None
         self.deceives = bool(plan.alters or plan.lies)
@@ -141,7 +145,8 @@ class SimLedger:
         """Notify the writer that a bookie registered."""
         writer = self.writer
         if not writer.paused and not writer.stopped:
-            writer.perform(writer.writer.bookies_changed(self.clock.now))
+            leaving = frozenset(each.bookie for each in self.bookies.values() if each.leaves)
+            writer.perform(writer.writer.bookies_changed(self.clock.now, leaving))
 
     # ---- the end of a run ------------------------------------------------------------------------------------------
 
@@ -152,6 +157,24 @@ class SimLedger:
             self.liar.stopped = True  # an owner could not recover, either (D8)
         self.metadata.heal()
         self.spurious = 0.0
+
+    def leave(self) -> None:
+        """AW12: a writer that writes nothing leaves the bookies that are drained, as far as others are there."""
+        writer = self.writer
+        self.idles = True
+
+        def left() -> bool:
+            current = self.metadata.current
+            if writer.ended or writer.stopped or current is None or current.state is not LedgerState.OPEN:
+                return True
+            return not any(self.bookies[each.bookie_id].leaves for each in current.fragments[-1].ensemble)
+
+        before = left()
+        done = before or self.clock.run(self.clock.now + PATIENCE_NS, left)
+        self.left_idle = done and not before and not writer.ended
+        enough = sum(not each.leaves for each in self.bookies.values()) >= self.plan.quorum.ensemble_size
+        self.checker.check(done or not enough, "AW12: the writer does not leave a bookie that is drained")
+        self.idles = False
 
     def resume(self) -> None:
         """Let paused clients continue."""

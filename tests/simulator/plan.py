@@ -79,6 +79,8 @@ class Plan:
     """How long the writer waits for bookies while too few answer."""
     away: int = 0
     """How many bookies are away when the ledger is created, so that its ensemble has some of them."""
+    drains: int = 0
+    """How many bookies are drained while the ledger is written; none of them takes entries of the writer then."""
 
 
 LATE_FORCES = 6
@@ -100,18 +102,24 @@ LONG_NS = 60_000 * MS
 AWAY_SEEDS = 300_000_000
 """From this seed on, ledgers are created while bookies are away."""
 
+DRAIN_SEEDS = 400_000_000
+"""From this seed on, bookies are drained, which writers leave also while they write nothing."""
+
 
 def draw(seed: int) -> Plan:
     """Draw the plan of a seed.
 
     From ``SURPLUS_SEEDS`` on, bookies drop surplus copies; from ``PATIENT_SEEDS`` on, writers wait for bookies; from
-    ``AWAY_SEEDS`` on, ledgers are created while some are away. What those before try stays as it was.
+    ``AWAY_SEEDS`` on, ledgers are created while some are away; from ``DRAIN_SEEDS`` on, bookies are drained. What those
+    before try stays as it was.
     Each eighth is a recovery in small steps, of a ledger with much in flight; each sixteenth a deferred ledger all of
     whose bookies crash, and that is recovered while its writer lives; another sixteenth a deferred ledger whose bookies
     answer a force after others took their places; and another one a recovery whose fences and adds are answered late.
     In another eighth members recover, without the password.
     """
     plan = _draw(f"{seed}")
+    if seed >= DRAIN_SEEDS:
+        return _with_drains(seed, plan)
     if seed >= AWAY_SEEDS:
         return _with_away(seed, plan)
     if seed >= PATIENT_SEEDS:
@@ -238,6 +246,27 @@ def _patient(seed: int, plan: Plan) -> Plan:
         fills=False,
         deletes=False,
         fault_every_ns=3 * MS,
+    )
+
+
+def _with_drains(seed: int, plan: Plan) -> Plan:
+    """Drain bookies, at most as many as there are spare ones in most seeds; no writer fails for another reason."""
+    random = Random(f"{seed}/plan/drains")
+    spares = random.choice((1, 2, 3))
+    drains = random.randint(1, spares + (random.random() < 0.2))
+    return replace(
+        plan,
+        spares=spares,
+        drains=drains,
+        patience_ns=random.choice((50 * MS, LONG_NS)) if drains <= spares else 50 * MS,
+        deferred=False,
+        recoverers=random.choice((0, 0, 0, 1)),
+        kills=False,
+        pauses=False,
+        fills=False,
+        deletes=False,
+        closes=plan.closes and random.random() < 0.3,
+        loses_data="",
     )
 
 

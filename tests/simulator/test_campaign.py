@@ -17,7 +17,7 @@ from tests.sampling import some
 from tests.simulator.__main__ import run
 from tests.simulator.mutants import KILLED_AT, MUTANTS, SURVIVORS
 from tests.simulator.mutating import Mutant, kills
-from tests.simulator.plan import AWAY_SEEDS, PATIENT_SEEDS, SURPLUS_SEEDS, draw
+from tests.simulator.plan import AWAY_SEEDS, DRAIN_SEEDS, PATIENT_SEEDS, SURPLUS_SEEDS, draw
 from tests.simulator.real_disk import suits
 
 SEEDS = some(160, 4000)
@@ -67,6 +67,15 @@ def test_no_invariant_is_broken_by_ledgers_that_are_created_while_bookies_are_aw
     assert {ledger.plan.quorum for ledger in short} >= {Quorum(3, 3, 2), Quorum(6, 3, 2)}
     assert sum(ledger.checker.confirmed >= 0 for ledger in short) > len(ledgers) // 3
     assert sum(bool(ledger.metadata.closed_by.startswith("recoverer")) for ledger in short) > len(ledgers) // 8
+
+
+def test_no_invariant_is_broken_by_writers_that_leave_bookies_that_are_drained() -> None:
+    left = 0
+    for seed in range(DRAIN_SEEDS, DRAIN_SEEDS + SEEDS // 2):
+        harness, error = run(seed)
+        assert error is None, f"python -m tests.simulator --seed {seed}: {error}\n{harness.plan}"
+        left += harness.ledger.left_idle
+    assert left > SEEDS // 40
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

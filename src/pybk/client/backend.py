@@ -241,15 +241,16 @@ class ClusterBackend:
             raise ClosedError(f"the manager of {self.where} is closed; open it again")
 
     def _bookies_changed(self) -> None:
-        """Have each writer that lacks a bookie look for a replacement, because bookies came or went.
+        """Have each writer that lacks a bookie, or names one that leaves, look for another one.
 
         Those that name a bookie that is away or leaves show the others that they live, or their ledgers could be taken
         for abandoned (H12).
         """
+        leaving = self.membership.leaving
 
         def look_again() -> None:
             for writing in self._live_writings():
-                writing.bookies_changed(time.monotonic_ns())
+                writing.bookies_changed(time.monotonic_ns(), leaving)
                 if not all(map(self.membership.keeps, writing.ensemble)):
                     writing.announce()
 
@@ -437,8 +438,8 @@ class ClusterBackend:
             on_span=self.config.on_span,
         )
         self._writings[ledger.ledger_id] = writing
-        if any(map(self.membership.find, ledger.away)):
-            self._bookies_changed()  # one registered before this writer could be notified of it
+        if any(map(self.membership.find, ledger.away)) or not self.membership.leaving.isdisjoint(writing.ensemble):
+            self._bookies_changed()  # one registered, or was drained, before this writer could be notified of it
         return writing.appender
 
     def recover(self, descriptor: LedgerDescriptor) -> None:

@@ -6,7 +6,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metadata.registration import BookieCookie, BookieRegistration
+    from pybk.metadata.store import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +102,39 @@ class Membership:
         """When the registrations were read last, by the monotonic clock."""
         self.reads_are_shared = False
         self.on_change: Callable[[], None] | None = None
+        self.leaving: frozenset[Bookie] = frozenset()
+        """The bookies of this client's ensembles that are drained, so that its writers are to leave them."""
+        self._drain_lock = threading.Lock()
+        """Guards ``leaving``, and is held while the cookie that it comes from is read."""
+        self._drain_watches: dict[str, Watch] = {}
+        """The watches of their cookies, by name; guarded by that lock."""
         self._watch = metadata.watch_bookies(self._changed)
         self.refresh()
+
+    # ---- drains --------------------------------------------------------------------------------------------------
+
+    def _watch_drains(self, bookies: Iterable[Bookie]) -> None:
+        """Note from now on whether bookies are drained; each is watched once, from its first place in an ensemble on.
+
+        A bookie stays registered while it is drained, and no watch of the registrations reports that.
+        """
+        for name in {each.bookie_id for each in bookies}:
+            with self._drain_lock:
+                if name in self._drain_watches:
+                    continue
+                self._drain_watches[name] = self.metadata.watch_cookie(name, partial(self._cookie_changed, name))
+            self._cookie_changed(name)
+
+    def _cookie_changed(self, name: str) -> None:
+        """Note whether a bookie is drained, and call ``on_change`` if that has changed."""
+        with self._drain_lock:  # or an older cookie could be noted after a newer one
+            cookie = self._cookie(name)
+            leaves = {cookie.bookie} if cookie is not None and cookie.state.read_only else set()
+            before = self.leaving
+            self.leaving = frozenset(each for each in before if each.bookie_id != name) | leaves
+            changed = self.leaving != before
+        if changed and self.on_change is not None:
+            self.on_change()
 
     # ---- bookies -------------------------------------------------------------------------------------------------
 
@@ -207,6 +240,7 @@ class Membership:
             choice = self._choose_first(away, metadata, policy)
             if len(choice.bookies) < size:
                 raise NotEnoughBookiesError(self._lacking(choice, away, metadata, policy))
+        self._watch_drains(choice.bookies.values())
         return choice
 
     def _away(self) -> tuple[Candidate, ...]:
@@ -252,17 +286,17 @@ class Membership:
         located = self._located
         for bookie in ensemble:
             if bookie not in located:
-                cookie = self._cookie(bookie)
+                cookie = self._cookie(bookie.bookie_id)
                 label = cookie.location if cookie is not None and cookie.bookie == bookie else ""
                 located = self._located = {**located, bookie: Location.registered(label)}
         return located
 
-    def _cookie(self, bookie: Bookie) -> BookieCookie | None:
+    def _cookie(self, name: str) -> BookieCookie | None:
         """Return the cookie under a bookie's name as it is now; None if there is none that can be read."""
         try:
-            return self.metadata.read_cookie(bookie.bookie_id)
+            return self.metadata.read_cookie(name)
         except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
-            logger.warning("where bookie %s stands, and whether it leaves, is not known: %s", bookie, error)
+            logger.warning("where bookie %s stands, and whether it leaves, is not known: %s", name, error)
             return None
 
     def _lacking(
@@ -410,6 +444,8 @@ class Membership:
         self.refresh()
         policy, ensemble = self.policy, effect.ensemble
         choice = self._choose(effect.places, ensemble, effect.excluded, ledger.metadata, policy, copies=effect.copies)
+        if not effect.copies:
+            self._watch_drains(choice.bookies.values())
         return BookiesChosen(choice.bookies, self._left_out(choice, effect, ledger.metadata, policy))
 
     def _left_out(
@@ -454,7 +490,7 @@ class Membership:
 
     def _leaves(self, bookie: Bookie) -> bool:
         """Return whether a bookie is being drained, or has left; nobody can prove that of one without a cookie."""
-        cookie = self._cookie(bookie)
+        cookie = self._cookie(bookie.bookie_id)
         return cookie is not None and (cookie.bookie != bookie or cookie.state.read_only)
 
     def report_missing(self, ledger: RemoteLedger, effect: UnderReplicated) -> None:
@@ -462,5 +498,8 @@ class Membership:
         self.metadata.mark_under_replicated(ledger.ledger_id, effect.bookie, effect.first_entry_id)
 
     def close(self) -> None:
-        """Cancel the watch of the registrations."""
+        """Cancel the watches of registrations and cookies."""
         self._watch.cancel()
+        with self._drain_lock:
+            for watch in self._drain_watches.values():
+                watch.cancel()

@@ -259,10 +259,15 @@ class Writing(Conversation[WriterMachine]):
         """Begin to close the ledger after the last confirmed entry; the caller has waited for its appends."""
         return self.machine.close(now_ns)
 
-    def bookies_changed(self, now_ns: int) -> None:
-        """Look for bookies to take the places of those that were given up; called when bookies registered or left."""
+    def bookies_changed(self, now_ns: int, leaving: frozenset[Bookie]) -> None:
+        """Look for bookies to take the places of those that leave or were given up; called when bookies have changed.
+
+        Args:
+            now_ns: The time.
+            leaving: The bookies that are drained.
+        """
         if not self.completion.done:
-            self.driver.perform(self, self.machine.bookies_changed(now_ns))
+            self.driver.perform(self, self.machine.bookies_changed(now_ns, leaving))
 
     def announce(self) -> None:
         """Show the bookies that this writer lives; called while one of its ensemble is away."""

@@ -369,6 +369,22 @@ class ReportedBookie(NamedTuple):
     absent_ns: int
 
 
+class ReportedDrain(NamedTuple):
+    """A drain that has not ended, in a report.
+
+    Attributes:
+        bookie: The bookie that is drained.
+        since_ns: When the drain began.
+        ledgers: How many ledgers name it still.
+        writers: Open ledgers whose writers have not left it, at most ``STUCK_LISTED_MAX``.
+    """
+
+    bookie: Bookie
+    since_ns: int
+    ledgers: int
+    writers: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """How repairs proceed, for people; what can wait, such as moves of a rebalance, waits while there are ``holds``.
@@ -389,6 +405,7 @@ class Report:
         no_target: Ledgers without a target, of those that were looked at.
         stuck: Ledgers whose repair failed repeatedly.
         bookies: The bookies that are not live.
+        drains: The drains that have not ended.
         read_ns: When all ledgers were read last; 0 for never.
         members: How many bookies have each status.
         ensembles: The smallest and the largest ensemble of a ledger that is not closed; 0 and 0 if all are.
@@ -410,6 +427,7 @@ class Report:
     no_target: tuple[int, ...]
     stuck: tuple[int, ...]
     bookies: tuple[ReportedBookie, ...]
+    drains: tuple[ReportedDrain, ...]
     read_ns: int
     members: Mapping[str, int]
     ensembles: tuple[int, int]
@@ -1031,6 +1049,7 @@ class AuditorMachine:
             no_target=listed[RepairState.NO_TARGET],
             stuck=listed[RepairState.STUCK],
             bookies=tuple(self._reported_bookies(now_ns)),
+            drains=tuple(self._reported_drains()),
             read_ns=self._read_ns,
             members=Counter(
                 standing_of(self.situation, facts.bookie, now_ns).status.value
@@ -1049,3 +1068,13 @@ class AuditorMachine:
             if standing.status != "live":
                 since = self.situation.absent_since_ns.get(facts.bookie, now_ns)
                 yield ReportedBookie(facts.bookie, standing.status.value, now_ns - since)
+
+    def _reported_drains(self) -> Iterator[ReportedDrain]:
+        """Yield the drains that have not ended."""
+        for facts in sorted(self.situation.bookies.values(), key=lambda each: each.bookie):
+            number = self.map.number_of(facts.bookie)
+            if facts.state is BookieState.DRAINING and number is not None:
+                writers = tuple(self.map.written_on(number)[:STUCK_LISTED_MAX])
+                left = len(self.map.ledgers_of(number))
+                if left:
+                    yield ReportedDrain(facts.bookie, facts.state_since_ns, left, writers)

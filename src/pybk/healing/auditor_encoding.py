@@ -93,6 +93,15 @@ def encode_report(report: Report, auditor: str, now_ns: int) -> dict[str, Any]:
             {"bookie_id": each.bookie.bookie_id, "status": each.status, "absent_ns": each.absent_ns}
             for each in report.bookies
         ],
+        "drains": [
+            {
+                "bookie_id": each.bookie.bookie_id,
+                "since_ns": each.since_ns,
+                "ledgers": each.ledgers,
+                "writers": list(each.writers),
+            }
+            for each in report.drains
+        ],
         "read_ns": report.read_ns,
         "members": dict(report.members),
         "ensembles": list(report.ensembles),

@@ -143,6 +143,11 @@ class ClusterMap:
         """Return the ledgers whose fragments name a bookie; not to be changed."""
         return self._held[number]
 
+    def written_on(self, number: int) -> list[int]:
+        """Return the open ledgers whose writers write to a bookie, or did before they ended; ascending."""
+        found = sorted(self._held[number] & self.open_ledgers)
+        return [each for each in found if number in self.fragments(self._ledgers[each])[-1].places]
+
     def numbers_of(self, ledger: MappedLedger) -> set[int]:
         """Return the numbers of all bookies of a ledger."""
         return {number for _, *places in self._unpacked(ledger) for number in places}

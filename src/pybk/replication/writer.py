@@ -9,6 +9,8 @@ States:
   replacements the machine goes to CHANGING. Places without one are given up, and it returns to STEADY. If a write set
   has no ack quorum then, it keeps its pending entries, tries the failed bookies at once, and again whenever bookies
   register and every ``LOOK_NS``, until its patience has passed; then it ends (AW10).
+- A bookie that leaves the cluster is replaced likewise, without waiting for an add to fail there, because an idle
+  writer sends none; a place for which there is no other bookie keeps it (AW12).
 - CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
   (C3), and new bookies get nothing before (C1). Success replaces the bookies in ``Inflight``, which resends what is
   pending to them alone (AW6), and returns to STEADY.
@@ -175,6 +177,7 @@ class WriterMachine:
         self._revive_ns = REVIVE_NS
         """The wait before that; begins anew after a time without such places, and when bookies register or leave."""
         self._close_asked = False
+        self._leaving = frozenset[Bookie]()  # those that are known to leave the cluster
         self._watched = False
         """Whether a reader waits at some bookie for the LAC to move."""
         self._lac_sent = -1
@@ -237,7 +240,7 @@ class WriterMachine:
         if self._phase is _WriterPhase.ENDED:
             return self._late(event)
         effects = self._advance(self._steps[type(event)](event, now_ns))  # type: ignore[operator]
-        return self._with_wake_up(effects, now_ns) if effects or self._inflight.dead else effects
+        return self._with_wake_up(effects, now_ns) if effects or self._inflight.dead or self._leaving else effects
 
     def close(self, now_ns: int) -> list[Effect]:
         """Close the ledger at the last add confirmed; pending entries do not become part of it (AW7).
@@ -282,15 +285,17 @@ class WriterMachine:
         request = WriteLac(self.metadata.ledger_id, inflight.lac)
         return [Send(next(self._tokens), inflight.ensemble[place], request) for place in places(inflight.live)]
 
-    def bookies_changed(self, now_ns: int) -> list[Effect]:
-        """Try to fill the places of bookies that were given up, because a bookie registered; it may be the same one.
+    def bookies_changed(self, now_ns: int, leaving: frozenset[Bookie] = frozenset()) -> list[Effect]:
+        """Try to fill the places of bookies that leave or were given up, because bookies came, went or changed.
 
         The pauses between tries begin anew, because this try may fail: bookies were chosen before that one came, an
         answer that it owed before is missed only now, or it does not answer yet.
 
         Args:
             now_ns: The time.
+            leaving: The bookies that leave the cluster; they serve, and take no entries.
         """
+        self._leaving = leaving
         self._revive_ns = REVIVE_NS
         self._revive_at_ns = min(self._revive_at_ns, now_ns + REVIVE_NS)
         return self._fill_places()
@@ -358,13 +363,15 @@ class WriterMachine:
         given_up = places(inflight.dead)
         effects: list[Effect] = []
         for place in self._places:
-            if place not in self._replacements:
+            if place not in self._replacements and inflight.failed >> place & 1:
                 effects += inflight.give_up(place)
         lacking = inflight.lacking(self._replacements, event.why)
         if lacking:
             return effects + self._without_quorum(lacking, now_ns)
-        if inflight.dead:
+        if self._wanting:
             self._revive_later(now_ns)
+        for place in self._replacements:
+            inflight.why.setdefault(place, ChangeReason.READ_ONLY)  # it did not fail
         if self._replacements:
             self._phase = _WriterPhase.CHANGING
             effects += inflight.leaving({*self._replacements, *given_up})
@@ -399,9 +406,10 @@ class WriterMachine:
         for effect in effects:
             if isinstance(effect, WakeAt):
                 self._wake_at_ns = effect.time_ns
-        if self._inflight.dead and self._revive_at_ns < 0:
-            self._revive_later(now_ns)  # its bookie was away from the start (AW11)
-        if self._phase is _WriterPhase.STEADY and self._inflight.dead and self._wake_at_ns != self._revive_at_ns:
+        wanting = self._wanting
+        if wanting and self._revive_at_ns < 0:
+            self._revive_later(now_ns)  # its bookie was away from the start (AW11), or leaves
+        if self._phase is _WriterPhase.STEADY and wanting and self._wake_at_ns != self._revive_at_ns:
             self._wake_at_ns = self._revive_at_ns
             effects.append(WakeAt(self._revive_at_ns))
         return effects
@@ -479,7 +487,7 @@ class WriterMachine:
         """Ask the metadata store again, or try to fill the places of bookies that were given up."""
         self._wake_at_ns = None
         if self._phase is _WriterPhase.STEADY:
-            if now_ns < self._revive_at_ns or not self._inflight.dead:
+            if now_ns < self._revive_at_ns or not self._wanting:
                 return []
             return self.announce() + self._fill_places()  # a network that failed has ended sessions (H12)
         if self._retry_at_ns is None or now_ns < self._retry_at_ns:
@@ -534,18 +542,27 @@ class WriterMachine:
         return effects
 
     def _fill_places(self) -> list[Effect]:
-        """Ask for bookies for the places of those that were given up, unless something is under way."""
-        if self._phase is not _WriterPhase.STEADY or not self._inflight.dead or self._close_asked:
+        """Ask for bookies for the places of those that leave or were given up, unless something is under way."""
+        if self._phase is not _WriterPhase.STEADY or not self._wanting or self._close_asked:
             return []
         self._inflight.avoided.clear()
         return self._choose()
 
+    @property
+    def _wanting(self) -> int:
+        """The places to be filled whose bookies did not fail just now: they were given up, or leave."""
+        inflight = self._inflight
+        if not self._leaving:
+            return inflight.dead
+        leaving = (place for place in places(inflight.live) if inflight.ensemble[place] in self._leaving)
+        return inflight.dead | sum(1 << place for place in leaving)
+
     def _choose(self) -> list[Effect]:
-        """Ask for bookies for the places of those that failed or were given up."""
+        """Ask for bookies for the places of those that failed, leave, or were given up."""
         inflight = self._inflight
         self._phase = _WriterPhase.CHOOSING
-        self._places = tuple(places(inflight.failed | inflight.dead))
-        return [ChooseBookies(self._places, tuple(inflight.ensemble), frozenset(inflight.avoided))]
+        self._places = tuple(places(inflight.failed | self._wanting))
+        return [ChooseBookies(self._places, tuple(inflight.ensemble), frozenset(inflight.avoided | self._leaving))]
 
     def _done(self, metadata: LedgerMetadata, version: int) -> list[Effect]:
         """End with the ledger closed, and drop pending batches, which are not part of it."""

@@ -58,11 +58,6 @@ T = TypeVar("T")
 _POLL_SECONDS: Final = 1.0
 """The shortest time between two looks at a drain."""
 
-_LEFT_OPEN: Final = (
-    "what is left is open: a writer leaves the bookie with its next entry or its close, and a ledger whose writer is "
-    "gone waits for its owner to open it"
-)
-
 _EMPTYING: Final = ("draining", "drained")
 
 _POLL_SHARE: Final = 10
@@ -283,7 +278,7 @@ def _patiently(parsed: argparse.Namespace, call: Callable[..., T]) -> T:
 
 def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgress) -> int:
     """Wait until a bookie can be removed; returns 1 if its drain was cancelled, or if what is left does not proceed."""
-    total, noted = progress.bytes_left, False
+    total, noted = progress.bytes_left, set[str]()
     with progress_bar(parsed, f"drain of {parsed.name}") as show:
         while not progress.done and progress.state in _EMPTYING:
             if progress.ledgers_left and len({mark.ledger_id for mark in progress.stuck}) >= progress.ledgers_left:
@@ -292,10 +287,10 @@ def _wait(parsed: argparse.Namespace, admin: ClusterAdmin, progress: DrainProgre
             new = admin.drain_progress(parsed.name)
             if _visible(new) != _visible(progress):
                 _print_progress(parsed, new)
-            if new.ledgers_left and not new.bytes_left and not noted:
-                listing = f"`pybk ledger list {parsed.path} --bookie {parsed.name} --state open` shows them"
-                print_note(parsed, f"{_LEFT_OPEN}; {listing}")
-                noted = True
+            for text in new.waits:
+                if text not in noted:
+                    print_note(parsed, f"waits: {text}")
+            noted.update(new.waits)
             progress, total = new, max(total, new.bytes_left)
             show(total - progress.bytes_left, total)
             if not progress.done:
