@@ -165,3 +165,8 @@ def resting(
 def rest(worker: Any) -> None:
     """Let a worker rest until its next pass."""
     Repairer._rest(worker)
+
+
+def metadata_store_of(manager: LedgerManager) -> Any:
+    """Return the metadata store of a client."""
+    return cluster_backend_of(manager).membership.metadata._store

@@ -159,7 +159,8 @@ class KeepingLog(Protocol):
     """The append queue of a ledger on bookies, as a log's writer uses it that keeps what it appends.
 
     Each batch then has a list ``kept``, until it is acknowledged. If the ledger's writer ends because too few bookies
-    answer, its batches are *lost*: neither done nor failed. Callers that wait for one keep waiting, until ``settle``.
+    answer, or the metadata store does not, its batches are *lost*: neither done nor failed. Callers that wait for one
+    keep waiting, until ``settle``.
 
     Attributes:
         on_lost: Called by the client's leader, which it must not block, when batches are lost. None keeps nothing.
@@ -171,7 +172,7 @@ class KeepingLog(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the ledger's writer has ended because too few bookies answered."""
+        """Whether the ledger's writer has ended because bookies or the metadata store did not answer."""
 
     def keep(self, batch: Completion, kept: KeptEntries) -> None:
         """Add to what a batch keeps; complete its origins with the batch, or now if that is done.
@@ -179,8 +180,11 @@ class KeepingLog(Protocol):
         The caller must not be the leader.
         """
 
-    def take_lost(self) -> list[Completion]:
-        """Return the lost batches in order, and forget them; the caller settles them."""
+    def lost(self) -> list[Completion]:
+        """Return the lost batches in order, until they are forgotten; the caller settles them."""
+
+    def forget_lost(self) -> None:
+        """Forget the lost batches, because the caller has taken them."""
 
     def settle(self, batches: Iterable[Completion], error: PybkError | None = None) -> None:
         """Complete lost batches, with an error or none; the caller must not be the leader."""

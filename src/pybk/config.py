@@ -98,8 +98,9 @@ class StoreConfig:
 
     Cluster:
         bookie_patience_seconds: Seconds for which a writer keeps its pending entries and waits for bookies to return or
-            to register while too few answer; then it fails with NotEnoughBookiesError. 0 does not wait. Default 30. A
-            store without bookies does not use it.
+            to register while too few answer; then it fails with NotEnoughBookiesError. It waits as long for a metadata
+            store that is away while bookies are exchanged, and then fails with MetadataUnreachableError. 0 does not
+            wait. Default 30. A store without bookies does not use it.
 
     Access:
         group: Name or number of the group whose members may use the store as well: new directories and files have mode

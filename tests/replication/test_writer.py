@@ -10,6 +10,7 @@ import pytest
 
 from pybk.ledger import Bookie, Fragment, LedgerState
 from pybk.replication.messages import (
+    Acknowledged,
     Add,
     Answered,
     BookiesChosen,
@@ -414,6 +415,35 @@ def test_the_patience_begins_anew_once_an_entry_is_confirmed() -> None:
     assert writer.now - lost == 3 * SECOND
 
 
+def test_the_patience_of_a_deferred_ledger_begins_anew_once_an_entry_is_acknowledged() -> None:
+    """Its LAC moves with forces alone, which nobody may ask for."""
+
+    def lose_two() -> None:
+        writer.lose(1)
+        writer.lose(2)
+        for _ in range(3):
+            writer.feed(BookiesChosen({}))
+
+    writer = Writer(patience_ns=3 * SECOND, deferred=True)
+    writer.submit(0, 0)
+    writer.answer(0)
+    lose_two()
+    writer.now += 2 * SECOND
+    writer.take(writer.writer.bookies_changed(writer.now))
+    writer.feed(BookiesChosen({place: bookie(place) for place in (1, 2)}))
+    writer.feed(MetadataWritten(8))
+    writer.answer(1)
+    assert (writer.effects, confirmed(writer)) == ([Acknowledged(0)], -1)
+    writer.submit(1, 1)
+    writer.answer(0)
+    lost = writer.now
+    lose_two()
+    while not writer.writer.ended:
+        writer.wake_up()
+        writer.feed(BookiesChosen({}))
+    assert writer.now - lost == 3 * SECOND
+
+
 def test_a_bookie_that_was_given_up_may_take_its_place_again() -> None:
     """C4: what is pending is sent, also if the ensemble is the same as before."""
     writer = Writer()
@@ -725,6 +755,28 @@ def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
         writer.wake_up()
     writer.feed(MetadataUnreachable())
     assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
+
+
+def test_a_writer_waits_for_the_metadata_store_until_its_patience_has_passed() -> None:
+    """AW10: it asks each second at least, and goes on once the store answers."""
+    for patience in (0, 20, 60):
+        writer = Writer(patience_ns=patience * SECOND)
+        writer.submit(0, 0)
+        writer.answer(0)
+        written = writer.replace(1, 3, place=1)
+        writer.answer(2)
+        while not writer.writer.ended and writer.now < 30 * SECOND:
+            asked = writer.now
+            writer.feed(MetadataUnreachable())
+            if not writer.writer.ended:
+                writer.wake_up()
+                assert asked < writer.now <= asked + LOOK_NS
+        if patience == 60:
+            writer.feed(MetadataRead(written.metadata, 8))
+            assert Confirmed(0) in writer.effects
+        else:
+            assert writer.only(Failed).reason is Reason.METADATA_UNREACHABLE
+            assert patience * SECOND <= writer.now < (patience + 10) * SECOND
 
 
 def test_a_registered_bookie_is_asked_again_and_then_given_up() -> None:

@@ -3,10 +3,11 @@
 A batch is *formed* from its first entry on, and takes more entries until the leader sends it. It is *sent* until enough
 bookies have acknowledged it, and then *done*. Batches are sent and completed in order.
 
-If the ledger's writer ends because too few bookies answer, all batches fail. But those of a log's writer, which has
-set ``on_lost``, are *lost* instead: they stay undone, and futures keep waiting, until the log's writer has found out
-which of them the ledger has, and has appended the others to another ledger (``KeepingLog``). Calls that need progress
-of this ledger, ``flush`` and ``wait_for_space``, do not wait for batches, but for their *marks*: a loss completes them.
+If the ledger's writer ends because too few bookies answer, or the metadata store does not, all batches fail. But those
+of a log's writer, which has set ``on_lost``, are *lost* instead: they stay undone, and futures keep waiting, until the
+log's writer has found out which of them the ledger has, and has appended the others to another ledger (``KeepingLog``).
+Calls that need progress of this ledger, ``flush`` and ``wait_for_space``, do not wait for batches, but for their
+*marks*: a loss completes them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class AppendQueue:
         self.on_lost: Callable[[], None] | None = None
         self.is_lost = False
         self._lost: list[AppendBatch] = []
-        """Lost batches that were not taken yet, in order. Guarded by the mutex."""
+        """Lost batches that were not forgotten yet, in order. Guarded by the mutex."""
         self._on_span = on_span
         self._mutex = threading.Lock()
         self.sent: deque[AppendBatch] = deque()
@@ -335,7 +336,9 @@ class AppendQueue:
         return failed
 
     def lose(self, error: PybkError) -> None:
-        """Take no more entries, and leave those that are sent or staged to ``take_lost``; called by the leader.
+        """Take no more entries, and leave those that are sent or staged to the log's writer; called by the leader.
+
+        May be repeated, as ``fail``.
 
         Args:
             error: The error of later appends.
@@ -345,7 +348,8 @@ class AppendQueue:
             for batches in (self.sent, self.formed):
                 while batches:
                     self._finish_marks(batches[0], error)
-                    self._lost.append(batches[0])
+                    if batches[0] not in self._lost[-1:]:
+                        self._lost.append(batches[0])
                     batches.popleft()
             self._outstanding = 0
             self.is_lost = True
@@ -362,12 +366,15 @@ class AppendQueue:
                 return
         self.settle(kept.origins, batch.error)
 
-    def take_lost(self) -> list[Completion]:
+    def lost(self) -> list[Completion]:
         """See ``KeepingLog``."""
         with self._mutex:
-            taken: list[Completion] = [*self._lost]
+            return [*self._lost]
+
+    def forget_lost(self) -> None:
+        """See ``KeepingLog``."""
+        with self._mutex:
             self._lost.clear()
-        return taken
 
     def settle(self, batches: Iterable[Completion], error: PybkError | None = None) -> None:
         """See ``KeepingLog``."""

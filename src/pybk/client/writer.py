@@ -21,11 +21,11 @@ The writer ends once, in one of three ways, and each fails what is still queued:
 | end | by | error of queued appends |
 |---|---|---|
 | ``Done`` | ``close``: the closed metadata were written | ``LedgerClosedError`` |
-| ``Failed`` | the machine: fenced, deleted, too few bookies | that of the reason, outcome unknown |
+| ``Failed`` | the machine: fenced, deleted, bookies or metadata store away | that of the reason, outcome unknown |
 | ``give_up`` | the driver: it was interrupted or closed, so the machine's state is not known | given by the driver |
 
-If too few bookies answer a log's writer, its appends do not fail: they are *lost*, and the log's writer appends them to
-another ledger (``append_queue``).
+If too few bookies answer a log's writer, or the metadata store does not, its appends do not fail: they are *lost*, and
+the log's writer appends them to another ledger (``append_queue``).
 
 A writer without a handle ends as well: it is collected, and the bookies are notified that it has left. Else they would
 count it as alive as long as this client has sessions with them (H12).
@@ -39,6 +39,7 @@ Locks: none here. The append queue has its own; all other methods are called by 
 from __future__ import annotations
 
 import time
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import finalize
@@ -47,7 +48,7 @@ from pybk.client.append_queue import AppendQueue
 from pybk.client.broadcast import leave
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
-from pybk.errors import LedgerClosedError, PybkError
+from pybk.errors import LedgerClosedError, LedgerRecoveryError, PybkError, not_done
 from pybk.metrics import APPEND_ERRORS, ENSEMBLE_CHANGES, code_of
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
@@ -64,6 +65,9 @@ if TYPE_CHECKING:
     from pybk.spans import OnSpan
 
 _new_tuple = tuple.__new__
+
+_WAITED_FOR = (Reason.NOT_ENOUGH_BOOKIES, Reason.METADATA_UNREACHABLE)
+"""Why a writer ends after it has waited in vain: another ledger may take its entries later."""
 
 
 class Writing(Conversation[WriterMachine]):
@@ -151,7 +155,14 @@ class Writing(Conversation[WriterMachine]):
             error: The error of later appends.
             under_way: The error of what was sent or staged.
         """
-        self._count_errors(self.appender.fail(self.appender.error or error, under_way), under_way)
+        is_interrupt = isinstance(error, LedgerRecoveryError)
+        if is_interrupt:
+            error, under_way = copy(error), copy(under_way)
+            error.retryable = under_way.retryable = False
+        if is_interrupt and self.appender.on_lost is not None:
+            self.appender.lose(self.appender.error or not_done(error))
+        else:
+            self._count_errors(self.appender.fail(self.appender.error or error, under_way), under_way)
         self._fail_forces(under_way)
         self.end(under_way)
 
@@ -201,11 +212,10 @@ class Writing(Conversation[WriterMachine]):
 
     def _failed(self, effect: Failed) -> None:
         """Fail what is under way, whose outcome is not known, and all that is asked later, which is not done."""
-        under_way, later = (error_of(effect, outcome_unknown=unknown) for unknown in (True, False))
-        if effect.reason is Reason.NOT_ENOUGH_BOOKIES:
-            under_way = self._without_bookies(effect, outcome_unknown=True)
-            later = self._without_bookies(effect, outcome_unknown=False)
-        if effect.reason is Reason.NOT_ENOUGH_BOOKIES and self.appender.on_lost is not None:
+        has_waited = effect.reason in _WAITED_FOR
+        error = self._waited_in_vain if has_waited else error_of
+        under_way, later = (error(effect, outcome_unknown=unknown) for unknown in (True, False))
+        if has_waited and self.appender.on_lost is not None:
             self.appender.lose(later)
             self._fail_forces(under_way)
         else:
@@ -214,11 +224,11 @@ class Writing(Conversation[WriterMachine]):
         self.end(later)
         self.report_activity()
 
-    def _without_bookies(self, effect: Failed, *, outcome_unknown: bool) -> PybkError:
-        """Return the error of a writer for which too few bookies answered: trying again does not help it."""
+    def _waited_in_vain(self, effect: Failed, *, outcome_unknown: bool) -> PybkError:
+        """Return the error of a writer that has waited for what is away: trying again does not help it."""
         detail = (
-            f"{effect.detail}; its writer waited {self._patience_s:g} s for them (bookie_patience_seconds), and has "
-            f"ended: once they run, open ledger {self.ledger.ledger_id} with recover=True to find its end, and "
+            f"{effect.detail}; its writer waited {self._patience_s:g} s (bookie_patience_seconds), and has ended: "
+            f"once that is mended, open ledger {self.ledger.ledger_id} with recover=True to find its end, and "
             "continue in another ledger"
         )
         error = error_of(Failed(effect.reason, detail), outcome_unknown=outcome_unknown)

@@ -12,8 +12,9 @@ States:
 - A bookie that leaves the cluster is replaced likewise, without waiting for an add to fail there, because an idle
   writer sends none; a place for which there is no other bookie keeps it (AW12).
 - CHANGING: the new ensemble, from LAC + 1 on, is being written (AW5). Nothing is confirmed until the outcome is known
-  (C3), and new bookies get nothing before (C1). Success replaces the bookies in ``Inflight``, which resends what is
-  pending to them alone (AW6), and returns to STEADY.
+  (C3), and new bookies get nothing before (C1). While the metadata store is away the writer keeps its pending entries
+  and asks again, until its patience has passed; then it ends (AW10). Success replaces the bookies in ``Inflight``,
+  which resends what is pending to them alone (AW6), and returns to STEADY.
 - CLOSING: LAC and length are being written by one compare-and-set (AW7). FENCED answers are ignored here, because
   the compare-and-set decides whose end it is (AW4).
 - ENDED: after ``Done`` or ``Failed``. After ``Done``, late answers still report bookies that miss entries (C13).
@@ -65,8 +66,10 @@ from pybk.replication.placement import usable
 from pybk.replication.quorum import Quorum, places
 
 METADATA_TRIES: Final = 8
+"""How often the metadata store is asked for the outcome of a change at least, whatever the patience."""
+
 METADATA_RETRY_NS: Final = 100_000_000
-"""Wait before the metadata store is asked again; doubles with each try."""
+"""Wait before the metadata store is asked again; doubles with each try up to ``LOOK_NS``."""
 
 REVIVE_NS: Final = 10_000_000_000
 REVIVE_NS_MAX: Final = 600_000_000_000
@@ -78,7 +81,8 @@ Each try that finds a bookie adds a fragment to the metadata, so that they may n
 """
 
 LOOK_NS: Final = 1_000_000_000
-"""Wait before bookies are looked for again while a write set has no ack quorum."""
+"""Wait before bookies are looked for again while a write set has no ack quorum, and the longest one for the metadata
+store."""
 
 _ENDS: Final = {
     Status.FENCED: Reason.FENCED,
@@ -113,7 +117,8 @@ class WriterMachine:
         metadata: The ledger's metadata: open, with at least one fragment.
         version: Their version in the metadata store.
         straggler_bytes: A bookie that has not acknowledged more confirmed bytes than this is replaced.
-        patience_ns: How long the writer waits for bookies while a write set has no ack quorum, before it ends.
+        patience_ns: How long the writer waits for bookies while a write set has no ack quorum, or for the metadata
+            store while a change is under way, before it ends.
         deferred: Adds are acknowledged before they are durable, and confirmed by ``force`` only.
         away: Bookies of the first ensemble that were not registered when the ledger was created, which is recorded
             already: nothing is sent to them, and their places are filled as those of bookies that were given up (AW11).
@@ -162,8 +167,8 @@ class WriterMachine:
         """The bookies that the change under way brings in, by place; only meant in CHANGING."""
         self._wanted = metadata
         """The metadata of the compare-and-set under way, to recognise it if its outcome is not known (C9)."""
-        self._tries = 0
-        """Failures of the metadata store in a row; 0 after each success."""
+        self._tries, self._away_until_ns = 0, 0
+        """Failures of the metadata store in a row, and when the writer ends if the outcome is not known by then."""
         self._stuck_at = -2
         """The last acknowledged entry when a write set had no ack quorum last; -2 for never."""
         self._give_up_at_ns = 0
@@ -476,11 +481,14 @@ class WriterMachine:
         if self._phase is _WriterPhase.STEADY:
             return []
         self._tries += 1
+        if self._tries == 1:
+            self._away_until_ns = now_ns + self._patience_ns
         if self._tries > METADATA_TRIES:
             if self._phase is _WriterPhase.CHOOSING:
                 return self._bookies_chosen(BookiesChosen({}), now_ns)
-            return self._end(Reason.METADATA_UNREACHABLE, f"the metadata store did not answer {self._tries} times")
-        self._retry_at_ns = now_ns + (METADATA_RETRY_NS << (self._tries - 1))
+            if now_ns >= self._away_until_ns:
+                return self._end(Reason.METADATA_UNREACHABLE, f"the metadata store did not answer {self._tries} times")
+        self._retry_at_ns = now_ns + min(METADATA_RETRY_NS << (self._tries - 1), LOOK_NS)
         return [WakeAt(self._retry_at_ns)]
 
     def _woken(self, event: Woken, now_ns: int) -> list[Effect]:

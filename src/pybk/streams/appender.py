@@ -14,12 +14,13 @@ as one append.
 append, or if entries were refused for want of space, the ledger does not end there. Then what the ledger has is
 established by closing it, and the log continues in a new segment: ``repair`` of the log's owner.
 
-**Losses.** A ledger on bookies is *lost* if its writer has ended because too few of them answered. What of it was
-acknowledged is there, and what was not may be. So each transaction is kept in the batch in which its last entry was
-staged, until that is acknowledged. ``repair`` recovers the lost segment (rule T15) and switches to a new one. Of the
-transactions that were kept, ``switch`` completes those that the recovered segment holds, and appends the others again,
-before anything else and under the same numbers: their futures wait for the old batches, which are completed with the
-new ones (``Kept.origins``). Only if the repair does not succeed in time do they fail (``give_up``).
+**Losses.** A ledger on bookies is *lost* if its writer has ended because too few of them answered, or the metadata
+store did not. What of it was acknowledged is there, and what was not may be. So each transaction is kept in the batch
+in which its last entry was staged, until that is acknowledged. ``repair`` recovers the lost segment (rule T15) and
+switches to a new one. Of the transactions that were kept, ``switch`` completes those that the recovered segment holds,
+and appends the others again, before anything else and under the same numbers: their futures wait for the old batches,
+which are completed with the new ones (``Kept.origins``). Only if the repair does not succeed in time do they fail
+(``give_up``).
 
 **Locks.** ``_lock`` guards ``_writer``, ``_last_entry``, ``next_seq``, ``segment``, ``segment_bytes`` and
 ``segment_records``, ``_owed`` and ``lost``. It is taken before the locks of a ledger, and held while an append waits
@@ -36,18 +37,20 @@ from pybk.atomic_group import GroupPart
 from pybk.errors import (
     LedgerClosedError,
     LedgerFencedError,
+    MetadataUnreachableError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
     PybkError,
     StorageRefusedError,
 )
 from pybk.group_commit import Completion
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.transaction_group import DisplacedError
 from pybk.streams.format import Highest, encode_record, encode_records, highest_after, records_bytes
 from pybk.streams.ledger_list import Owned, held_of
 from pybk.streams.list_record import Segment
-from pybk.streams.position import Move
-from pybk.streams.record_future import RecordFuture, fenced_error, log_error
+from pybk.streams.position import Move, Position, moved
+from pybk.streams.record_future import LOSSES, RecordFuture, fenced_error, log_error
 from pybk.writer import (
     LedgerWriter,
     Staged,
@@ -125,7 +128,7 @@ class Kept(NamedTuple):
         seq: Its first record.
         records: How many it has.
         payloads: Its entries.
-        segment: The number of the segment that it was appended to.
+        segment: The number of the segment that it was appended to first.
         entry: Its first entry there.
         origins: Lost batches that are completed once it is acknowledged, because it is the last one in them.
     """
@@ -178,6 +181,8 @@ class Appender:
         self.lost = False
         self.on_lost: Callable[[], None] = lambda: None
         self.moves: list[Move] = []
+        self._unsure: set[int] = set()
+        """Ledgers of which it is not known whether their close was written, because the metadata store was away."""
         self._owed: list[Kept] = []
         """Transactions of lost ledgers to append again, unless a recovered segment holds them; in order."""
         self._earlier = (0, 0)
@@ -264,12 +269,27 @@ class Appender:
                 self._writer = self.segment = None
         try:
             writer.close()
-        except NotEnoughBookiesError:
+        except LOSSES as error:
+            log = keeping_log(writer)
+            if log is None or not log.is_lost:
+                raise
             with self._lock:
                 self._take_lost(writer)
+                if isinstance(error, MetadataUnreachableError):
+                    self._unsure.add(segment.ledger_id)
             return False
         self._writers.pop(segment.ledger_id, None)
         return True
+
+    def has_closed(self, metadata: LedgerMetadata) -> bool:
+        """Return whether a ledger was closed as this writer was about to close it when the metadata store went away."""
+        writer = self._writers.get(metadata.ledger_id)
+        return (
+            writer is not None
+            and metadata.ledger_id in self._unsure
+            and metadata.state is LedgerState.CLOSED
+            and metadata.last_entry_id == writer.last_add_confirmed
+        )
 
     # ---- what was lost -------------------------------------------------------------------------------------------
 
@@ -282,18 +302,23 @@ class Appender:
             return self.lost
 
     def _take_lost(self, writer: LedgerWriter) -> None:
-        """Owe what a lost ledger kept; the caller holds the lock. May be repeated."""
+        """Owe what a lost ledger kept; the caller holds the lock.
+
+        May be repeated after an interrupt: what is owed, or done, is not owed again.
+        """
         self.lost = self.needs_repair = True
         log = keeping_log(writer)
         assert log is not None, "a store has no bookies to lose"
+        known = {origin for each in self._owed for origin in each.origins}
         owed: list[Kept] = []
-        for batch in log.take_lost():
-            if batch.kept:
-                last = batch.kept.pop()
-                owed += [*batch.kept, last._replace(origins=(*last.origins, batch))]
-            else:
+        for batch in log.lost():
+            if batch.kept and batch not in known and not batch.done:
+                last = batch.kept[-1]
+                owed += [*batch.kept[:-1], last._replace(origins=(*last.origins, batch))]
+            elif not batch.kept:
                 log.settle([batch])  # no transaction ends in it, so that nobody waits for it
         self._owed = owed + self._owed
+        log.forget_lost()
 
     def _settle_held(self, end_seq: int) -> None:
         """Complete the transactions of lost ledgers that the list holds, which ends before a record (rule T15)."""
@@ -318,11 +343,9 @@ class Appender:
     def _append_owed(self, segment: int) -> None:
         """Append what lost segments do not hold to this one, under the same numbers; the caller holds the lock."""
         if self._owed:
-            move = Move(self._owed[0].segment, self._owed[0].entry, segment)
-            for at, each in enumerate(self._owed):
-                number, entry = move.place(each.segment, each.entry)
-                self._owed[at] = each._replace(segment=number, entry=entry)
-            self.moves.append(move)
+            first = self._owed[0]
+            now = moved(Position(first.segment, first.entry, 0, first.seq), self.moves)
+            self.moves.append(Move(now.segment, now.entry, segment))
         writer = self._writer
         assert writer is not None
         while self._owed:
@@ -463,7 +486,7 @@ class Appender:
                 return None
             try:
                 check_takes_entries(writer)
-            except NotEnoughBookiesError:
+            except LOSSES:
                 self.lost = self.needs_repair = True
                 return None
             except PybkError as error:
@@ -480,7 +503,7 @@ class Appender:
             return None
         try:
             staged = stage(writer, payload, self._last_entry, kick=kick, wait=wait)
-        except NotEnoughBookiesError:
+        except LOSSES:
             self.lost = self.needs_repair = True
             return None
         except PybkError as error:
@@ -501,7 +524,7 @@ class Appender:
         self.needs_repair = True  # until all are staged, because some of them may be
         try:
             staged = stage_many(writer, payloads, self._last_entry, kick=kick)
-        except NotEnoughBookiesError:
+        except LOSSES:
             self.lost = True  # a part of it may be there, which counts as none
             return None
         except PybkError as error:

@@ -34,10 +34,12 @@ Rules, which the steps' order keeps:
   owner operates on the list of its uid alone, whatever list has the name then.
 - **T14** The record of a log that is deleted says so before anything of the log is deleted. From then on the log exists
   for nobody but those who delete what is left, so that no reader takes its end for that of a sealed log.
-- **T15** A writer recovers a segment of its own only after its ledger ended because too few bookies answered, while the
-  record has its epoch, and unless somebody else has fenced the ledger: a foreign fence always ends it. What it appended
-  and the recovered segment does not hold follows in the next segment, first and under the same numbers; a transaction
-  of which a part was kept counts as one that was not.
+- **T15** A writer recovers a segment of its own only after its ledger ended because too few bookies answered, the
+  metadata store did not, or the client was interrupted, while the record has its epoch, and unless somebody else has
+  fenced the ledger: a foreign fence always ends it. A ledger that is closed where its writer was about to close it
+  counts as closed by the writer, if the answer was lost. What it appended and the recovered segment does not hold
+  follows in the next segment, first and under the same numbers; a transaction of which a part was kept counts as one
+  that was not.
 """
 
 from __future__ import annotations
@@ -150,14 +152,15 @@ class SwitchTo(NamedTuple):
 class CloseLedger(NamedTuple):
     """Wait for what this writer has appended to a segment, and close its ledger.
 
-    Result: its ``SegmentEnd``; ``LOST`` if the ledger's writer has ended because too few bookies answered.
+    Result: its ``SegmentEnd``; ``LOST`` if the ledger's writer has ended because bookies or the metadata store did not
+    answer.
     """
 
     segment: Segment
 
 
 class Lost(NamedTuple):
-    """The writer of a segment's ledger has ended because too few bookies answered, so the end is not known."""
+    """The writer of a segment's ledger has ended because what it needs did not answer, so the end is not known."""
 
 
 LOST: Final = Lost()

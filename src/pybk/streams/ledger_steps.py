@@ -23,7 +23,7 @@ from pybk.errors import (
     UsageError,
     VersionConflictError,
 )
-from pybk.ledger import LedgerState
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
@@ -95,7 +95,10 @@ class SegmentOwner(Protocol):
         """Append further records to a segment."""
 
     def close_segment(self, segment: Segment) -> bool:
-        """Wait for what was appended to a segment, and close its ledger; False if too few bookies answer for that."""
+        """Wait for what was appended to a segment, and close its ledger; False if it is lost."""
+
+    def has_closed(self, metadata: LedgerMetadata) -> bool:
+        """Return whether the ledger of a lost segment was closed as this writer was about to."""
 
 
 class LedgerSteps:
@@ -132,7 +135,7 @@ class LedgerSteps:
         self._kept, self._kept_at = 0, -1
         """The first record that was not truncated, and ``changes`` when that was looked up."""
         self._recovering: set[int] = set()
-        """Lost ledgers of this writer whose recovery it has begun; it may have failed."""
+        """Lost ledgers of this writer whose recovery it has begun; it may have failed, or its end is not listed yet."""
 
     @property
     def title(self) -> str:
@@ -431,15 +434,21 @@ class LedgerSteps:
         """Recover a lost ledger of this writer, unless somebody else has begun to (rule T15)."""
         ledger_id = segment.ledger_id
         with suppress(NoSuchLedgerError):
-            if ledger_id not in self._recovering and self._backend.metadata(ledger_id).state is not LedgerState.OPEN:
+            if not self._may_recover(ledger_id):
                 raise fenced_error(self.title, f" (another client fenced its ledger {ledger_id})")
             self._recovering.add(ledger_id)
             end = self._end_of(segment)
             if end is not None:
-                self._recovering.discard(ledger_id)
                 return end
         self.existing()
         raise fenced_error(self.title)
+
+    def _may_recover(self, ledger_id: int) -> bool:
+        """Return whether nobody else has begun to recover a ledger of this writer."""
+        if ledger_id in self._recovering:
+            return True
+        metadata = self._backend.metadata(ledger_id)
+        return metadata.state is LedgerState.OPEN or self._writing.has_closed(metadata)
 
     def delete(self, ledger_id: int) -> bool:
         """Delete a ledger that no list names; returns whether it is gone."""

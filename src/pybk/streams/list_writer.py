@@ -3,9 +3,10 @@
 Owner's operations (roll, repair, cut, close) exclude each other by ``_operation``; appends continue meanwhile, except
 for the moment in which the appender switches.
 
-If the ledger of the open segment is lost, because too few bookies answered, the list is repaired: by the next append,
-by an operation, or in the background, so that futures end which no thread waits for. It is tried again each
-``_LOOK_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later appends try once more.
+If the ledger of the open segment is lost, because bookies or the metadata store did not answer, the list is repaired:
+by the next append, by an operation, or in the background, so that futures end which no thread waits for. It is tried
+again each ``_LOOK_SECONDS`` until ``bookie_patience_seconds`` have passed. Then what was lost fails; later appends try
+once more.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import title_of
-from pybk.streams.record_future import RecordFuture, bookies_error, fenced_error
+from pybk.streams.record_future import LOSSES, RecordFuture, bookies_error, fenced_error
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +296,7 @@ class ListWriter:
             try:
                 self.appender.flush()
                 return
-            except NotEnoughBookiesError:
+            except LOSSES:
                 if not self.appender.notice_loss():
                     raise
                 self.repair()
@@ -417,6 +418,7 @@ class ListWriter:
         Raises:
             TooManyRequestsError: ``wait`` is False, and a ledger was lost.
             NotEnoughBookiesError: A ledger was lost, and there were too few bookies for a new one all the time.
+            MetadataUnreachableError: A ledger was lost, and the metadata store did not answer at last.
         """
         if not wait and self.appender.lost:
             raise TooManyRequestsError(

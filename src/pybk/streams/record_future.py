@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 from pybk.backend import AppendLog
-from pybk.errors import LedgerFencedError, LogFencedError, NoSuchLedgerError, NotEnoughBookiesError, PybkError
+from pybk.errors import (
+    LedgerFencedError,
+    LedgerRecoveryError,
+    LogFencedError,
+    MetadataUnreachableError,
+    NoSuchLedgerError,
+    NotEnoughBookiesError,
+    PybkError,
+)
 from pybk.futures import ACKNOWLEDGED, AppendFuture, T, origin_of
 from pybk.group_commit import Completion
 from pybk.streams.position import Move, Position, moved
@@ -53,8 +61,15 @@ def _moved(value: T, moves: Sequence[Move]) -> T:
     return cast(T, found)
 
 
-def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unknown: bool) -> NotEnoughBookiesError:
+LOSSES: Final = (NotEnoughBookiesError, MetadataUnreachableError, LedgerRecoveryError)
+"""The errors of a ledger that is lost: its writer has ended because bookies or the metadata store did not answer, or
+because the client was interrupted."""
+
+
+def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unknown: bool) -> PybkError:
     """Return the error of a log's writer that has waited for bookies without result; it tries again at the next append.
+
+    It is that of the metadata store if this did not answer at last.
 
     Args:
         title: What errors call the log; see ``names.title_of``.
@@ -62,9 +77,13 @@ def bookies_error(title: str, cause: Exception, seconds: float, *, outcome_unkno
         seconds: How long it has waited.
         outcome_unknown: Whether records may have been appended all the same.
     """
-    return NotEnoughBookiesError(
-        f"{title}: too few bookies answered for {seconds:g} s (bookie_patience_seconds), at last: {cause}; the writer "
-        "continues with the next append, once enough of them run",
+    kind: type[PybkError] = NotEnoughBookiesError
+    what = "too few bookies answered"
+    if isinstance(cause, MetadataUnreachableError):
+        kind, what = MetadataUnreachableError, "the metadata store did not answer"
+    return kind(
+        f"{title}: {what} for {seconds:g} s (bookie_patience_seconds), at last: {cause}; the writer continues with the "
+        "next append, once that is mended",
         outcome_unknown=outcome_unknown,
     )
 
