@@ -735,7 +735,9 @@ def _known(server: Server) -> set[int]:
 
 
 def _is_open(server: Server, descriptor: int) -> bool:
-    return connection_limit.is_connection(descriptor, server.addresses)
+    watched = server.connections
+    assert watched is not None
+    return watched.is_connection(descriptor, server.addresses)
 
 
 def _open_files() -> set[str]:

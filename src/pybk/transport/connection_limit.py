@@ -7,10 +7,11 @@ import os
 import resource
 import socket as system
 import struct
+import sys
 import time
 from collections import deque
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import zmq
@@ -38,6 +39,10 @@ GREETING_LOOK_MS: Final = 10
 DESCRIPTORS_RESERVED: Final = 256
 """File descriptors that are left to the rest of the process."""
 
+_FREE_MAX: Final = 64
+_FREE_SHARE: Final = 8
+"""So many descriptors, and at most this part of the limit, are kept free, however many the rest of the process has."""
+
 _HANDSHAKE_NS: Final = (HANDSHAKE_MS + 1000) * 10**6
 _PRUNE_NS: Final = 10**9
 _LOOK_NS: Final = GREETING_LOOK_MS * 10**6 // 2
@@ -62,6 +67,65 @@ def connections_max() -> int:
     return max(16, min(CONNECTIONS_MAX, soft - DESCRIPTORS_RESERVED))
 
 
+def descriptor_max() -> int:
+    """Return the largest descriptor that a connection may have.
+
+    The kernel gives the lowest descriptor that is free, so that of a new connection shows how few are left.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - 1 - min(_FREE_MAX, soft // _FREE_SHARE)
+
+
+class Pin:
+    """Looks at connections of ZeroMQ, whose descriptors may be closed and given to others at any time.
+
+    A connection is looked at through a descriptor that was opened in advance: when strangers have taken all others, a
+    copy could not be made, and they could not be ended.
+
+    Threads: one at a time.
+    """
+
+    __slots__ = ("_null", "_pinned")
+
+    def __init__(self) -> None:
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._pinned = os.dup(self._null)
+        except BaseException:
+            os.close(self._null)
+            raise
+
+    @contextmanager
+    def connection(self, descriptor: int, addresses: Collection[str]) -> Iterator[system.socket | None]:
+        """Return the connection of a descriptor, None if it has none to one of these listening addresses.
+
+        The connection is not closed before the end of the block, also if ZeroMQ closes it.
+        """
+        try:
+            os.dup2(descriptor, self._pinned, inheritable=False)
+            connection = system.socket(fileno=self._pinned)
+        except OSError:  # it is closed, or is none of a socket
+            yield None
+        else:
+            try:
+                yield connection if _listens(connection.getsockname(), addresses) else None
+            finally:
+                connection.detach()
+        finally:
+            os.dup2(self._null, self._pinned, inheritable=False)
+
+    def close(self) -> None:
+        """Close its descriptors."""
+        os.close(self._pinned)
+        os.close(self._null)
+
+
+def _listens(name: tuple[str, int] | str | bytes, addresses: Collection[str]) -> bool:
+    """Return whether the name of a socket, as of ``getsockname``, belongs to one of these listening addresses."""
+    end = f":{name[1]}" if isinstance(name, tuple) else str(name)
+    return bool(end) and any(address.endswith(end) for address in addresses)
+
+
 class Connections:
     """Counts the connections of a socket by its monitor, and ends new ones beyond the bounds.
 
@@ -83,9 +147,11 @@ class Connections:
     """
 
     __slots__ = (
+        "_descriptor_max",
         "_greeting",
         "_looked_ns",
         "_max",
+        "_pin",
         "_pruned_ns",
         "_socket",
         "ended",
@@ -103,6 +169,8 @@ class Connections:
         self._pruned_ns = self._looked_ns = 0
         self.greeting: dict[int, int] = {}
         self._max = connections_max()
+        self._descriptor_max = descriptor_max()
+        self._pin = Pin()
         self.ended = self.unheard = 0
         self.monitor: Any = socket.get_monitor_socket(_EVENTS)
         self.monitor.linger = 0
@@ -137,19 +205,19 @@ class Connections:
             self._greeting.popleft()
         if len(self.open) >= self._max and now_ns - self._pruned_ns > _PRUNE_NS:
             self._pruned_ns = now_ns
-            self.open = {each for each in self.open if is_connection(each, addresses)}
-        if len(self.open) >= self._max or len(self._greeting) >= GREETING_MAX:
-            self.ended += 1
-            logger.warning(
-                "a connection was ended, because %d are open (at most %d), %d of them before their handshake's end "
-                "(at most %d)",
-                *(len(self.open), self._max, len(self._greeting), GREETING_MAX),
-            )
-            _shut(descriptor, addresses)
-        else:
-            self.greeting[descriptor] = now_ns
+            self.open = {each for each in self.open if self.is_connection(each, addresses)}
+        over = len(self.open) >= self._max or len(self._greeting) >= GREETING_MAX or descriptor > self._descriptor_max
+        self.greeting.pop(descriptor, None)  # of an earlier connection, whose end was not read
+        self.greeting[descriptor] = now_ns
         self.open.add(descriptor)
         self._greeting.append(now_ns)
+        if over:
+            logger.warning(
+                "a connection was ended that had sent no message, because %d are open (at most %d), %d of them before "
+                "their handshake's end (at most %d), and the last has descriptor %d (at most %d; RLIMIT_NOFILE)",
+                *(len(self.open), self._max, len(self._greeting), GREETING_MAX, descriptor, self._descriptor_max),
+            )
+            self._shut(next(iter(self.greeting)), addresses)
 
     def check_greeting(self, addresses: Collection[str]) -> None:
         """End the connections that sent more than ``GREETING_BYTES_MAX`` before their first message was received.
@@ -166,14 +234,12 @@ class Connections:
         for descriptor, accepted_ns in list(self.greeting.items()):
             if now_ns - accepted_ns > _HANDSHAKE_NS:
                 del self.greeting[descriptor]
-            elif _received_bytes(descriptor, addresses) > GREETING_BYTES_MAX:
-                del self.greeting[descriptor]
-                self.ended += 1
+            elif self._received_bytes(descriptor, addresses) > GREETING_BYTES_MAX:
                 logger.warning(
                     "a connection was ended, because it sent more than %d bytes before its handshake's end",
                     GREETING_BYTES_MAX,
                 )
-                _shut(descriptor, addresses)
+                self._shut(descriptor, addresses)
 
     def heard(self, frame: zmq.Frame, addresses: Collection[str]) -> None:
         """Note that a message of a connection was received, so that its handshake has ended.
@@ -199,32 +265,26 @@ class Connections:
         """Close the monitor; connections are no longer counted."""
         self._socket.disable_monitor()
         self.monitor.close()
+        self._pin.close()
 
+    def is_connection(self, descriptor: int, addresses: Collection[str]) -> bool:
+        """Return whether a descriptor is that of a connection to one of these listening addresses."""
+        with self._pin.connection(descriptor, addresses) as connection:
+            return connection is not None
 
-def _shut(descriptor: int, addresses: Collection[str]) -> None:
-    """End a connection that ZeroMQ has just accepted; ZeroMQ closes the descriptor itself when it reads the end.
+    def _shut(self, descriptor: int, addresses: Collection[str]) -> None:
+        """End a connection; ZeroMQ closes the descriptor itself when it reads the end."""
+        self.ended += 1
+        self.greeting.pop(descriptor, None)
+        with self._pin.connection(descriptor, addresses) as connection, suppress(OSError):
+            if connection is not None:
+                connection.shutdown(system.SHUT_RDWR)
 
-    The connection may be gone and its descriptor reused, so only a connection to one of these addresses is shut down.
-    """
-    if is_connection(descriptor, addresses):
-        with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
-            connection.shutdown(system.SHUT_RDWR)
-
-
-def _received_bytes(descriptor: int, addresses: Collection[str]) -> int:
-    """Return how many bytes a TCP connection to one of these addresses has received; 0 for any other descriptor."""
-    with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
-        if connection.family != system.AF_UNIX and is_connection(descriptor, addresses):
-            info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)
-            if len(info) == _TCP_INFO_BYTES:
-                return int(_bytes_received(info, _BYTES_RECEIVED_AT)[0])
-    return 0
-
-
-def is_connection(descriptor: int, addresses: Collection[str]) -> bool:
-    """Return whether a descriptor is that of a connection to one of these listening addresses."""
-    with suppress(OSError), system.socket(fileno=os.dup(descriptor)) as connection:
-        mine = connection.getsockname()
-        end = f":{mine[1]}" if isinstance(mine, tuple) else str(mine)
-        return bool(end) and any(address.endswith(end) for address in addresses)
-    return False
+    def _received_bytes(self, descriptor: int, addresses: Collection[str]) -> int:
+        """Return how many bytes a TCP connection has received; 0 for any other descriptor."""
+        with self._pin.connection(descriptor, addresses) as connection, suppress(OSError):
+            if connection is not None and connection.family != system.AF_UNIX:
+                info = connection.getsockopt(system.IPPROTO_TCP, system.TCP_INFO, _TCP_INFO_BYTES)
+                if len(info) == _TCP_INFO_BYTES:
+                    return int(_bytes_received(info, _BYTES_RECEIVED_AT)[0])
+        return 0

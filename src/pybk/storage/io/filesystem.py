@@ -30,6 +30,7 @@ from pybk.storage.io.spare_descriptors import (
     maps_limit,
     open_with_spare,
     release_spares,
+    with_spare,
 )
 
 Buffers = Sequence[bytes | memoryview]
@@ -557,19 +558,27 @@ class OsFileSystem:
 
     def open(self, path: str, *, writable: bool = False) -> OsFile:
         """See :meth:`FileSystem.open`."""
-        return OsFile(open_regular(path, os.O_RDWR if writable else os.O_RDONLY), path)
+        flags = os.O_RDWR if writable else os.O_RDONLY
+        return OsFile(with_spare(lambda: open_regular(path, flags), keep=KEPT_FOR_SYNCS), path)
 
     def view(self, path: str) -> memoryview:
         """See :meth:`FileSystem.view`."""
         if os.stat(path).st_size == 0:
             return memoryview(b"")
+        return with_spare(lambda: self._map(path), keep=KEPT_FOR_SYNCS).data
+
+    def _map(self, path: str) -> np.memmap[tuple[int], np.dtype[np.uint8]]:
         if self.populates:
-            return np.memmap(path, np.uint8, "r").data
+            return np.memmap(path, np.uint8, "r")
         file = io.FileIO(path)
-        mapped = _ReadMap(file, np.uint8, "r")
+        try:
+            mapped = _ReadMap(file, np.uint8, "r")
+        except BaseException:
+            file.close()
+            raise
         mapped.file = file
         weakref.finalize(mapped, file.close)
-        return mapped.data
+        return mapped
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """See :meth:`FileSystem.populate`."""
@@ -643,7 +652,7 @@ class OsFileSystem:
 
     @staticmethod
     def _read_direct(path: str, offset: int, size: int) -> memoryview:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
+        fd = open_with_spare(path, os.O_RDONLY | _DIRECT, keep=KEPT_FOR_SYNCS)
         try:
             size = min(size, os.fstat(fd).st_size - offset)
             if size <= 0:
@@ -661,6 +670,10 @@ class OsFileSystem:
 
     def map_shared(self, path: str) -> memoryview:
         """See :meth:`FileSystem.map_shared`."""
+        return with_spare(lambda: self._map_shared(path), keep=KEPT_FOR_SYNCS)
+
+    @staticmethod
+    def _map_shared(path: str) -> memoryview:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             return memoryview(mmap.mmap(fd, 0)) if os.fstat(fd).st_size else memoryview(bytearray())

@@ -1,7 +1,8 @@
-"""Spare file descriptors, so that a sync or a new log file does not fail when the process has used up its limit.
+"""Spare file descriptors, so that a store opens its files when the process has used up its limit.
 
-They are open on ``/dev/null``, and one is closed when the operating system refuses a descriptor for a sync or a new log
-file. The process's limit is never changed.
+They are open on ``/dev/null``, and one is closed when the operating system refuses a descriptor for a file of the
+store. Another thread may take the descriptor meanwhile, for a connection; then the next one is closed. The process's
+limit is never changed.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import errno
 import os
 import resource
 import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from pybk.errors import StorageError
 
-SPARES: Final = 8
+T = TypeVar("T")
+
+SPARES: Final = 16
 KEPT_FOR_SYNCS: Final = 4
 """Spares reserved for syncs, which return them at once; files that stay open may not take these."""
 
-_NEEDED: Final = 48
+_NEEDED: Final = 56
 """Descriptors that a busy store with one directory for each tier has open, including the spares and some maps."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 
@@ -79,6 +83,28 @@ def fill_spares() -> str | None:
     return None
 
 
+def with_spare(opening: Callable[[], T], *, keep: int = 0) -> T:
+    """Open something that takes descriptors, at the cost of spare ones if there are no others.
+
+    Args:
+        opening: Opens it, and leaves nothing open if it raises.
+        keep: Spare descriptors to leave to others.
+
+    Raises:
+        OSError: As ``opening``; EMFILE and ENFILE once the spare ones are used up.
+    """
+    while True:
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            with _guard:
+                if len(held) <= keep:
+                    raise
+                os.close(held.pop())
+
+
 def open_with_spare(path: str, flags: int, mode: int = 0o777, *, keep: int = 0) -> int:
     """Open a file, at the cost of a spare descriptor if there is no other.
 
@@ -91,16 +117,7 @@ def open_with_spare(path: str, flags: int, mode: int = 0o777, *, keep: int = 0) 
     Raises:
         OSError: As ``os.open``; EMFILE and ENFILE once the spare ones are used up.
     """
-    while True:
-        try:
-            return os.open(path, flags | os.O_CLOEXEC, mode)
-        except OSError as error:
-            if error.errno not in _EXHAUSTED:
-                raise
-            with _guard:
-                if len(held) <= keep:
-                    raise
-                os.close(held.pop())
+    return with_spare(lambda: os.open(path, flags | os.O_CLOEXEC, mode), keep=keep)
 
 
 def maps_limit(most: int) -> int:
