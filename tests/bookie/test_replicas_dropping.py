@@ -74,6 +74,21 @@ def test_entries_can_be_copied_here_again(fs: SimFileSystem, replicas: Replicas,
         replicas.drop_entries(LEDGER)
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_last_add_confirmed_that_was_reported_does_not_go_down(
+    fs: SimFileSystem, replicas: Replicas, restarted: bool
+) -> None:
+    """I13: every answer with a last add confirmed, and the announcement of a drop, come from ``state``."""
+    fill(replicas, fenced=True)
+    replicas.note_lac(LEDGER, 40, b"")
+    if restarted:  # from then on, what the last entry says counts
+        fs, replicas = after_crash(fs, replicas)
+    reported = state_of(replicas).lac
+    assert reported == (26 if restarted else 40)
+    replicas.drop_entries(LEDGER)
+    assert state_of(replicas).lac == reported
+
+
 def test_an_unknown_ledger_and_one_with_a_fence_alone_are_left_as_they_are(replicas: Replicas) -> None:
     replicas.fence(8, None)
     for ledger_id in (8, 9):

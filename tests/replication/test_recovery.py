@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -378,6 +379,29 @@ def test_a_close_refused_because_of_an_ensemble_change_keeps_the_change() -> Non
     recovery.feed(MetadataRefused(replace(swapped, state=LedgerState.IN_RECOVERY), 9))
     written = recovery.only(WriteMetadata)
     assert (written.version, written.metadata.fragments) == (9, swapped.fragments)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param((*((0, (0, 1, 2)), (5, (0, 9, 2))), LedgerState.IN_RECOVERY), id="a bookie of the last fragment"),
+        pytest.param((*((0, (0, 1, 2)), (7, (0, 1, 2))), LedgerState.IN_RECOVERY), id="its first entry"),
+        pytest.param(((0, (0, 1, 2)), LedgerState.IN_RECOVERY), id="the last fragment is gone"),
+        pytest.param((*((0, (0, 1, 2)), (5, (0, 1, 2)), (6, (0, 1, 9))), LedgerState.IN_RECOVERY), id="one more"),
+        pytest.param((*((0, (0, 1, 2)), (5, (0, 1, 2))), LedgerState.OPEN), id="the ledger is open again"),
+    ],
+)
+def test_a_close_is_not_repeated_on_a_last_fragment_that_was_changed(changed: tuple[Any, ...]) -> None:
+    """AR3: other bookies may have entries of it, and were not fenced; metadata that were mended may say so."""
+    recovery = Recovery(metadata((3, 3, 2), (0, (0, 1, 2)), (5, (0, 1, 2))))
+    recovery.reading(lac=4)
+    recovery.told(0, NO, first=5)
+    recovery.told(1, NO, first=5)
+    recovery.told(0, ReadReply(Status.OK, run(4, 4)))
+    assert recovery.only(WriteMetadata).metadata.state is LedgerState.CLOSED
+    *fragments, state = changed
+    recovery.feed(MetadataRefused(replace(metadata((3, 3, 2), *fragments), state=state), 9))
+    assert recovery.only(Failed).reason is Reason.UNDECIDED
 
 
 def test_metadata_that_cannot_be_reached_end_the_recovery() -> None:

@@ -376,3 +376,20 @@ BOOKIE_MUTANTS = (
         (Piece(BOOKIE + "_refused", "state is not None and state.limbo", "False"),),
     ),
 )
+
+BOOKIE_SURVIVORS = (
+    # A recovery writes back every entry that it takes, and closes once Qa bookies have it durably (AR5). So the copy
+    # that it was read from may be lost: nobody counts on it, because its bookie acknowledges it after the sync alone
+    # (AB1). Denials are another matter: B2. The rule is kept, because other reads count the copies of bookies (SD2).
+    Mutant(
+        "B3",
+        "entries that are not durable yet are unknown to recoveries, too (AB4)",
+        (
+            Piece(
+                "tests.simulator.disk:ModelReplicas.read",
+                "entry = self.durable.get(entry_id)",
+                "entry = self.durable.get(entry_id) or (self.staged.get(entry_id) if recovery else None)",
+            ),
+        ),
+    ),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from tests.simulator.away_mutants import AWAY_MUTANTS
-from tests.simulator.bookie_mutants import BOOKIE_MUTANTS
+from tests.simulator.bookie_mutants import BOOKIE_MUTANTS, BOOKIE_SURVIVORS
 from tests.simulator.client_mutants import CLIENT_MUTANTS, CLIENT_SURVIVORS
 from tests.simulator.member_mutants import MEMBER_MUTANTS, MEMBER_SURVIVORS
 from tests.simulator.mutating import kills
@@ -19,7 +19,7 @@ SEEDS_MAX = 20_000
 
 MUTANTS = (*CLIENT_MUTANTS, *BOOKIE_MUTANTS, *SEAL_MUTANTS, *MEMBER_MUTANTS, *SURPLUS_MUTANTS, *AWAY_MUTANTS)
 
-SURVIVORS = (*CLIENT_SURVIVORS, *MEMBER_SURVIVORS)
+SURVIVORS = (*CLIENT_SURVIVORS, *BOOKIE_SURVIVORS, *MEMBER_SURVIVORS)
 
 KILLED_AT = {
     "A1": 300_000_004,

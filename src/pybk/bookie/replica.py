@@ -545,12 +545,11 @@ class Replica:
         self.deleted = True
 
     def drop_entries(self) -> None:
-        """Delete all entries; a fence and limbo marks stay. The caller holds the lock.
+        """Delete all entries; a fence, limbo marks and a reported LAC (I13) stay. The caller holds the lock.
 
         Nothing says afterwards that entries were here: the copy was surplus, so nobody counts on it (SD5).
         """
         self._settle()
-        self.lac()  # it never goes down while the bookie runs (I13)
         self._delete_extents()
 
     def _settle(self) -> None:
