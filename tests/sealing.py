@@ -46,7 +46,7 @@ def tamper(path: Path, ledger_id: int, **changes: Any) -> LedgerMetadata:
     try:
         descriptor = store.descriptor(ledger_id)
         before = descriptor.metadata
-        store.change(descriptor, replace(before, version=before.version + 1, **changes))
+        store.change_all([(descriptor, replace(before, version=before.version + 1, **changes))])
     finally:
         store.close()
     return before

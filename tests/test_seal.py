@@ -159,7 +159,7 @@ def written_over(root: Path) -> tuple[Path, int]:
         digest = digest_of(writer).prefix(1, 0, sealed.length, b"LAST")
         store.log.stage_entry(descriptor, 1, digest, b"LAST", 5, len(digest), True)
         store.log.flush()
-        store.change(descriptor, replace(sealed, version=9))
+        store.change_all([(descriptor, replace(sealed, version=9))])
     return copy, writer.ledger_id
 
 
@@ -221,17 +221,15 @@ def test_a_follower_does_not_take_a_changed_end(tmp_path: Path) -> None:
         assert next(follower).entry_id == 0
         store = store_of(manager)
         wrong = store.descriptor(sealed_elsewhere).metadata
-        store.change(
-            store.descriptor(ledger_id),
-            replace(
-                store.descriptor(ledger_id).metadata,
-                state=LedgerState.CLOSED,
-                last_entry_id=4,
-                length=wrong.length,
-                seal=wrong.seal,
-                last_digest=wrong.last_digest,
-            ),
+        closed = replace(
+            store.descriptor(ledger_id).metadata,
+            state=LedgerState.CLOSED,
+            last_entry_id=4,
+            length=wrong.length,
+            seal=wrong.seal,
+            last_digest=wrong.last_digest,
         )
+        store.change_all([(store.descriptor(ledger_id), closed)])
         with pytest.raises(SealMismatchError):
             list(follower)
         with pytest.raises(SealMismatchError):

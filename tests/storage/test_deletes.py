@@ -5,14 +5,14 @@ from __future__ import annotations
 import tarfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pybk.errors import NoSuchLedgerError, PybkError, StorageFullError
+from pybk.errors import NoSuchLedgerError, StorageFullError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
+from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.record import RecordKind, encode_control
@@ -21,6 +21,7 @@ from pybk.storage.repair.verify import verify_store
 from pybk.storage.store import Store
 from tests.internals import store_of
 from tests.paths import GOLDEN
+from tests.storage.beside import Beside
 from tests.storage.real_store import contents, numbered, open_quick
 from tests.waiting import WAIT_S
 
@@ -37,56 +38,6 @@ def make_ledger(manager: LedgerManager, count: int = 3, *, closed: bool = True) 
     if closed:
         writer.close()
     return writer.ledger_id
-
-
-class Beside:
-    """A second thread's change of a ledger while the first thread's delete becomes durable, but before it counts.
-
-    The change waits for its commit only after a checkpoint, so that what it stages meanwhile follows the checkpoint.
-    """
-
-    def __init__(
-        self, store: Store, change: Callable[[LedgerDescriptor], None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self._store = store
-        self._change = change
-        self._waits = threading.Event()
-        self._go = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.error: PybkError | None = None
-        self._wait, self._deleted = store.log.wait, store.deleted
-        monkeypatch.setattr(store.log, "wait", self._wait_late)
-        monkeypatch.setattr(store, "deleted", self._deleted_beside)
-
-    def _deleted_beside(self, descriptor: LedgerDescriptor) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, args=(descriptor,))
-            self._thread.start()
-            assert self._waits.wait(WAIT_S)
-        self._deleted(descriptor)
-
-    def _run(self, descriptor: LedgerDescriptor) -> None:
-        try:
-            self._change(descriptor)
-        except PybkError as error:
-            self.error = error
-
-    def _wait_late(self, commit: Commit, *arguments: Any) -> Any:
-        if threading.current_thread() is self._thread:
-            self._waits.set()
-            assert self._go.wait(WAIT_S)
-        return self._wait(commit, *arguments)
-
-    def release(self) -> None:
-        """Let the change end."""
-        self._go.set()
-
-    def finish(self) -> None:
-        """Make a checkpoint, and let the change end."""
-        self._store.scheduler.checkpoint()
-        self.release()
-        assert self._thread is not None
-        self._thread.join(WAIT_S)
 
 
 def close_fenced(store: Store, descriptor: LedgerDescriptor) -> None:
@@ -106,8 +57,9 @@ def test_nothing_of_a_ledger_follows_its_delete(what: str, tmp_path: Path, monke
     manager = open_quick(tmp_path, background=False)
     store = store_of(manager)
     kept, gone = make_ledger(manager), make_ledger(manager, closed=False)
-    beside = Beside(store, lambda descriptor: CHANGES[what](store, descriptor), monkeypatch)
-    store.delete(store.descriptor(gone))
+    descriptor = store.descriptor(gone)
+    beside = Beside(store, lambda: CHANGES[what](store, descriptor), monkeypatch)
+    store.delete(descriptor)
     if what == "move":  # which holds the lock of checkpoints, so that none can fall between the two
         beside.release()
     beside.finish()
@@ -118,20 +70,41 @@ def test_nothing_of_a_ledger_follows_its_delete(what: str, tmp_path: Path, monke
         assert contents(again, kept) == numbered(3)
 
 
-@pytest.mark.parametrize("kind", ["delete", "close"])
+def closed_at(last: int, metadata: LedgerMetadata) -> LedgerMetadata:
+    """Return the metadata of a ledger that was closed."""
+    return metadata.closed_at(last, 8 * (last + 1))
+
+
+def moved(metadata: LedgerMetadata) -> LedgerMetadata:
+    """Return the metadata of a ledger that was moved."""
+    return replace(metadata, tier=StorageHint.HDD, version=metadata.version + 1)
+
+
+LATE: dict[str, Callable[[LedgerMetadata], LedgerMetadata] | None] = {
+    "delete": None,
+    "close": lambda metadata: closed_at(2, metadata),
+    "close of an empty ledger": lambda metadata: closed_at(-1, metadata),
+    "move": moved,
+    "move of a closed ledger": lambda metadata: moved(closed_at(2, metadata)),
+}
+"""Records of a ledger after its delete, by what wrote them: None for another delete, or the metadata in the record."""
+
+
+@pytest.mark.parametrize("kind", LATE)
 def test_a_log_of_an_older_version_that_names_a_ledger_after_its_delete_is_replayed(kind: str, tmp_path: Path) -> None:
     manager = open_quick(tmp_path, background=False)
     store = store_of(manager)
-    kept, gone = make_ledger(manager), make_ledger(manager)
+    kept, gone = make_ledger(manager), make_ledger(manager, 0 if "empty" in kind else 3, closed=False)
     descriptor = store.descriptor(gone)
     store.delete(descriptor)
     store.scheduler.checkpoint()
-    metadata = descriptor.metadata
+    change = LATE[kind]
 
     def encode(lsn: int) -> bytes:
-        if kind == "delete":
+        if change is None:
             return encode_control(RecordKind.DELETE, gone, 0, lsn=lsn)
-        return encode_control(RecordKind.LEDGER, gone, metadata.version + 1, metadata.encode(), lsn=lsn)
+        metadata = change(descriptor.metadata)
+        return encode_control(RecordKind.LEDGER, gone, metadata.version, metadata.encode(), lsn=lsn)
 
     commit = store.log.stage_control(encode, lambda: None)
     assert commit is not None

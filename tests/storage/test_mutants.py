@@ -9,6 +9,7 @@ import importlib
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial, wraps
 from random import Random
 from typing import Any, NamedTuple
 
@@ -23,6 +24,18 @@ from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
+from tests.storage.test_control_records import (
+    test_a_change_after_one_that_was_refused_does_not_make_that_durable as change_after_a_refused_one,
+)
+from tests.storage.test_control_records import test_a_change_beside_a_close_does_not_undo_it as change_beside_a_close
+from tests.storage.test_control_records import (
+    test_a_close_beside_one_that_was_refused_closes_the_ledger as close_beside_a_refused_one,
+)
+from tests.storage.test_control_records import test_a_store_opens_after_any_two_changes_of_a_ledger as two_changes
+from tests.storage.test_control_records import (
+    test_entries_that_were_refused_are_not_written_after_the_delete_of_their_ledger as entries_of_a_deleted_ledger,
+)
+from tests.storage.test_control_records import test_no_ledger_begins_with_a_change as a_late_move
 from tests.storage.test_crash import check, check_catalog, check_without_index, stopped
 from tests.storage.test_named_records import test_a_stop_at_any_operation_loses_no_record as stop_changing_records
 from tests.storage.test_transaction_group import (
@@ -326,7 +339,56 @@ def named_records_survive_stops() -> None:
     stop_changing_records(power_loss=False)
 
 
+def undisturbed(test: Callable[[pytest.MonkeyPatch], None]) -> Check:
+    """Return a test that takes patches as a check."""
+
+    @wraps(test)
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            test(patch)
+
+    return run
+
+
+def nothing_of_a_ledger_follows_its_delete() -> None:
+    for change in ("close", "delete"):
+        undisturbed(partial(two_changes, "delete", change))()
+
+
 MUTANTS = [
+    Mutant(
+        "a change waits for a delete that is on its way",
+        nothing_of_a_ledger_follows_its_delete,
+        [
+            Piece("store:Store._undeleted", "deleting is None or deleting.commit.done", "True"),
+            Piece("log.recovery:_apply_metadata", "not _begins(metadata, restored=ledgers.restored)", "False"),
+        ],
+    ),
+    Mutant(
+        "no ledger begins with a change",
+        a_late_move,
+        [Piece("log.recovery:_begins", "restored or not metadata.version", "True")],
+    ),
+    Mutant(
+        "a change that was refused is forgotten before the next",
+        undisturbed(change_after_a_refused_one),
+        [Piece("store:Store._undeleted", "descriptor.settle()", "pass")],
+    ),
+    Mutant(
+        "a change that is on its way is remembered",
+        undisturbed(change_beside_a_close),
+        [Piece("descriptor:LedgerDescriptor.settle", "self.changing is not None and self.changing.done", "True")],
+    ),
+    Mutant(
+        "a close that is on its way is waited for",
+        undisturbed(close_beside_a_refused_one),
+        [Piece("store:Store.close_ledger", "if closing is not None:\n    ...", "return")],
+    ),
+    Mutant(
+        "entries that were refused go with their ledger",
+        undisturbed(entries_of_a_deleted_ledger),
+        [Piece("log.log:Log._next_commit", "not entries.descriptor.deleted", "True")],
+    ),
     Mutant(
         "a catalog that is newer than the index is believed",
         an_older_index_is_made_again,
@@ -572,7 +634,7 @@ MUTANTS = [
         [
             Piece(
                 "store:Store.close_ledger",
-                "    self._finish_change(descriptor, commit)",
+                "self._finish_change(commit)",
                 "    self._changed(descriptor, descriptor.metadata_pushed)",
             )
         ],

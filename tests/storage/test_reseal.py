@@ -91,7 +91,7 @@ def test_a_ledger_that_changes_while_it_is_checked_is_not_sealed(tmp_path: Path)
         store = store_of(manager)
         descriptor = store.descriptor(ledger_id)
         checked = replace(descriptor.metadata, seal=bytes(32))
-        store.change(descriptor, replace(descriptor.metadata, last_entry_id=2, length=21, version=99))
+        store.change_all([(descriptor, replace(descriptor.metadata, last_entry_id=2, length=21, version=99))])
         with pytest.raises(IllegalOperationError, match="was changed while it was checked"):
             store.reseal(descriptor, checked)
         assert not manager.ledger_metadata(ledger_id).sealed

@@ -77,7 +77,9 @@ class LedgerDescriptor:
 
     Attributes:
         metadata: The ledger's metadata as of the last durable change.
-        metadata_pushed: The metadata including changes that are staged. Guarded by ``lock``.
+        metadata_pushed: The metadata including changes that are staged; read it after ``settle``. Guarded by ``lock``.
+        changing: The commit of the change of metadata that was staged last; None once ``settle`` found that it is done.
+            Guarded by ``lock``.
         meter: Counts appends by the ledger's type and tier; None until first used, and after metadata changed.
         lock: Orders appends, fence and close.
         location_lock: Guards where entries lie, and the callbacks.
@@ -113,6 +115,7 @@ class LedgerDescriptor:
         "__weakref__",
         "advanced_callbacks",
         "changed",
+        "changing",
         "created",
         "deferred",
         "deleted",
@@ -148,6 +151,7 @@ class LedgerDescriptor:
         self.ledger_id: Final = metadata.ledger_id
         self.metadata = metadata
         self.metadata_pushed = metadata
+        self.changing: Completion | None = None
         self.meter: MetricsScope | None = None
         self.lock = threading.Lock()
         self.location_lock = threading.Lock()
@@ -181,6 +185,12 @@ class LedgerDescriptor:
         self.last_pushed = self.last_durable
         self.length_pushed = self.length_durable
         self.last_prefix = b""
+
+    def settle(self) -> None:
+        """Forget a staged change whose commit is done: it was applied, or it failed; the caller holds ``lock``."""
+        if self.changing is not None and self.changing.done:
+            self.metadata_pushed = self.metadata
+            self.changing = None
 
     def readmit(self) -> bool:
         """Resume appending after the last durable entry, if entries were refused because space was short.

@@ -125,6 +125,7 @@ class ReadOnlyStore(StoreReader):
         self.cookie = cookie
         self.store_id = cookie.store_id
         self.feature_level = cookie.level
+        self.restored = bool(cookie.incarnation)
         self._index_environment = index_environment
         self._watermark = watermark
         self._catching = threading.Lock()

@@ -263,6 +263,7 @@ class Store(StoreReader):
         self.cookie = cookie
         self.store_id = cookie.store_id
         self.feature_level = cookie.level
+        self.restored = bool(cookie.incarnation)
         self._lock_file = lock
         self._index_environment = parts.index_environment
         self._catalog_and_index = catalog_and_index
@@ -436,16 +437,20 @@ class Store(StoreReader):
         Raises:
             LedgerExistsError: The id is taken.
             StorageFullError: There is no space.
+
+        If a signal handler raises during the call, the ledger may be created all the same.
         """
         if not when_full:
             self.check_space()
         descriptor = self._register(metadata)
         try:
-            self.change(descriptor, metadata)
+            self._finish_change(self._stage_change(descriptor, metadata))
         except BaseException:
-            with self.lock:
-                descriptor.deleted = True
-                self._descriptors.pop(metadata.ledger_id, None)
+            # After an interrupt, the record may be on its way: then the ledger exists as soon as it is durable.
+            commit = descriptor.changing
+            if commit is None or commit.error is not None:
+                with self.lock:
+                    self._descriptors.pop(metadata.ledger_id, None)
             raise
         return descriptor
 
@@ -465,7 +470,6 @@ class Store(StoreReader):
         if not when_full:
             self.check_space()
         descriptor = self._register(metadata)
-        descriptor.created = False
         commit = self._stage_change(descriptor, metadata, creates=descriptor)
         assert commit is not None, "nothing was said that might have changed"
         return descriptor, commit
@@ -473,6 +477,7 @@ class Store(StoreReader):
     def _register(self, metadata: LedgerMetadata) -> LedgerDescriptor:
         """Make the descriptor of a ledger to be created, and take its id."""
         descriptor = LedgerDescriptor(metadata)
+        descriptor.created = False
         with self.lock:
             found = self._find(metadata.ledger_id)
             if found is not None:
@@ -481,10 +486,6 @@ class Store(StoreReader):
         with self._ids:
             self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
         return descriptor
-
-    def change(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
-        """Make new metadata of a ledger durable and then visible."""
-        self._finish_change(descriptor, self._stage_change(descriptor, metadata))
 
     def _stage_change(
         self,
@@ -500,19 +501,19 @@ class Store(StoreReader):
         def encode(lsn: int) -> bytes:
             return encode_control(RecordKind.LEDGER, metadata.ledger_id, metadata.version, body, lsn=lsn)
 
-        apply = partial(self._changed, descriptor, metadata)
-        commit = self.log.stage_control(encode, apply, unless_changed=unless_changed, creates=creates)
-        if commit is not None:
+        def claim(commit: Commit) -> None:
+            descriptor.changing = commit
             descriptor.metadata_pushed = metadata
-        return commit
 
-    def _finish_change(self, descriptor: LedgerDescriptor, commit: Commit | None) -> None:
+        apply = partial(self._changed, descriptor, metadata)
+        return self.log.stage_control(encode, apply, unless_changed=unless_changed, creates=creates, claim=claim)
+
+    def _finish_change(self, commit: Commit | None) -> None:
         """Wait for a change that was staged."""
         if commit is None:
             return
         self.log.wait(commit)
         if commit.error is not None:
-            descriptor.metadata_pushed = descriptor.metadata
             raise commit.error.with_traceback(None)
 
     def _changed(self, descriptor: LedgerDescriptor, metadata: LedgerMetadata) -> None:
@@ -530,7 +531,7 @@ class Store(StoreReader):
 
     @contextmanager
     def _undeleted(self, descriptor: LedgerDescriptor) -> Iterator[None]:
-        """Hold a ledger's lock while no delete of it is on its way; the caller checks whether it was deleted.
+        """Hold a ledger's lock to change it, while no delete is on its way; the caller checks whether it was deleted.
 
         A record of the ledger after its delete would be one of an unknown ledger if the checkpoint falls between them.
         """
@@ -539,6 +540,7 @@ class Store(StoreReader):
                 deleting = descriptor.deleting
                 if deleting is None or deleting.commit.done:
                     self._undo_failed_delete(descriptor)
+                    descriptor.settle()
                     yield
                     return
             self.log.wait(deleting.commit)
@@ -565,17 +567,18 @@ class Store(StoreReader):
         commit = None
         while commit is None:
             with self._undeleted(descriptor):
-                metadata = descriptor.metadata_pushed
-                if metadata.state is LedgerState.CLOSED:
-                    if descriptor.metadata is not metadata:
-                        self.log.flush()
-                    return
-                if descriptor.deleted:
-                    raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
-                if self.log.error is not None:
-                    raise self.log.error.with_traceback(None)
-                commit = self._stage_close(descriptor, fence=fence)
-        self._finish_change(descriptor, commit)
+                closing = descriptor.changing if descriptor.metadata_pushed.state is LedgerState.CLOSED else None
+                if closing is None:
+                    if descriptor.metadata.state is LedgerState.CLOSED:
+                        return
+                    if descriptor.deleted:
+                        raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
+                    if self.log.error is not None:
+                        raise self.log.error.with_traceback(None)
+                    commit = self._stage_close(descriptor, fence=fence)
+            if closing is not None:  # by another thread; if its commit fails, this call closes the ledger
+                self.log.wait(closing)
+        self._finish_change(commit)
 
     def _stage_close(self, descriptor: LedgerDescriptor, *, fence: bool) -> Commit | None:
         """Stage the metadata of a ledger that ends with what was pushed, or with what is durable if pushing failed."""
@@ -643,7 +646,7 @@ class Store(StoreReader):
                     f"ledger {descriptor.ledger_id} was changed while it was checked; try again"
                 )
             commit = self._stage_change(descriptor, replace(wanted, version=metadata.version + 1))
-        self._finish_change(descriptor, commit)
+        self._finish_change(commit)
 
     def force(self, descriptor: LedgerDescriptor) -> int:
         """Make everything pushed so far durable and confirmed; return the last add confirmed."""
@@ -662,7 +665,7 @@ class Store(StoreReader):
             commit = self.log.stage_control(encode, apply, unless_changed=(descriptor, None))
         if commit is None:
             return self.force(descriptor)
-        self._finish_change(descriptor, commit)
+        self._finish_change(commit)
         return last
 
     def _forced(self, descriptor: LedgerDescriptor, last: int) -> None:
@@ -700,7 +703,7 @@ class Store(StoreReader):
                     descriptor.error = before
                 raise
         try:
-            self._finish_change(descriptor, commit)
+            self._finish_change(commit)
         except StorageError as error:
             with descriptor.lock:
                 self._undo_failed_delete(descriptor)
@@ -765,16 +768,16 @@ class Store(StoreReader):
                 metadata = descriptor.metadata_pushed
                 if not descriptor.deleted and metadata.tier is not tier:
                     moved = replace(metadata, tier=tier, version=metadata.version + 1)
-                    staged.append((descriptor, self._stage_change(descriptor, moved)))
-        for descriptor, commit in staged:
-            self._finish_change(descriptor, commit)
+                    staged.append(self._stage_change(descriptor, moved))
+        for commit in staged:
+            self._finish_change(commit)
         self.scheduler.move(descriptors, tier)
 
     def change_all(self, changes: Iterable[tuple[LedgerDescriptor, LedgerMetadata]]) -> None:
         """Make new metadata of several ledgers durable, with shared commits, and then visible."""
-        staged = [(descriptor, self._stage_change(descriptor, metadata)) for descriptor, metadata in changes]
-        for descriptor, commit in staged:
-            self._finish_change(descriptor, commit)
+        staged = [self._stage_change(descriptor, metadata) for descriptor, metadata in changes]
+        for commit in staged:
+            self._finish_change(commit)
 
     # ---- cuts --------------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,8 @@ class StoreReader:
         self.config = config
         self.feature_level = FeatureLevel.BASE
         """The level whose formats the store is written in."""
+        self.restored = False
+        """Whether the store was restored from a backup."""
         self.volumes = volumes
         self.index = index
         self.entries = entries

@@ -261,6 +261,7 @@ def _check_open(descriptor: LedgerDescriptor) -> None:
         raise NoSuchLedgerError(f"ledger {descriptor.ledger_id} was deleted")
     if descriptor.error is not None:
         raise not_done(descriptor.error)
+    descriptor.settle()
     if descriptor.metadata_pushed.state is LedgerState.CLOSED:
         raise LedgerClosedError(f"ledger {descriptor.ledger_id} is closed; create another ledger to append more")
 

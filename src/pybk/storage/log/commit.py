@@ -182,11 +182,13 @@ class Commit(Completion):
         return kept
 
     def release_buffers(self) -> None:
-        """Free all bytes of the entries: ledgers, futures and new extents refer to the commit long after it is done."""
+        """Free entries and control records: ledgers, futures and extents refer to the commit long after it is done."""
         self.records = []
         self.written = []
         self.buffers = []
         self.groups = []
+        self.creations = []
+        self.controls = []
         for entries in self.staged:
             if entries.completion is self:
                 entries.parts = []

@@ -36,7 +36,13 @@ _END: Final = struct.Struct("<I")
 
 
 class ReplayTarget(Protocol):
-    """The ledgers and named records to which the log is applied."""
+    """The ledgers and named records to which the log is applied.
+
+    Attributes:
+        restored: Whether the store was restored from a backup.
+    """
+
+    restored: bool
 
     def replayed_ledger(self, ledger_id: int) -> LedgerDescriptor | None:
         """Return the descriptor of a ledger, deleted or not, and remember it as changed since the checkpoint."""
@@ -120,9 +126,8 @@ def _apply_metadata(ledgers: ReplayTarget, body: bytes, where: str) -> None:
     metadata = LedgerMetadata.decode(body, where=where)
     descriptor = ledgers.replayed_ledger(metadata.ledger_id)
     if descriptor is None:
-        if metadata.state is LedgerState.CLOSED and metadata.last_entry_id >= 0:
-            # No ledger begins like this: older versions staged a close after a delete that was on its way, and the
-            # checkpoint between the two removed the ledger.
+        if not _begins(metadata, restored=ledgers.restored):
+            # Older versions staged changes after a delete that was on its way, maybe with a checkpoint between them.
             return
         descriptor = ledgers.replayed_created(metadata)
     if metadata.version >= descriptor.metadata.version:
@@ -131,6 +136,11 @@ def _apply_metadata(ledgers: ReplayTarget, body: bytes, where: str) -> None:
     if metadata.state is LedgerState.CLOSED:
         descriptor.confirm(metadata.last_entry_id)
     descriptor.wake_followers()
+
+
+def _begins(metadata: LedgerMetadata, *, restored: bool) -> bool:
+    """Return whether metadata can be the first of a ledger; a restore begins with a later version, but never closed."""
+    return metadata.state is not LedgerState.CLOSED and (restored or not metadata.version)
 
 
 def _apply_control(ledgers: ReplayTarget, header: RecordHeader, where: str) -> None:
