@@ -192,7 +192,7 @@ def _known(ledgers: ReplayTarget, header: RecordHeader, where: str) -> LedgerDes
     if descriptor is None:
         raise CorruptError(
             f"{where}: a record of ledger {header.ledger_id}, of which nothing else is known; restore the index "
-            "and the log files from one backup, or run `pybk store rebuild-index`"
+            "and the log files from one backup, or run `pybk store rebuild-index` on the store"
         )
     return descriptor
 
