@@ -15,9 +15,11 @@ from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import LacReply, ReadLac, Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.record import RunLocations
+from pybk.storage.repair.verify import verify_store
 from pybk.storage.tiers.tier import ENTRIES
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
+    ROOT,
     add,
     after_crash,
     assert_reads,
@@ -29,7 +31,7 @@ from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     open_replicas,
     state_of,
 )
-from tests.simdisk import SimFileSystem
+from tests.simdisk import SimEnvironment, SimFileSystem
 
 COUNT = 5
 SIZE = len(entry(0))
@@ -175,3 +177,26 @@ def test_a_move_of_a_replica_with_a_damaged_record_fails(fs: SimFileSystem, repl
         with pytest.raises(CorruptError, match=r"1 records in .*\.log"):
             replicas.move(LEDGER, StorageHint.HDD)
     assert_reads(replicas, COUNT, 2 * COUNT - 1)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_damaged_record_is_reported_until_all_of_it_was_repaired(
+    fs: SimFileSystem, replicas: Replicas, checkpoint: bool
+) -> None:
+    def is_reported(entry_id: int) -> bool:
+        found = verify_store(ROOT, fs=fs, environment=lambda path: SimEnvironment(fs, path, read_only=True))
+        ranges = [(each.first_entry_id, each.last_entry_id) for each in found.problems]
+        return any(first is None or last is None or first <= entry_id <= last for first, last in ranges)
+
+    add(replicas, make_run(0, 2 * COUNT))
+    if checkpoint:
+        replicas.store.scheduler.checkpoint()
+    flip(fs, replicas, entry(COUNT), 100)
+    assert is_reported(COUNT)
+    assert add(replicas, make_run(0, COUNT), recovery=True) is Status.OK
+    assert is_reported(COUNT)
+    assert add(replicas, make_run(COUNT, COUNT), recovery=True) is Status.OK
+    assert_reads(replicas, 0, 2 * COUNT - 1)
+    assert not is_reported(COUNT)
+    flip(fs, replicas, entry(COUNT), 100)  # of the copy, which lies last
+    assert is_reported(0)

@@ -63,6 +63,7 @@ from pybk.storage.readonly import ReadOnlyStore, open_environment_read_only
 from pybk.storage.repair.inspection import RecordReader
 from pybk.storage.repair.log_check import LogProblem, check_kept_file, check_log_from
 from pybk.storage.repair.rebuild import Progress
+from pybk.storage.repair.replacements import Replacements
 from pybk.storage.tiers.tier import LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
 
@@ -172,6 +173,7 @@ class _Check:
         self._index: Index | None = None
         self._mark: CheckpointMark | None = None
         self._keys: KeyRing | None = None
+        self._replacements = Replacements()
         self._seen: set[tuple[int, int]] = set()
         self._counts: dict[int, int] = {}
         self._files = self._durable_lsn = 0
@@ -447,6 +449,15 @@ class _Check:
         self._index_files()
         for ledger_id in ids:
             self._stable(partial(self._check_ledger, store, ledger_id))
+        self._problems = [problem for problem in self._problems if not self._is_replaced(problem, store)]
+
+    def _is_replaced(self, problem: VerifyProblem, store: ReadOnlyStore | None) -> bool:
+        """Return whether all entries of a damaged record were copied from a peer since, so that nothing reads it."""
+        ledger_id, first, last = problem.ledger_id, problem.first_entry_id, problem.last_entry_id
+        if problem.offset is None or ledger_id is None or first is None or last is None:
+            return False
+        row, _ = self._known(store, ledger_id)
+        return row is not None and self._replacements.hold(row.metadata, first, last)
 
     def _check_ledger(self, store: ReadOnlyStore | None, ledger_id: int) -> Iterable[VerifyProblem]:
         """Check that all entries of a ledger exist and are sound, and that its end and seal are right."""
@@ -454,6 +465,7 @@ class _Check:
         row, tail = self._known(store, ledger_id)
         if row is None:
             return
+        self._replacements.add(row.metadata, row.last_entry_id)
         extent = Extent.of(row.metadata) or Extent(ledger_id, 0, 1, 0)
         try:
             seal = self._seal(row.metadata)
