@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pybk import LedgerManager, LedgerReader, Log, LogEnd, LogFencedError, WriteAheadLog
+from pybk import LedgerManager, LedgerReader, Log, LogEnd, LogFencedError, TruncatedError, WriteAheadLog
 from tests.cluster.inside import inside
 from tests.waiting import wait_until
 
@@ -33,6 +33,27 @@ def test_a_look_without_waiting_sees_what_another_client_appends(tmp_path: Path)
                 wait_until(lambda count=count: look() == count)  # type: ignore[misc]
                 writer.append(b"next")
         assert seen == handed == [b"first", *[b"next"] * 4]
+
+
+def test_a_follower_that_has_read_ahead_sees_what_another_client_truncates(tmp_path: Path) -> None:
+    with inside(tmp_path) as cluster, cluster.connect() as writing, cluster.connect() as reading:
+        owner = WriteAheadLog.open(writing, "log", password=PASSWORD)
+        owner.append_many([b"record"] * 1000)
+        with WriteAheadLog.open(reading, "log", password=PASSWORD, mode="r") as standby:
+            following = standby.follow()
+            assert next(following).lsn == 1
+            owner.truncate_before(990)
+
+            def is_refused() -> bool:
+                try:
+                    return next(following).lsn >= 990
+                except TruncatedError as error:
+                    return error.first_seq == 990
+
+            wait_until(is_refused)
+            assert following.applied is not None
+            assert following.applied[1] < 989, "what was truncated was yielded to its end"
+        owner.close()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

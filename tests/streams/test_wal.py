@@ -8,6 +8,7 @@ import io
 import os
 import random
 import threading
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from pybk.errors import (
 )
 from pybk.manager import backend_of
 from pybk.reader import LedgerReader
+from pybk.streams import record_reader
 from pybk.streams.background import Background
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Segment
@@ -193,6 +195,57 @@ def test_what_was_truncated_is_gone_at_once_also_in_the_open_segment(manager: Le
         assert data_of(wal) == []
         assert wal.append(b"11") == 11
         assert data_of(wal) == [b"11"]
+
+
+async def next_async(records: AsyncIterator[WalRecord]) -> int:
+    return (await anext(records)).lsn
+
+
+def test_what_was_truncated_or_cut_is_not_yielded_after_it_was_read_ahead(manager: LedgerManager) -> None:
+    with opened(manager) as wal, asyncio.Runner() as loop:
+        wal.append_many([b"%d" % number for number in range(1, 21)])
+        following: list[Iterator[WalRecord]] = [wal.follow(), wal.replay(), wal.read_many(range(1, 21))]
+        waiting: list[AsyncIterator[WalRecord]] = [wal.follow(), wal.replay_async()]
+        assert [next(each).lsn for each in following] == [1, 1, 1]
+        assert [loop.run(next_async(each)) for each in waiting] == [1, 1]
+        wal.truncate_after(10)
+        cut: list[Iterator[WalRecord]] = [wal.follow(5), wal.replay(5), wal.read_many([5, 6])]
+        assert [next(each).lsn for each in cut] == [5, 5, 5]
+        wal.truncate_before(3)
+        for each in following:
+            with pytest.raises(TruncatedError, match="record 2 ") as truncated:
+                next(each)
+            assert truncated.value.first_seq == 3
+        for later in waiting:
+            with pytest.raises(TruncatedError, match="record 2 "):
+                loop.run(next_async(later))
+        assert [next(each).lsn for each in cut] == [6, 6, 6], "what is kept is yielded"
+        walking = wal.follow(8)
+        assert next(walking).lsn == 8
+        wal.truncate_after(9)
+        wal.append_many([b"another 10"])
+        assert next(walking).lsn == 9
+        with pytest.raises(RewoundError) as rewound:
+            next(walking)
+        assert rewound.value.seq == 9
+        walking.close()
+
+
+def test_a_reader_that_is_behind_in_the_open_segment_sees_a_truncation(
+    manager: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_reader, "READ_BYTES", 1)
+    with opened(manager) as wal:
+        for number in range(1, 11):
+            wal.append(b"%d" % number)
+        batches = wal.replay_batches()
+        following = wal.follow(timeout=0)
+        assert next(batches).first_seq == next(following).lsn == 1
+        wal.truncate_before(6)
+        with pytest.raises(TruncatedError):
+            next(following)
+        with pytest.raises(TruncatedError):
+            next(batches)
 
 
 def test_truncation_deletes_ledgers(manager: LedgerManager) -> None:

@@ -223,7 +223,7 @@ class Cursor:
         try:
             epoch = writer.appender.epoch
             bound = log.perform(ledger_list.claim_cursor(log.name, name, bound.uid, epoch))
-            cursor = cls(log, name, writer, bound, _replayed(writer.steps, bound), counts=counts)
+            cursor = cls(log, name, writer, bound, _replayed_now(writer.steps, bound), counts=counts)
             cursor._begin()
         except BaseException:
             with suppress(PybkError):
@@ -518,7 +518,7 @@ class Cursor:
         if self._is_stale:
             repairs = self._repairs
             self._writer.flush()
-            self.state.become(_replayed(self._writer.steps, self._bound).state)
+            self.state.become(_replayed_now(self._writer.steps, self._bound).state)
             self._renewal = None
             self._known_repairs, self._unsure = repairs, False
 
@@ -547,7 +547,8 @@ class Cursor:
         """Write a part of a whole state; after the last one, drop what is before the state."""
         try:
             with self.lock:
-                whole = self._write_part(max(PART_LEAST, 2 * self._ranges_since))
+                since = 0 if self._renewal is None else self._ranges_since
+                whole = self._write_part(max(PART_LEAST, 2 * since))
         except (PybkError, OSError) as error:
             if not self.closed:
                 logger.warning("the cursor %r keeps records that it does not need: %s", self._writer.steps.name, error)
@@ -704,13 +705,11 @@ def read_cursor(manager: LedgerManager, log: LedgerSteps, bound: CursorBound) ->
         if found is None or found.record.dropped or found.record.uid.hex() != bound.uid:
             return CursorState(max(bound.seq, log.existing().record.first_seq))  # its list is being made, or deleted
         try:
-            state = _replayed(steps, bound).state
+            state = _replayed_now(steps, bound).state
             state.ack(0, log.existing().record.first_seq)  # its owner counts those once it sees them dropped
             return state
         except NoSuchLogError:
             continue
-        except TruncatedError:
-            continue  # its owner wrote a whole state meanwhile
 
 
 def _spec_of(log: LedgerSteps) -> LedgerSpec:
@@ -788,6 +787,13 @@ def _replayed(steps: LedgerSteps, bound: CursorBound) -> _Replayed:
     if not state.is_whole:
         raise _lost(steps, bound, "parts of its last state are missing")
     return _Replayed(state, nbytes)
+
+
+def _replayed_now(steps: LedgerSteps, bound: CursorBound) -> _Replayed:
+    """Return what ``_replayed`` does, also if the list is truncated to a later state meanwhile."""
+    while True:
+        with suppress(TruncatedError):
+            return _replayed(steps, bound)
 
 
 def _lost(steps: LedgerSteps, bound: CursorBound, why: object) -> CorruptError:

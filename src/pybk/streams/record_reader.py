@@ -9,13 +9,15 @@ record says where the present one ends.
           +-- the log is sealed: the end           +--+ no more entries: wait for the ledger or the record to change
 
 If the log was cut before the reader's position, what it returned may be void, and ``RewoundError`` says from where on.
+Truncations and cuts are noticed at the next read, and between two records of one read by those who yield them through
+``kept``: here as soon as the change was made, in another process once it is reported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -26,6 +28,7 @@ from pybk.reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch, decode_entry_header
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
+from pybk.streams.wal_record import WalRecord
 from pybk.wake_up import WakeUp
 
 READ_BYTES: Final = 4 << 20
@@ -59,6 +62,9 @@ class RecordReader:
 
     def __init__(self, steps: LedgerSteps, seq: int | None, generation: int | None = None) -> None:
         self._steps = steps
+        steps.watch_truncation()
+        self._seen = steps.changes
+        """``changes`` of the log's record when it was last looked at."""
         self._record = record = self._steps.existing().record
         if generation is not None and generation > record.generation:
             raise UsageError(
@@ -114,23 +120,44 @@ class RecordReader:
 
     def _look(self) -> ListRecord:
         """Read the record again, and check that this position is still in the log."""
+        self._seen = self._steps.changes
         self._record = record = self._steps.existing().record
         self._check(record)
         return record
 
     def _check(self, record: ListRecord) -> None:
+        self._check_place(record, self.seq, self.seq - 1)
+        self.generation = max(self.generation, record.generation)
+
+    def _check_place(self, record: ListRecord, seq: int, last: int) -> None:
+        """Raise unless the log has a place: it was not truncated after ``seq``, nor cut before ``last``."""
         kept = record.kept_of(self.generation)
-        if self.seq > kept + 1:
+        if last > kept:
             raise RewoundError(
-                f"log {record.name!r} was cut after record {kept}, before {self.seq}; read from {kept + 1} again",
+                f"log {record.name!r} was cut after record {kept}, before {last + 1}; read from {kept + 1} again",
                 seq=kept,
             )
-        self.generation = max(self.generation, record.generation)
-        if self.seq < record.first_seq:
+        if seq < record.first_seq:
             raise TruncatedError(
-                f"record {self.seq} of log {record.name!r} was truncated; the first one is {record.first_seq}",
+                f"record {seq} of log {record.name!r} was truncated; the first one is {record.first_seq}",
                 first_seq=record.first_seq,
             )
+
+    def kept(self, records: Iterable[WalRecord]) -> Iterator[WalRecord]:
+        """Yield records that this has read last, each as long as the log has it.
+
+        Raises:
+            TruncatedError: The next one was truncated since.
+            RewoundError: The log was cut before the next one.
+        """
+        seen, changed = self._seen, None
+        for record in records:
+            if seen != self._steps.changes:
+                seen = self._steps.changes
+                changed = self._steps.existing().record
+            if changed is not None:
+                self._check_place(changed, record.lsn, record.lsn)
+            yield record
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -202,6 +229,8 @@ class RecordReader:
     def _found(self, last: int) -> Records | None:
         """Return the next records if there are any, looking anew; None if this was closed meanwhile."""
         while True:
+            if self._seen != self._steps.changes:
+                self._look()
             try:
                 return self._read_now(last)
             except ClosedError:

@@ -8,7 +8,7 @@ import secrets
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack, aclosing, closing, suppress
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
@@ -630,28 +630,32 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             to_lsn: The last record; None for the end as of now.
 
         Raises:
-            TruncatedError: ``from_lsn`` was truncated; ``first_seq`` of the error is the first record that was not.
+            TruncatedError: ``from_lsn`` was truncated, or the next record meanwhile; ``first_seq`` of the error is the
+                first record that was not.
+            RewoundError: ``truncate_after`` dropped the next record meanwhile.
             CorruptError: A record is damaged or missing; none is ever skipped. DigestMismatchError, if it was changed.
 
         Cost: Under a microsecond for each record of 1 KiB, and its authentication code.
         """
-        for records in self.replay_batches(from_lsn, to_lsn):
-            yield from wal_records(records)
+        with closing(self._batches(*self._checked_range(from_lsn, to_lsn))) as batches:
+            for reader, records in batches:
+                yield from reader.kept(wal_records(records))
 
     def replay_batches(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Generator[Records, None, None]:
         """Yield the records that ``replay`` yields, many at a time and without copying their data."""
-        return self._batches(*self._checked_range(from_lsn, to_lsn))
+        return (records for _, records in self._batches(*self._checked_range(from_lsn, to_lsn)))
 
     def _checked_range(self, from_lsn: object, to_lsn: object) -> tuple[int | None, int]:
         """Return the first record to replay, None for that of the log, and the last one."""
         first = None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn")
         return first, self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
 
-    def _batches(self, first: int | None, last: int) -> Generator[Records, None, None]:
+    def _batches(self, first: int | None, last: int) -> Generator[tuple[RecordReader, Records], None, None]:
+        """Yield records, each time with the reader that has read them."""
         reader = self._reader(first)
         try:
             while (records := reader.read(last=last)) is not None:
-                yield records
+                yield reader, records
             self._check_over(reader)
         finally:
             reader.close()
@@ -710,7 +714,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             if records is None:
                 self._check_over(reader)
                 raise NoSuchEntryError(f"log {self.name!r} has no record {lsn} any more")
-            for record in wal_records(records):
+            for record in reader.kept(wal_records(records)):
                 if record.lsn == lsn:
                     yield record
                     lsn = next(left, None)
@@ -749,16 +753,22 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
         """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
-        async with aclosing(self.replay_batches_async(from_lsn, to_lsn)) as batches:
-            async for records in batches:
-                for record in wal_records(records):
+        async with aclosing(self._batches_async(from_lsn, to_lsn)) as batches:
+            async for reader, records in batches:
+                for record in reader.kept(wal_records(records)):
                     yield record
 
     async def replay_batches_async(
         self, from_lsn: int | None = None, to_lsn: int | None = None
     ) -> AsyncGenerator[Records, None]:
         """Yield records as ``replay_batches`` does; use with ``async for``. A thread reads and verifies them."""
+        async with aclosing(self._batches_async(from_lsn, to_lsn)) as batches:
+            async for _, records in batches:
+                yield records
 
+    async def _batches_async(
+        self, from_lsn: int | None, to_lsn: int | None
+    ) -> AsyncGenerator[tuple[RecordReader, Records], None]:
         def begin() -> tuple[RecordReader, int]:
             first, last = self._checked_range(from_lsn, to_lsn)
             return self._reader(first), last
@@ -766,7 +776,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         reader, last = await in_thread(begin)
         try:
             while (records := await reader.read_async(timeout=0.0, last=last)) is not None:
-                yield records
+                yield reader, records
             self._check_over(reader)
         finally:
             reader.close()

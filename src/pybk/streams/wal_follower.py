@@ -75,7 +75,7 @@ class WalFollower(Handle):
             if records is None:
                 self._end(reader)
                 raise StopIteration
-            self._ready, self._ready_generation = wal_records(records), reader.generation
+            self._ready, self._ready_generation = reader.kept(wal_records(records)), reader.generation
         return record
 
     def __aiter__(self) -> Self:
@@ -94,7 +94,7 @@ class WalFollower(Handle):
             if records is None:
                 self._end(reader)
                 raise StopAsyncIteration
-            self._ready, self._ready_generation = wal_records(records), reader.generation
+            self._ready, self._ready_generation = reader.kept(wal_records(records)), reader.generation
         return record
 
     def _taken(self) -> WalRecord | None:
