@@ -221,7 +221,7 @@ def test_a_bookie_knows_the_session_of_a_writer_from_those_of_readers(cluster: I
 def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Path) -> None:
     """It says so to the bookies of its last ensemble, also those that were not in the first one."""
     with inside(tmp_path, count=4) as cluster:
-        client = cluster.connect(bookie_patience_seconds=0.1)
+        client = cluster.connect(bookie_patience_seconds=2.0)
         writer = client.create_ledger(password=PASSWORD)
         writer.append(b"first")
         metadata = cluster_backend_of(client).membership.metadata
@@ -232,9 +232,13 @@ def test_a_writer_that_has_failed_is_gone_although_its_client_lives(tmp_path: Pa
         first = ensemble()
         managers = {service_of(each).bookie: each for each in cluster.bookies}
         managers[first[0]].close()
-        for _ in range(5):
+
+        def others() -> set[Bookie]:
+            """Append once more, because the writer may not have noticed yet, and return the bookies that it took."""
             writer.append(b"more")
-        (new,) = set(ensemble()) - set(first)
+            return set(ensemble()) - set(first)
+
+        (new,) = wait_until(others)
         service = service_of(managers[new])
         found: list[bool] = []
 

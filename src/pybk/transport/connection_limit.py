@@ -7,7 +7,6 @@ import os
 import resource
 import socket as system
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterator
@@ -17,6 +16,7 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from pybk.storage.io.spare_descriptors import descriptor_max
 from pybk.transport.curve import HANDSHAKE_MS, Socket
 from pybk.transport.logging_limit import LogLimit
 
@@ -38,10 +38,6 @@ GREETING_LOOK_MS: Final = 10
 
 DESCRIPTORS_RESERVED: Final = 256
 """File descriptors that are left to the rest of the process."""
-
-_FREE_MAX: Final = 64
-_FREE_SHARE: Final = 8
-"""So many descriptors, and at most this part of the limit, are kept free, however many the rest of the process has."""
 
 _HANDSHAKE_NS: Final = (HANDSHAKE_MS + 1000) * 10**6
 _PRUNE_NS: Final = 10**9
@@ -65,15 +61,6 @@ def connections_max() -> int:
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
     return max(16, min(CONNECTIONS_MAX, soft - DESCRIPTORS_RESERVED))
-
-
-def descriptor_max() -> int:
-    """Return the largest descriptor that a connection may have.
-
-    The kernel gives the lowest descriptor that is free, so that of a new connection shows how few are left.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft - 1 - min(_FREE_MAX, soft // _FREE_SHARE)
 
 
 class Pin:

@@ -409,6 +409,18 @@ def test_a_request_has_its_time_as_a_whole(store: LedgerManager, monkeypatch: py
         assert time.monotonic() < until
 
 
+def test_connections_leave_descriptors_to_the_rest_of_the_process(
+    store: LedgerManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 600.0)
+    with closing(AdminServer(store)) as serving, Client(serving.url) as resting, Client(serving.url) as client:
+        assert resting.ask("GET", "/livez") == (200, b"ok\n")
+        monkeypatch.setattr(server, "descriptor_max", lambda: 0)
+        assert client.ask("GET", "/livez") == (200, b"ok\n")
+        assert resting.connection.sock is not None
+        assert ended(resting.connection.sock), "it gave its place to a connection that would leave too few"
+
+
 @pytest.mark.parametrize("tls", [False, True])
 def test_a_probe_is_answered_although_one_peer_holds_all_connections(
     store: LedgerManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool

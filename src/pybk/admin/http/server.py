@@ -5,9 +5,10 @@ connections and threads, the size and the time of a request. Head and body of a 
 two small ones on a connection that stays open wait for each other (Nagle's algorithm, and delayed acknowledgements).
 
 A probe must be answered although others keep all connections, or else they could have a process ended that is well. So
-the connection that is one too many takes the place of another one, whose client still sends its request, or takes the
-response: the oldest of the peer that has most of them. Only what is being answered keeps its place, and the application
-answers fewer requests at once than there are connections.
+the connection that is one too many, or leaves too few descriptors to the rest of the process, takes the place of
+another one, whose client still sends its request, or takes the response: the oldest of the peer that has most of them.
+Only what is being answered keeps its place, and the application answers fewer requests at once than there are
+connections.
 
 A child of a fork has copies of all descriptors, so that a port would stay taken, and connections open, after the parent
 has closed them. The child closes its copies, without a word to the clients.
@@ -45,6 +46,7 @@ from pybk.credentials import read_secret_file
 from pybk.errors import UsageError
 from pybk.manager import LedgerManager
 from pybk.storage.io.failures import start_thread
+from pybk.storage.io.spare_descriptors import descriptor_max
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
@@ -265,7 +267,7 @@ class _Server(HTTPServer):
         with self._lock:
             if self._unfinished >= 2 * CONNECTIONS_MAX:
                 return False
-            if len(self._open) >= CONNECTIONS_MAX:
+            if len(self._open) >= CONNECTIONS_MAX or connection.socket.fileno() > descriptor_max():
                 waiting = [each for each in self._open if each.waits]
                 if not waiting:
                     return False

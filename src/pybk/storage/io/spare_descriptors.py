@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -24,6 +25,10 @@ KEPT_FOR_SYNCS: Final = 4
 
 _NEEDED: Final = 56
 """Descriptors that a busy store with one directory for each tier has open, including the spares and some maps."""
+_LEFT_MAX: Final = 64
+_LEFT_SHARE: Final = 8
+"""Connections leave so many descriptors, or this part of the limit if that is less, to the rest of the process."""
+
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE)
 
 _guard: Final = threading.RLock()  # reentrant, because a signal handler may fork
@@ -124,3 +129,12 @@ def maps_limit(most: int) -> int:
     """Return how many files may be kept mapped, each with a descriptor: at most a quarter of the limit, or 16."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return most if limit == resource.RLIM_INFINITY else max(16, min(most, limit // 4))
+
+
+def descriptor_max() -> int:
+    """Return the largest descriptor that a connection of a server may have; a larger one is ended.
+
+    The kernel gives the lowest descriptor that is free, so that of a new connection shows how few are left.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - 1 - min(_LEFT_MAX, limit // _LEFT_SHARE)
