@@ -21,7 +21,7 @@ from tests.linearizability.models import LedgerEnd, Register, StandbyLog
 from tests.waiting import PROCESS_S, wait_until
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.linearizability.worker"])
+_CONTEXT.set_forkserver_preload(["tests.linearizability.worker", "pybk.connect", "pybk.metadata.lmdb_store"])
 
 PROCESSES = 3
 """Processes that do the same at once."""
@@ -94,10 +94,15 @@ class Crowd:
         path = self._members[number][1]
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def kill_after(self, number: int, lines: int) -> None:
-        """Kill a process once it has written some lines, or has ended by itself."""
+    def wait_for(self, number: int, lines: int) -> None:
+        """Wait until a process has written some lines, or has ended by itself."""
         process, _ = self._members[number]
         wait_until(lambda: self.lines(number) >= lines or not process.is_alive(), seconds=PROCESS_S)
+
+    def kill_after(self, number: int, lines: int) -> None:
+        """Kill a process once it has written some lines, unless it has ended by itself."""
+        self.wait_for(number, lines)
+        process, _ = self._members[number]
         process.kill()
         self._killed.add(process.pid)
 
@@ -151,7 +156,7 @@ def recoveries(url: str, directory: Path, seed: str, *, mutant: str = "", rounds
             announced = directory / f"ledger.{number}"
             writer = processes.start(worker.write, url, announced, ENTRIES)
             begun = source.randrange(2, ENTRIES // 2)
-            wait_until(lambda: processes.lines(writer) >= begun, seconds=PROCESS_S)  # noqa: B023
+            processes.wait_for(writer, begun)
             ledger_id = int(announced.read_text())
             killed = source.choice(("writer", "recovery", "nobody"))
             if killed == "writer":
