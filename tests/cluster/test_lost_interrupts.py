@@ -1,4 +1,4 @@
-"""A KeyboardInterrupt at any line of the repair of a lost segment: nothing is lost or doubled, the writer goes on."""
+"""A KeyboardInterrupt at any line of the repair of a lost segment: nothing is lost or doubled, the writer continues."""
 
 from __future__ import annotations
 

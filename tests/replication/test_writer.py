@@ -758,7 +758,7 @@ def test_a_metadata_store_that_stays_away_ends_the_writer() -> None:
 
 
 def test_a_writer_waits_for_the_metadata_store_until_its_patience_has_passed() -> None:
-    """AW10: it asks each second at least, and goes on once the store answers."""
+    """AW10: it asks each second at least, and continues once the store answers."""
     for patience in (0, 20, 60):
         writer = Writer(patience_ns=patience * SECOND)
         writer.submit(0, 0)
