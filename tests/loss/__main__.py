@@ -56,15 +56,15 @@ class Campaign:
     def report(self) -> bool:
         """Print the call sites; return whether no cut failed, and each site was cut before and after."""
         good = not self.failures
-        for call in sorted(self.needed):
-            verdict = "needed" if self.needed[call] else "not seen to be needed"
+        for call in sorted(self.before):
+            verdict = "needed" if self.needed.get(call) else "not seen to be needed"
             if not self.before[call] or not self.after[call]:
                 good, verdict = False, "NOT CUT"
             print(f"{self.before[call]:6} before {self.after[call]:6} after, {verdict}: {call}")  # noqa: T201
         for failure in self.failures[:20]:
             print(failure)  # noqa: T201
         print(  # noqa: T201
-            f"{self.done} cuts, {len(self.failures)} failures; {len(self.needed)} call sites, "
+            f"{self.done} cuts, {len(self.failures)} failures; {len(self.before)} call sites, "
             f"{sum(self.needed.values())} of them needed"
         )
         return good
@@ -88,7 +88,7 @@ def main() -> int:
         with room() as path:
             run = Run(name, options.seed * 1000 + number // len(names), path)
             campaign.cut(run, min(_RUN_CUTS, max(1, options.cuts // len(names))))
-            if number < 2 * len(names):
+            if options.mutant_cuts and number < 2 * len(names):
                 campaign.leave_out(run)
         number += 1
         print(  # noqa: T201

@@ -113,8 +113,19 @@ class Run:
         for number in range(count):
             after = syncs[number % len(syncs)] if number < len(syncs) else choice.choice(syncs)
             acknowledged = marks[bisect(marks, after) :][:3]
-            at = choice.choice([after, after + choice.randrange(12), *acknowledged, *acknowledged])
-            yield Cut(min(at + 1, len(self.records)), _LOSSES[number % len(_LOSSES)], choice.getrandbits(32))
+            later = choice.randrange(after, self._synced_again(after))
+            at = choice.choice([after, after + choice.randrange(12), later, later, *acknowledged, *acknowledged])
+            loss = choice.choice(_LOSSES) if number % 2 else Loss.NODE
+            yield Cut(min(at + 1, len(self.records)), loss, choice.getrandbits(32))
+
+    def _synced_again(self, position: int) -> int:
+        """Return where what a record syncs is synced by another call site, or the end."""
+        synced = self.records[position]
+        for later in range(position + 1, len(self.records)):
+            each = self.records[later]
+            if each.inode == synced.inode and each.syncs and each.call != synced.call:
+                return later
+        return len(self.records)
 
     def failures(self, cuts: Iterable[Cut], without: str | None = None) -> Iterator[Failure]:
         """Yield what is wrong after each cut that shows anything wrong, in the order of their positions.
@@ -145,10 +156,7 @@ class Run:
 
     def failure_without(self, call: str, choice: Random, count: int) -> Failure | None:
         """Return what the syncs of a call site are for: what is wrong after a cut without them, or None."""
-        for cut in self.cuts_without(call, choice, count):
-            for failure in self.failures([cut], call):
-                return failure
-        return None
+        return next(self.failures(self.cuts_without(call, choice, count), call), None)
 
 
 def files(root: Path) -> dict[str, bytes | None]:

@@ -40,6 +40,7 @@ class Loss(enum.Enum):
     LATEST = "those before a moment"
     EARLIEST = "those after a moment"
     ONE = "all but one"
+    NODE = "all but those of one file or directory"
     WHOLE = "those of half the files and directories"
     EACH = "each or not, sector by sector"
 
@@ -245,19 +246,29 @@ class Disk:
 
     def write_cut(self, path: Path, loss: Loss, choice: Random) -> None:
         """Make below ``path``, a new directory, what a loss of power may leave now."""
-        _Cut(self._number, self._named, loss, choice).write(self._root, path)
+        _Cut(self._number, self._named, self._dirty(), loss, choice).write(self._root, path)
+
+    def _dirty(self) -> list[_Node]:
+        """Return the files and directories that have changes, in the order of their creation."""
+        named = {id(change.settles) for change in self._named}
+        return [
+            node
+            for node in self._nodes.values()
+            if id(node) in named or (isinstance(node, _File) and not all(each.durable for each in node.changes))
+        ]
 
 
 class _Cut:
     """One loss of power: decides what it keeps, and writes that."""
 
-    def __init__(self, number: int, named: list[_NameChange], loss: Loss, choice: Random) -> None:
+    def __init__(self, number: int, named: list[_NameChange], dirty: list[_Node], loss: Loss, choice: Random) -> None:
         self._loss = loss
         self._choice = choice
         # Most of what is not durable is recent, so moments are drawn from there.
         self._moment = number - int(number * choice.random() ** 3)
         self._one = number - int(min(number, 60) * choice.random())
         self._halves: dict[int, bool] = {}
+        self._node = choice.choice(dirty) if dirty else None
         self._kept = [change for change in named if self._keeps_name(change)]
 
     def _half(self, node: _Node) -> bool:
@@ -278,6 +289,8 @@ class _Cut:
                 return change.number > self._moment
             case Loss.ONE:
                 return change.number != self._one
+            case Loss.NODE:
+                return of is not self._node
             case Loss.WHOLE:
                 return self._half(of)
             case _:
@@ -339,10 +352,9 @@ def _write_file(path: Path, content: bytearray, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.ftruncate(descriptor, len(content))
-        view = memoryview(content)
         for at in range(0, len(content), _PIECE_BYTES):
-            piece = view[at : at + _PIECE_BYTES]
-            if piece != _NO_BYTES[: len(piece)]:
+            piece = content[at : at + _PIECE_BYTES]
+            if not _NO_BYTES.startswith(piece):
                 os.pwrite(descriptor, piece, at)
         os.fchmod(descriptor, stat.S_IMODE(mode))
     finally:

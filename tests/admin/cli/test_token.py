@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pybk.admin.cli import main
 from pybk.admin.http import Scope, read_tokens
-from pybk.admin.http.tokens import find_token
+from pybk.admin.http.tokens import Token, add_token, find_token
 
 
 def test_a_token_is_added_to_its_file_and_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,3 +26,31 @@ def test_a_token_is_added_to_its_file_and_printed_once(tmp_path: Path, capsys: p
     found = [find_token(tokens, each) for each in (first, second)]
     assert [each and (each.name, each.scope) for each in found] == [("anna", Scope.OPERATE), ("board", Scope.READ)]
     assert first not in file.read_text()
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_file_has_all_of_a_token_or_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    file = tmp_path / "tokens"
+    add_token(str(file), Token.new("anna", Scope.READ)[0])
+    file.chmod(0o640)
+    before = file.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "the power is cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fail)
+        with pytest.raises(OSError, match="the power is cut"):
+            add_token(str(file), Token.new("board", Scope.READ)[0])
+    assert file.read_bytes() == before
+    (tmp_path / "link").symlink_to(file)
+    add_token(str(tmp_path / "link"), Token.new("board", Scope.READ)[0])
+    assert [each.name for each in read_tokens(file)] == ["anna", "board"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_tokens_that_are_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    path = str(tmp_path / "tokens")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: add_token(path, Token.new(f"t{number}", Scope.READ)[0]), range(20)))
+    assert {each.name for each in read_tokens(path)} == {f"t{number}" for number in range(20)}

@@ -91,9 +91,9 @@ class Files:
             if "profile" in reports:
                 assert Profile.read("dev").metadata == cluster.url
             tokens = [report.split()[1] for report in reports if report.startswith("token")]
-            if tokens:  # a line that was being added may be torn, which is refused
-                lines = (directory / "tokens").read_text().splitlines()
-                assert [line.split()[0] for line in lines[: len(tokens)]] == tokens
+            if tokens:
+                found = [token.name for token in read_tokens(directory / "tokens")]
+                assert found[: len(tokens)] == tokens
             for report in reports:
                 if report.startswith("export"):
                     check_export(str(directory / report))

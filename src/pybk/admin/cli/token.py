@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from pybk.admin.cli.arguments import CommandParser, takes_output
 from pybk.admin.cli.output import SOUND, print_json
@@ -27,17 +26,10 @@ def add(parser: CommandParser) -> None:
 
 def _make(parsed: argparse.Namespace) -> int:
     from pybk.admin.http.routes import Scope
-    from pybk.admin.http.tokens import Token
-    from pybk.storage.io.filesystem import OsFileSystem
+    from pybk.admin.http.tokens import Token, add_token
 
     kept, text = Token.new(parsed.name, Scope[parsed.scope.upper()])
-    with open(os.open(parsed.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
-        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            file.write(b"\n")  # an editor left out the end of the last line
-        file.write(kept.line().encode())
-        file.flush()
-        os.fsync(file.fileno())
-    OsFileSystem().sync_directory(os.path.dirname(os.path.abspath(parsed.file)))
+    add_token(parsed.file, kept)
     if parsed.json:
         print_json({"name": kept.name, "scope": parsed.scope, "token": text})
     else:

@@ -7,6 +7,7 @@ valid, so that one is replaced by another without a gap.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
@@ -73,6 +74,45 @@ def read_tokens(path: str | os.PathLike[str]) -> tuple[Token, ...]:
         )
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     return tuple(_token(path, number, line) for number, line in lines if line and not line.startswith("#"))
+
+
+def add_token(path: str, token: Token) -> None:
+    """Add a token to a file, which is made if it is missing; durable on return. Threads and processes: any.
+
+    The file is replaced by a new one with its mode and owner, so after a crash at any point it has its old or its new
+    lines. Another process that adds a token meanwhile waits.
+
+    Raises:
+        OSError: The file cannot be read, replaced, or given its owner; it has its old lines.
+    """
+    path = os.path.realpath(path)  # a link stays
+    while True:
+        with open(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as old:
+            fcntl.flock(old, fcntl.LOCK_EX)
+            before = os.fstat(old.fileno())
+            if not os.path.samestat(before, os.stat(path)):
+                continue  # another process replaced it before this one got the lock
+            lines = old.read()
+            if lines and not lines.endswith(b"\n"):
+                lines += b"\n"  # an editor left out the end of the last line
+            _replace(path, lines + token.line().encode(), before)
+            return
+
+
+def _replace(path: str, data: bytes, before: os.stat_result) -> None:
+    """Make ``data`` a file's whole content, durably, and keep the mode and owner that it had before."""
+    from pybk.storage.io.filesystem import OsFileSystem  # with numpy, which commands do without
+
+    temporary = f"{path}.tmp"
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as new:
+        if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+            os.fchown(new.fileno(), before.st_uid, before.st_gid)
+        os.fchmod(new.fileno(), stat.S_IMODE(before.st_mode))
+        new.write(data)
+        new.flush()
+        os.fsync(new.fileno())
+    os.rename(temporary, path)
+    OsFileSystem().sync_directory(os.path.dirname(path))
 
 
 def _token(path: str | os.PathLike[str], number: int, line: str) -> Token:
