@@ -30,6 +30,7 @@ from pybk.manager import LedgerManager
 from pybk.repair import rebuild_index
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
+from pybk.testing import TestCluster
 from pybk.writer import LedgerWriter
 from tests.client.test_limbo_repair import PASSWORD, check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
@@ -270,6 +271,20 @@ def whole(cluster: Inside, manager: LedgerManager, ledgers: list[int]) -> None:
             assert theirs.status is wanted
             if mine.run is not None and theirs.run is not None:
                 assert b"".join(mine.run.body) == b"".join(theirs.run.body)
+
+
+def test_a_bookie_that_was_stopped_in_its_first_start_starts_by_the_same_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Replicas, "record_start", stop)
+        with pytest.raises(KeyboardInterrupt):
+            TestCluster(tmp_path, 1)
+    with TestCluster(tmp_path, 1) as cluster, cluster.connect().create_ledger(ensemble_size=1, insecure=True) as writer:
+        writer.append(payload(0))
 
 
 def test_a_directory_that_lost_its_name_is_opened_with_the_given_one(three: Inside) -> None:

@@ -56,6 +56,18 @@ def test_a_new_bookie_has_a_name_that_can_be_printed() -> None:
         assert cluster.claim_cookie(bookie(1)._replace(bookie_id=name)).bookie.bookie_id == name
 
 
+def test_an_instance_that_never_served_gives_way_to_a_new_one() -> None:
+    cluster = cluster_on(SimWorld().open())
+    stopped, new = bookie(1), bookie(1)._replace(instance=bytes(range(16)))
+    cluster.claim_cookie(stopped)
+    assert cluster.claim_cookie(new).bookie == new
+    with pytest.raises(CookieError):
+        cluster.record_boot(stopped, 1, **PLACE)
+    assert cluster.record_boot(new, 1, **PLACE)
+    with pytest.raises(CookieError, match="`pybk bookie --replace`"):
+        cluster.claim_cookie(stopped)
+
+
 def test_a_state_outlives_starts_and_keeps_its_time(world: World) -> None:
     cluster, other = cluster_on(world.open()), cluster_on(world.open())
     cluster.claim_cookie(bookie(1))
@@ -103,6 +115,7 @@ def test_a_removed_instance_does_not_come_back_but_its_name_may() -> None:
     made = cluster.claim_cookie(bookie(1, instance=9))
     assert made == BookieCookie(bookie(1, instance=9), cluster.cluster_id)
     assert cluster.list_cookies() == [made]
+    assert cluster.record_boot(made.bookie, 1, **PLACE)
     with pytest.raises(CookieError, match="instance"):
         cluster.claim_cookie(bookie(1))
 

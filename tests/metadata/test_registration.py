@@ -34,10 +34,13 @@ def test_a_cookie_is_one_instances_until_it_is_replaced(world: World) -> None:
     made = one.claim_cookie(bookie(1))
     assert made == BookieCookie(bookie(1), one.cluster_id)
     assert two.claim_cookie(bookie(1)) == made
+    assert one.record_boot(bookie(1), 1)
+    started = one.read_cookie(bookie(1).bookie_id)
     with pytest.raises(CookieError, match="replace"):
         two.claim_cookie(bookie(1, instance=9))
-    assert one.read_cookie(bookie(1).bookie_id) == made
+    assert one.read_cookie(bookie(1).bookie_id) == started
     assert two.claim_cookie(bookie(1, instance=9), replace=True).bookie == bookie(1, instance=9)
+    assert two.record_boot(bookie(1, instance=9), 1)
     with pytest.raises(CookieError):
         one.claim_cookie(bookie(1))
     with pytest.raises(CookieError):

@@ -418,6 +418,9 @@ class Bookies(AuthenticatedValues):
     def claim_cookie(self, bookie: Bookie, *, replace: bool = False) -> BookieCookie:
         """Return the cookie of a bookie, and make it if there is none: the bookie then belongs to the cluster.
 
+        A cookie without a recorded start is of an instance that was stopped in its first start, before it served: it
+        holds nothing, and another instance replaces it. If it still starts, :meth:`record_boot` refuses that.
+
         Args:
             bookie: The bookie, with the instance that its directories name.
             replace: Replace the cookie of another instance, whose entries then count as lost.
@@ -442,7 +445,7 @@ class Bookies(AuthenticatedValues):
                 if found is not None and found.bookie == bookie:
                     _check_not_removed(found)
                     return found
-                if found is not None and not replace and found.state is not BookieState.REMOVED:
+                if found is not None and found.boots and not replace and found.state is not BookieState.REMOVED:
                     raise CookieError(
                         f"bookie {bookie.bookie_id!r} of this cluster is instance {found.bookie.instance.hex()}, "
                         f"and these directories are of {bookie.instance.hex()}: start it on its own directories, "
