@@ -1,4 +1,7 @@
-"""``python -m tests.loss --cuts 10000 --seed 1``: cuts recorded runs, and leaves out each of their syncs."""
+"""``python -m tests.loss --cuts 10000 --seed 1``: cuts recorded runs, and leaves out each of their syncs.
+
+Runs are killed, too, and what a kill or a cut left is recovered in a run of its own, which is cut again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ from tests.loss.workloads.every import WORKLOADS
 
 _RUN_CUTS = 250
 """The cuts of one run; then the workload is run anew, with another seed."""
+_RECOVERIES = 2
+"""How often a run is killed and recovered, and how often it is cut and recovered, per run."""
+_RECOVERY_CUTS = 12
+"""The cuts of one recovery."""
 
 
 class Campaign:
@@ -38,7 +45,8 @@ class Campaign:
         """Cut a run: before and after syncs of each call site, and anywhere."""
         cuts: list[Cut] = []
         for call in run.syncs:
-            cuts += run.cuts_at(call, self._choice, 2)
+            often = self.before[call] > 20 * _RECOVERIES
+            cuts += [] if often and run.first else run.cuts_at(call, self._choice, 2)
         cuts += run.random_cuts(self._choice, max(0, count - len(cuts)))
         positions = Counter(cut.position for cut in cuts)
         for call, syncs in run.syncs.items():
@@ -46,6 +54,19 @@ class Campaign:
             self.after[call] += sum(positions[each + 1] for each in syncs)
         self.failures += run.failures(cuts)
         self.done += len(cuts)
+
+    def cut_again(self, run: Run, mutants: bool) -> None:
+        """Cut recoveries: of a run that was killed, and of a cut of one that was not."""
+        for kill in [True, False] * _RECOVERIES:
+            with room() as path:
+                if kill:
+                    again = Run.of_killed(run.name, run.seed, path, self._choice.randint(1, len(run.records)))
+                else:
+                    (cut,) = run.random_cuts(self._choice, 1)
+                    again = run.cut_run(cut, path)
+                self.cut(again, _RECOVERY_CUTS)
+                if mutants:
+                    self.leave_out(again)
 
     def leave_out(self, run: Run) -> None:
         """Leave out the syncs of each call site that was not seen to be needed yet."""
@@ -86,10 +107,12 @@ def main() -> int:
     while campaign.done < options.cuts or number < len(names):
         name = names[number % len(names)]
         with room() as path:
-            run = Run(name, options.seed * 1000 + number // len(names), path)
+            run = Run.of(name, options.seed * 1000 + number // len(names), path)
+            mutants = options.mutant_cuts > 0 and number < 2 * len(names)
             campaign.cut(run, min(_RUN_CUTS, max(1, options.cuts // len(names))))
-            if options.mutant_cuts and number < 2 * len(names):
+            if mutants:
                 campaign.leave_out(run)
+            campaign.cut_again(run, mutants)
         number += 1
         print(  # noqa: T201
             f"{campaign.done} cuts of {options.cuts}, {len(campaign.failures)} failures, "

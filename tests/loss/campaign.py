@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from bisect import bisect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final
 
 from pybk.errors import PybkError
 from tests.loss.disk import Disk, Loss
-from tests.loss.recording import Kind, Record, inodes_kept, record, records
+from tests.loss.recording import RECOVERED, Kind, Record, inodes_kept, record, records, written
 from tests.loss.workloads.every import WORKLOADS
 
 _MEMORY: Final = Path("/dev/shm")
@@ -54,10 +55,10 @@ class Failure:
 
 
 class Run:
-    """A workload that was run and recorded once.
+    """A program that was run and recorded once: a workload, or the recovery of what a loss left of one.
 
     Args:
-        name: That of the workload.
+        name: The name of the workload.
         seed: What it does.
         path: An existing directory, for all files of the run.
     """
@@ -66,19 +67,87 @@ class Run:
         self.name = name
         self.seed = seed
         self._path = path
+        self._log = path / "log"
         # Cuts are written to the same path, because stores and clusters keep some of their paths.
-        root = path / "root"
-        root.mkdir()
-        self._root = root
-        self._inode = root.stat().st_ino
-        record(["-m", "tests.loss.child", name, str(seed), str(root)], root, path / "log")
-        self.records = records(path / "log")
+        self._root = path / "root"
+        self._image: list[Record] = []
+        self._reports: list[str] = []
+        self.first = 0
+        """The position of the first cut."""
+
+    @classmethod
+    def of(cls, name: str, seed: int, path: Path) -> Run:
+        """Run a workload."""
+        run = cls(name, seed, path)
+        run._root.mkdir()
+        record(["-m", "tests.loss.child", "run", name, str(seed), str(run._root)], run._root, run._log)
+        run._read()
+        return run
+
+    @classmethod
+    def of_killed(cls, name: str, seed: int, path: Path, after: int) -> Run:
+        """Run a workload that is killed after some records, and recover what it left; the recovery is cut."""
+        run = cls(name, seed, path)
+        run._root.mkdir()
+        record(["-m", "tests.loss.child", "run", name, str(seed), str(run._root)], run._root, run._log, after)
+        done = records(run._log)
+        run._log = path / "log of recovery"
+        run._image = [*done, *run._locks_of_others(done)]
+        run.first = len(run._image)
+        run._recover(_reports(done))
+        return run
+
+    def _locks_of_others(self, done: Sequence[Record]) -> list[Record]:
+        """Return what threads stored to lock files of LMDB after the kill was sent, and before they were dead."""
+        disk = Disk(self._root.stat().st_ino)
+        for each in done:
+            disk.apply(each)
+        image = self._path / "image"
+        disk.write_cut(image, Loss.NOTHING, Random(0))
+        stored = [
+            Record(Kind.STORED, 0, path.stat().st_ino, 0, 0, 0, 0, "", "", path.read_bytes())
+            for path in self._root.rglob("lock.mdb")
+            if path.read_bytes() != (image / path.relative_to(self._root)).read_bytes()
+        ]
+        shutil.rmtree(image)
+        return stored
+
+    def cut_run(self, cut: Cut, path: Path) -> Run:
+        """Recover what a cut leaves; the recovery is cut.
+
+        Raises:
+            AssertionError: It cannot be recovered.
+        """
+        run = Run(self.name, self.seed, path)
+        run._root = self._root
+        disk = Disk(self._inode)
+        for each in self.records[: cut.position]:
+            disk.apply(each)
+        disk.write_cut(run._root, cut.loss, Random(cut.seed))
+        run._image = written(run._root)
+        run._reports = [*self._reports, *_reports(self.records[: cut.position])]
+        run.first = len(run._image)
+        run._recover(run._reports)
+        return run
+
+    def _recover(self, reports: list[str]) -> None:
+        said = self._path / "reports"
+        said.write_text(json.dumps(reports))
+        record(["-m", "tests.loss.child", "recover", self.name, str(said), str(self._root)], self._root, self._log)
+        self._read()
+
+    def _read(self) -> None:
+        """Read what was recorded. A recovery is cut until it is done."""
+        self._inode = self._root.stat().st_ino
+        self.records = [*self._image, *records(self._log)]
+        self._check_record()
+        done = [number for number, each in enumerate(self.records) if each.kind is Kind.MARK and each.data == RECOVERED]
+        del self.records[done[0] if done else len(self.records) :]
         self.syncs: dict[str, list[int]] = {}
         """The positions of the records that sync, by system call and the lines that lead to it."""
         for position, each in enumerate(self.records):
-            if each.syncs:
+            if each.syncs and position >= self.first:
                 self.syncs.setdefault(each.call, []).append(position)
-        self._check_record()
 
     def _check_record(self) -> None:
         """Raise AssertionError unless the record leads to the files that the run left: a call was not seen."""
@@ -97,7 +166,7 @@ class Run:
     def random_cuts(self, choice: Random, count: int) -> Iterator[Cut]:
         """Yield cuts anywhere."""
         for _ in range(count):
-            yield Cut(choice.randint(0, len(self.records)), choice.choice(_LOSSES), choice.getrandbits(32))
+            yield Cut(choice.randint(self.first, len(self.records)), choice.choice(_LOSSES), choice.getrandbits(32))
 
     def cuts_at(self, call: str, choice: Random, count: int) -> Iterator[Cut]:
         """Yield a cut just before, and one just after, some syncs of a call site."""
@@ -135,15 +204,11 @@ class Run:
             without: The call site whose syncs are left out, if any.
         """
 
-        def skipped(each: Record) -> bool:
-            return each.call == without
-
-        disk, reports, position = Disk(self._inode, skipped), list[str](), 0
+        disk, reports, position = Disk(self._inode, lambda each: each.call == without), list(self._reports), 0
         for cut in sorted(cuts, key=lambda cut: cut.position):
             for each in self.records[position : cut.position]:
                 disk.apply(each)
-                if each.kind is Kind.MARK and each.data:
-                    reports.append(each.data.decode())
+            reports += _reports(self.records[position : cut.position])
             position = cut.position
             disk.write_cut(self._root, cut.loss, Random(cut.seed))
             try:
@@ -157,6 +222,10 @@ class Run:
     def failure_without(self, call: str, choice: Random, count: int) -> Failure | None:
         """Return what the syncs of a call site are for: what is wrong after a cut without them, or None."""
         return next(self.failures(self.cuts_without(call, choice, count), call), None)
+
+
+def _reports(done: Iterable[Record]) -> list[str]:
+    return [each.data.decode() for each in done if each.kind is Kind.MARK and each.data]
 
 
 def files(root: Path) -> dict[str, bytes | None]:

@@ -1,19 +1,29 @@
-"""The process that is recorded: ``python -m tests.loss.child WORKLOAD SEED DIRECTORY``."""
+"""The process that is recorded.
+
+``python -m tests.loss.child run WORKLOAD SEED DIRECTORY``, or ``recover WORKLOAD REPORTS DIRECTORY`` with a file of
+reports, a JSON array.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from random import Random
 
-from tests.loss.recording import inodes_kept, mark, sites_named
+from tests.loss.recording import RECOVERED, inodes_kept, mark, sites_named
 from tests.loss.workloads.every import WORKLOADS
 
 
-def main(name: str, seed: str, directory: str) -> None:
-    """Run a workload."""
+def main(action: str, name: str, argument: str, directory: str) -> None:
+    """Run a workload, or recover what a loss of power or of the process left of it."""
+    workload = WORKLOADS[name]
     with sites_named(), inodes_kept():
-        WORKLOADS[name].run(Path(directory), Random(f"{name} {seed}"), lambda report: mark(report.encode()))
+        if action == "run":
+            workload.run(Path(directory), Random(f"{name} {argument}"), lambda report: mark(report.encode()))
+        else:
+            reports = json.loads(Path(argument).read_text())
+            workload.check(Path(directory), reports, lambda: mark(RECOVERED))
         mark(b"")  # so that what was stored to shared maps is recorded
 
 

@@ -1,12 +1,15 @@
 /* Records what a process does to the files below one directory: each write, change of a name and sync, in order.
 
    A shared library for LD_PRELOAD, so it sees the calls of Python, of numpy and of LMDB alike. The environment names
-   the directory (LOSS_ROOT) and the file to append records to (LOSS_LOG). Calls are carried out one at a time, under a
+   the directory (LOSS_ROOT) and the file to append records to (LOSS_LOG), and after which of its records a process
+   kills itself (LOSS_KILL_AFTER), if it is to. Calls are carried out one at a time, under a
    lock that processes share, so the order of the records is the order of the calls. Stores to shared maps are seen when
    their file is synced, and at each mark.
 
    A sync of a parent process's file by its forked child is seen, too. Not seen: io_uring, ioctl, and what the C library
-   writes through its streams; the replay of a whole record is compared with the directory, so such a call is noticed. */
+   writes through its streams; the replay of a whole record is compared with the directory, so such a call is noticed.
+   Neither pybk nor LMDB, as pybk opens it, calls msync, sync_file_range, syncfs or sync: a process that does is ended,
+   because what they make durable would not be recorded. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -14,6 +17,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -54,6 +58,7 @@ typedef void (*site_function)(char *text, int capacity);
 static char root[PATH_MAX];
 static size_t root_bytes;
 static int log_fd = -1, lock_fd = -1;
+static long left = -1; /* records until the process kills itself; never if negative */
 static site_function site_of;
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 static struct { uint64_t inode; int fd; uint64_t sum; } maps[MAPS_MAX];
@@ -82,10 +87,11 @@ static void forking(void) { pthread_mutex_lock(&guard); }
 static void forked(void) { pthread_mutex_unlock(&guard); }
 
 __attribute__((constructor)) static void begin(void) {
-    const char *directory = getenv("LOSS_ROOT"), *log = getenv("LOSS_LOG");
+    const char *directory = getenv("LOSS_ROOT"), *log = getenv("LOSS_LOG"), *after = getenv("LOSS_KILL_AFTER");
     char path[PATH_MAX];
     if (!directory || !log || !realpath(directory, root)) return;
     root_bytes = strlen(root);
+    if (after) left = atol(after);
     snprintf(path, sizeof path, "%s.lock", log);
     log_fd = raw_openat(AT_FDCWD, log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
     lock_fd = raw_openat(AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -182,6 +188,9 @@ static void put(const void *data, size_t bytes) {
     }
 }
 
+static void note_stored(int index);
+
+/* Called under the lock, so no other thread or process is between a call and its record when this one kills itself. */
 static void note(struct record record, const char *name, const char *site, const void *data) {
     int saved = errno;
     record.site_bytes = site ? strlen(site) : 0;
@@ -189,6 +198,11 @@ static void note(struct record record, const char *name, const char *site, const
     put(name, record.name_bytes);
     put(site, record.site_bytes);
     put(data, record.data_bytes);
+    if (left > 0 && !--left) {
+        /* What was stored to shared maps outlives the process. */
+        for (int index = 0; index < map_count; index++) note_stored(index);
+        for (kill(getpid(), SIGKILL);;) pause();
+    }
     errno = saved;
 }
 
@@ -520,6 +534,27 @@ int fdatasync(int fd) {
     REAL(int, fdatasync, int);
     return do_sync(fd, 1, real_fdatasync);
 }
+
+static void unrecorded(const char *name) {
+    errno = ENOSYS;
+    die(name);
+}
+int msync(void *at, size_t bytes, int flags) {
+    REAL(int, msync, void *, size_t, int);
+    if (log_fd >= 0) unrecorded("msync");
+    return real_msync(at, bytes, flags);
+}
+int sync_file_range(int fd, off64_t offset, off64_t bytes, unsigned flags) {
+    REAL(int, sync_file_range, int, off64_t, off64_t, unsigned);
+    if (log_fd >= 0) unrecorded("sync_file_range");
+    return real_sync_file_range(fd, offset, bytes, flags);
+}
+int syncfs(int fd) {
+    REAL(int, syncfs, int);
+    if (log_fd >= 0) unrecorded("syncfs");
+    return real_syncfs(fd);
+}
+void sync(void) { unrecorded("sync"); }
 
 /* ---- names ------------------------------------------------------------------------------------------------------ */
 

@@ -6,13 +6,15 @@ import ctypes
 import enum
 import os
 import shutil
+import signal
+import stat
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from inspect import currentframe
 from pathlib import Path
@@ -30,6 +32,10 @@ _HEADER: Final = struct.Struct("<2I6Q2I")
 _PACKAGE: Final = f"{ROOT / 'src' / 'pybk'}{os.sep}"
 _SEAM: Final = "storage/io/"
 """Where files are written for others: the site of a sync names the caller, too."""
+
+
+RECOVERED: Final = b"recovered"
+"""Marks the record of a recovery, once all was there."""
 
 
 class Kind(enum.IntEnum):
@@ -106,11 +112,14 @@ def library() -> Path:
     return made
 
 
-def record(arguments: Sequence[str], root: Path, log: Path) -> str:
+def record(arguments: Sequence[str], root: Path, log: Path, kill_after: int | None = None) -> None:
     """Run a Python program, whose arguments are given, and append what it does below ``root`` to ``log``.
 
-    Returns:
-        Its output, both kinds.
+    Args:
+        arguments: Those of Python.
+        root: What is recorded.
+        log: The file of records.
+        kill_after: The number of its records after which the program kills itself; it may end before.
 
     Raises:
         AssertionError: It failed; says its output.
@@ -122,16 +131,38 @@ def record(arguments: Sequence[str], root: Path, log: Path) -> str:
         "LOSS_ROOT": str(root),
         "LOSS_LOG": str(log),
     }
+    if kill_after is not None:
+        environment["LOSS_KILL_AFTER"] = str(kill_after)
     done = subprocess.run(
         [sys.executable, *arguments], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    assert done.returncode == 0, f"{arguments} ended with {done.returncode}:\n{done.stdout}"
-    return done.stdout
+    allowed = (0,) if kill_after is None else (0, -signal.SIGKILL)
+    assert done.returncode in allowed, f"{arguments} ended with {done.returncode}:\n{done.stdout}"
 
 
 def records(log: Path) -> list[Record]:
     """Return all records of a file."""
     return list(_parsed(log.read_bytes()))
+
+
+def written(root: Path) -> list[Record]:
+    """Return the records of a program that wrote a directory as it is, durably."""
+    made = []
+    for path in (root, *sorted(root.rglob("*"))):
+        status = path.lstat()
+        node = partial(Record, inode=status.st_ino, other=0, offset=0, site="")
+        named = partial(node, parent=path.parent.stat().st_ino, name=path.name)
+        if stat.S_ISLNK(status.st_mode):
+            made.append(named(Kind.SYMLINK, extra=0, size=0, data=os.readlink(path).encode()))
+            continue
+        if path != root:
+            made.append(named(Kind.CREATE, extra=status.st_mode, size=0, data=b""))
+        if stat.S_ISREG(status.st_mode) and status.st_size:
+            data = path.read_bytes()
+            made.append(node(Kind.WRITE, extra=0, parent=0, size=len(data), name="", data=data))
+        made.append(node(Kind.SYNC, extra=0, parent=0, size=0, name="", data=b""))
+    # A directory was synced before it had names.
+    return [*made, *(each for each in made if each.kind is Kind.SYNC)]
 
 
 def _parsed(data: bytes) -> Iterator[Record]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.loss.campaign import files, room
 from tests.loss.disk import Disk, Loss
-from tests.loss.recording import Record, record, records, why_not
+from tests.loss.recording import Record, record, records, why_not, written
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"nothing can be recorded: {why_not()}")
 
@@ -93,3 +93,39 @@ def test_what_was_not_synced_may_be_there_in_any_part(space: Path) -> None:
     assert {each[0] for each in seen} == {True, False}
     assert {each[1] for each in seen} == {3, 2048}
     assert len(seen) > 10
+
+
+@pytest.mark.parametrize("call", ["msync", "syncfs"])
+def test_a_sync_that_is_not_recorded_ends_the_program(space: Path, call: str) -> None:
+    program = f"{WRITTEN}import mmap; m = mmap.mmap(fd, 3)\n"
+    program += "m.flush()" if call == "msync" else "import ctypes; ctypes.CDLL(None).syncfs(fd)"
+    with pytest.raises(AssertionError, match=f"ended with 97:\nloss recorder: {call}"):
+        recorded(space, program)
+
+
+def test_a_killed_program_has_done_what_was_recorded(space: Path) -> None:
+    root = space / "root"
+    root.mkdir()
+    program = f"import os; os.chdir({str(root)!r}); [open(f'{{n}}', 'w').write('x') for n in range(9)]"
+    record(["-c", program], root, space / "log", kill_after=5)
+    done = records(space / "log")
+    assert len(done) == 5
+    disk = Disk(root.stat().st_ino)
+    for each in done:
+        disk.apply(each)
+    disk.write_cut(space / "cut", Loss.NOTHING, Random(0))
+    assert files(space / "cut") == files(root)
+    assert len(files(root)) == 3
+
+
+def test_what_a_cut_left_is_where_the_next_record_begins(space: Path) -> None:
+    root = space / "root"
+    (root / "d").mkdir(parents=True)
+    (root / "d" / "a").write_bytes(b"abc")
+    (root / "d" / "empty").touch()
+    (root / "link").symlink_to("d/a")
+    disk = Disk(root.stat().st_ino)
+    for each in written(root):
+        disk.apply(each)
+    disk.write_cut(space / "cut", Loss.ALL, Random(0))
+    assert files(space / "cut") == files(root)

@@ -30,7 +30,7 @@ def space() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def creation(space: Path) -> Run:
-    return Run("creation", 1, space)
+    return Run.of("creation", 1, space)
 
 
 def needed(run: Run, system_call: str, *lines: str) -> bool:
@@ -42,7 +42,7 @@ def needed(run: Run, system_call: str, *lines: str) -> bool:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_nothing_acknowledged_is_lost_when_the_power_is_cut(name: str) -> None:
     with room() as path:
-        run = Run(name, 1, path)
+        run = Run.of(name, 1, path)
         assert not list(run.failures(run.random_cuts(Random(1), _CUTS)))
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 from pybk.backup import back_up, prune_backup, restore_backup, verify_backup
 from tests.loss.workloads.ledgers import append, check_ledgers
-from tests.loss.workloads.workload import Report
+from tests.loss.workloads.workload import Recovered, Report, unused
 from tests.storage.real_store import open_quick
 
 
@@ -36,14 +36,15 @@ class Backups:
                     prune_backup(target, keep=1, keep_seconds=0)
                     report(f"pruned {number}")
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         target = directory / "backups" / "of" / "store"
         own = [report for report in reports if report.split()[0] in ("made", "appended", "closed")]
         if any(report.startswith("backed") for report in reports):
             last = max(number for number, report in enumerate(reports) if report.startswith("backed"))
-            restore_backup(target, directory / "now")
-            with open_quick(directory / "now") as manager:
+            now = unused(directory)
+            restore_backup(target, now)
+            with open_quick(now) as manager:
                 check_ledgers(manager, [report for report in reports[:last] if report in own])
             verify_backup(target)
         if any(report.startswith("restored") for report in reports):
@@ -54,3 +55,4 @@ class Backups:
         with open_quick(directory / "store") as manager:
             check_ledgers(manager, own)
             back_up(manager, target)
+        recovered()

@@ -19,7 +19,7 @@ from pybk.metadata_repair import export_metadata
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.testing import TestCluster, cheap_keys
 from tests.loss.workloads.ledgers import append, check_ledgers
-from tests.loss.workloads.workload import Report
+from tests.loss.workloads.workload import Recovered, Report
 
 
 class Bookies:
@@ -49,13 +49,14 @@ class Bookies:
                     client.delete_ledger(writer.ledger_id)
                     report(f"deleted {writer.ledger_id}")
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         with TestCluster(directory / "cluster", self._bookies) as cluster:
             client = cluster.connect()
             check_ledgers(client, [report for report in reports if report != "began"])
             with client.create_ledger(ensemble_size=self._bookies, insecure=True) as writer:
                 append(writer, 3, lambda report: None)
+        recovered()
 
 
 class Files:
@@ -76,9 +77,10 @@ class Files:
                 export_metadata(cluster.url, directory / f"export{number}", cluster_secret=cluster.secret)
                 report(f"export{number}")
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         if "made" not in reports:
+            recovered()
             return
         with _home(directory):
             cluster = DevCluster.found(str(directory / "clusters" / "dev"))
@@ -95,6 +97,7 @@ class Files:
             for report in reports:
                 if report.startswith("export"):
                     check_export(str(directory / report))
+        recovered()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from pybk import DigestType, LedgerManager, LedgerWriter, StorageHint, WriteFlag
-from tests.loss.workloads.workload import Report
+from tests.loss.workloads.workload import Recovered, Report
 from tests.storage.real_store import open_quick, payloads
 from tests.storage.test_kill import payload_of
 
@@ -80,10 +80,11 @@ class Creation:
             while writer.last_add_pushed < self.entries:
                 append(writer, 3, report)
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         with open_quick(directory / "store") as manager:
             check_ledgers(manager, reports)
+        recovered()
 
 
 class Ledgers:
@@ -106,13 +107,14 @@ class Ledgers:
         }
         return open_quick(directory / "var" / "lib" / "store", tiers=tiers if first else None)
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         with self._opened(directory, first=not reports) as manager:
             check_ledgers(manager, reports)
             with manager.create_ledger(insecure=True) as writer:
                 append(writer, 3, lambda report: None)
             manager.checkpoint()
+        recovered()
 
 
 class _Working:

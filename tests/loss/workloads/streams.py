@@ -11,7 +11,7 @@ from unittest import mock
 
 from pybk import BlobStore, LedgerManager, SnapshotStore, WriteAheadLog
 from pybk.streams import cursor
-from tests.loss.workloads.workload import Report
+from tests.loss.workloads.workload import Recovered, Report, unused
 from tests.storage.real_store import open_quick
 from tests.streams import blob_workload, log_workload, subscription_workload, workload
 
@@ -29,13 +29,14 @@ class NamedLog:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         model = log_workload.Model()
         for report in reports:
             model.take(report)
         with open_quick(directory / "store") as manager, log_workload.opened(manager) as log:
             model.check(log)
+            recovered()
             log.writer(ordered_txids=False, steal=True).append(b"more")
 
 
@@ -52,13 +53,14 @@ class Wal:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         model = workload.Model()
         for report in reports:
             model.take(report)
         with open_quick(directory / "store") as manager, self._opened(manager) as wal:
             model.check(wal)
+            recovered()
             wal.append(b"more")
 
 
@@ -77,13 +79,14 @@ class Subscribed:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         model = subscription_workload.Model()
         for report in reports:
             model.take(report)
         with open_quick(directory / "store") as manager, subscription_workload.opened(manager) as log:
             model.check(manager, log)
+            recovered()
             log.writer(steal=True).append(b"more")
 
 
@@ -120,7 +123,7 @@ class Blobs:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         model = blob_workload.Model()
         if reports:
@@ -130,6 +133,7 @@ class Blobs:
             ]
         with open_quick(directory / "store") as manager, blob_workload.opened(manager) as blobs:
             model.check(blobs, manager)
+            recovered()
             blobs.put("more", b"more")
 
 
@@ -150,7 +154,7 @@ class Snapshots:
                 snapshots.restore(directory / "restored" / f"{number}" / "state")
                 report(f"restored {number}")
 
-    def check(self, directory: Path, reports: Sequence[str]) -> None:
+    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
         """See :class:`Workload`."""
         numbers = {word: int(number) for word, number in map(str.split, reports)}
         restored = directory / "restored" / f"{numbers.get('restored')}" / "state"
@@ -158,10 +162,12 @@ class Snapshots:
             self._check_state(restored, numbers["restored"])
         with open_quick(directory / "store") as manager, BlobStore.open(manager, insecure=True) as blobs:
             snapshots = SnapshotStore(blobs, "state", keep=2, part_bytes=1000)
-            found = snapshots.restore(directory / "now") if numbers else None
+            now = unused(directory)
+            found = snapshots.restore(now) if numbers else None
             assert found is None or found.info.lsn in (numbers["saved"], numbers["saved"] + 1)
             if found is not None:
-                self._check_state(directory / "now", found.info.lsn)
+                self._check_state(now, found.info.lsn)
+        recovered()
 
     @staticmethod
     def _check_state(path: Path, number: int) -> None:
