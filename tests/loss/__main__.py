@@ -60,7 +60,8 @@ class Campaign:
         for kill in [True, False] * _RECOVERIES:
             with room() as path:
                 if kill:
-                    again = Run.of_killed(run.name, run.seed, path, self._choice.randint(1, len(run.records)))
+                    sync = self._choice.choice(run.syncs[self._choice.choice(list(run.syncs))])
+                    again = Run.of_killed(run.name, run.seed, path, max(sync, 1))
                 else:
                     (cut,) = run.random_cuts(self._choice, 1)
                     again = run.cut_run(cut, path)

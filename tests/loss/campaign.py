@@ -15,8 +15,9 @@ from typing import Final
 
 from pybk.errors import PybkError
 from tests.loss.disk import Disk, Loss
-from tests.loss.recording import RECOVERED, Kind, Record, inodes_kept, record, records, written
+from tests.loss.recording import Kind, Record, inodes_kept, record, records, written
 from tests.loss.workloads.every import WORKLOADS
+from tests.loss.workloads.workload import RECOVERED
 
 _MEMORY: Final = Path("/dev/shm")
 _LOSSES: Final = tuple(Loss)
@@ -137,11 +138,15 @@ class Run:
         self._read()
 
     def _read(self) -> None:
-        """Read what was recorded. A recovery is cut until it is done."""
+        """Read what was recorded. A recovery is cut until it adds what a second check would not know."""
         self._inode = self._root.stat().st_ino
         self.records = [*self._image, *records(self._log)]
         self._check_record()
-        done = [number for number, each in enumerate(self.records) if each.kind is Kind.MARK and each.data == RECOVERED]
+        done = [
+            number
+            for number, each in enumerate(self.records)
+            if each.kind is Kind.MARK and each.data == RECOVERED.encode()
+        ]
         del self.records[done[0] if done else len(self.records) :]
         self.syncs: dict[str, list[int]] = {}
         """The positions of the records that sync, by system call and the lines that lead to it."""

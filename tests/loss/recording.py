@@ -34,10 +34,6 @@ _SEAM: Final = "storage/io/"
 """Where files are written for others: the site of a sync names the caller, too."""
 
 
-RECOVERED: Final = b"recovered"
-"""Marks the record of a recovery, once all was there."""
-
-
 class Kind(enum.IntEnum):
     """What was done; ``recorder.c`` says which fields each has."""
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import pytest
 
-from tests.loss.campaign import Run, room
+from tests.loss.campaign import Cut, Run, room
+from tests.loss.disk import Loss
 from tests.loss.recording import why_not
 from tests.loss.workloads.every import WORKLOADS
 
@@ -20,6 +21,9 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"nothing can be r
 
 _CUTS: Final = 25
 _CUTS_WITHOUT: Final = 60
+_CUTS_AGAIN: Final = 8
+_SLOW: Final = {"log", "subscription", "blobs", "snapshots", "backups", "bookies", "files"}
+_LONG: Final = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +48,30 @@ def test_nothing_acknowledged_is_lost_when_the_power_is_cut(name: str) -> None:
     with room() as path:
         run = Run.of(name, 1, path)
         assert not list(run.failures(run.random_cuts(Random(1), _CUTS)))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_LONG if name in _SLOW else ()) for name in WORKLOADS])
+def test_nothing_acknowledged_is_lost_by_a_cut_in_the_recovery_from_a_kill_or_a_cut(name: str) -> None:
+    with room() as path:
+        run = Run.of(name, 1, path)
+        choice = Random(f"again {name}")
+        sync = choice.choice(run.syncs[choice.choice(list(run.syncs))])
+        with room() as of_killed:
+            killed = Run.of_killed(name, 1, of_killed, max(sync, 1))
+            assert not list(killed.failures(killed.random_cuts(choice, _CUTS_AGAIN)))
+        with room() as of_cut:
+            (cut,) = run.random_cuts(choice, 1)
+            again = run.cut_run(cut, of_cut)
+            assert not list(again.failures(again.random_cuts(choice, _CUTS_AGAIN)))
+
+
+def test_the_name_of_a_directory_that_a_killed_process_made_is_durable() -> None:
+    with room() as path:
+        made = [number for number, each in enumerate(Run.of("ledgers", 1, path).records) if each.name == "lib"]
+    with room() as path:
+        killed = Run.of_killed("ledgers", 1, path, made[0] + 1)
+        assert killed.records[killed.first - 1].name == "lib"
+        assert not list(killed.failures([Cut(len(killed.records), Loss.ALL, 1)]))
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:

@@ -283,3 +283,23 @@ def test_arguments_are_checked(tmp_path: Path) -> None:
         for content in (5, lambda file: file.write("text")):
             with pytest.raises(UsageError, match="write takes bytes"):
                 snapshots.save(content)
+
+
+def test_the_name_of_a_directory_that_a_killed_restore_made_is_synced(
+    blobs: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.write_bytes(b"state")
+    snapshots = SnapshotStore(blobs, "state")
+    snapshots.save(state, lsn=1)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    snapshots.restore(tmp_path / "a" / "b" / "c" / "restored")
+    assert {str(tmp_path / each) for each in ("a", "a/b", "a/b/c")} <= set(synced)

@@ -53,7 +53,7 @@ _PLANNED: Final = "cookie.planned"
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
-    """Make a directory and its missing parents, durably, if it does not exist.
+    """Make a directory and its missing parents, durably.
 
     Raises:
         UsageError: Something else has this name, or a parent's.
@@ -454,7 +454,6 @@ def create_store(
     _check_free(fs, root, directories, planned)
     for directory in directories:
         make_directory(fs, directory.path)
-        fs.sync_directory(os.path.dirname(directory.path))
     fs.sync_directory(os.path.dirname(root))
     if planned is None:
         cookie = _new_cookie(NEWEST_STORE_LEVEL if level is None else level) if restored is None else restored.cookie()

@@ -200,7 +200,8 @@ class Store(StoreReader):
             try:
                 fs.acquire_spares()
                 undo.callback(fs.release_spares)
-                make_directory(fs, root)
+                if not fs.exists(os.path.join(root, "LOCK")):
+                    make_directory(fs, root)
                 lock = fs.lock(os.path.join(root, "LOCK"))
                 undo.callback(lock.release)
                 cookie = find_cookie(fs, root, tiers)

@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -583,8 +583,10 @@ class _Saving(io.BufferedIOBase):
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and its missing parents, durably."""
+    """Make a directory and its missing parents, durably, also if another process made it and was killed."""
     missing = [each for each in (path, *path.parents) if not each.is_dir()]
+    with suppress(PermissionError):  # then no process of this user made it
+        _sync(missing[-1].parent.parent if missing else path.parent)
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         _sync(each.parent)

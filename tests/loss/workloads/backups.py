@@ -8,7 +8,7 @@ from random import Random
 
 from pybk.backup import back_up, prune_backup, restore_backup, verify_backup
 from tests.loss.workloads.ledgers import append, check_ledgers
-from tests.loss.workloads.workload import Recovered, Report, unused
+from tests.loss.workloads.workload import RECOVERED, Report, ignore, unused
 from tests.storage.real_store import open_quick
 
 
@@ -36,7 +36,7 @@ class Backups:
                     prune_backup(target, keep=1, keep_seconds=0)
                     report(f"pruned {number}")
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         target = directory / "backups" / "of" / "store"
         own = [report for report in reports if report.split()[0] in ("made", "appended", "closed")]
@@ -55,4 +55,4 @@ class Backups:
         with open_quick(directory / "store") as manager:
             check_ledgers(manager, own)
             back_up(manager, target)
-        recovered()
+        report(RECOVERED)

@@ -19,7 +19,7 @@ from pybk.metadata_repair import export_metadata
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.testing import TestCluster, cheap_keys
 from tests.loss.workloads.ledgers import append, check_ledgers
-from tests.loss.workloads.workload import Recovered, Report
+from tests.loss.workloads.workload import RECOVERED, Report, ignore
 
 
 class Bookies:
@@ -34,8 +34,8 @@ class Bookies:
 
     def run(self, directory: Path, choice: Random, report: Report) -> None:
         """See :class:`Workload`."""
-        OsFileSystem().make_directory(str(directory / "cluster"))
-        with TestCluster(directory / "cluster", self._bookies) as cluster:
+        OsFileSystem().make_directory(str(directory / "of" / "cluster"))
+        with TestCluster(directory / "of" / "cluster", self._bookies) as cluster:
             report("began")
             client = cluster.connect()
             for _ in range(6):
@@ -49,14 +49,14 @@ class Bookies:
                     client.delete_ledger(writer.ledger_id)
                     report(f"deleted {writer.ledger_id}")
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
-        with TestCluster(directory / "cluster", self._bookies) as cluster:
+        with TestCluster(directory / "of" / "cluster", self._bookies) as cluster:
             client = cluster.connect()
-            check_ledgers(client, [report for report in reports if report != "began"])
+            check_ledgers(client, [each for each in reports if each != "began"], report)
             with client.create_ledger(ensemble_size=self._bookies, insecure=True) as writer:
-                append(writer, 3, lambda report: None)
-        recovered()
+                report(f"made {writer.ledger_id}")
+                append(writer, 3, report)
 
 
 class Files:
@@ -77,10 +77,10 @@ class Files:
                 export_metadata(cluster.url, directory / f"export{number}", cluster_secret=cluster.secret)
                 report(f"export{number}")
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         if "made" not in reports:
-            recovered()
+            report(RECOVERED)
             return
         with _home(directory):
             cluster = DevCluster.found(str(directory / "clusters" / "dev"))
@@ -90,14 +90,14 @@ class Files:
             assert os.path.getsize(cluster.path("token")) > 0
             if "profile" in reports:
                 assert Profile.read("dev").metadata == cluster.url
-            tokens = [report.split()[1] for report in reports if report.startswith("token")]
+            tokens = [each.split()[1] for each in reports if each.startswith("token")]
             if tokens:
                 found = [token.name for token in read_tokens(directory / "tokens")]
                 assert found[: len(tokens)] == tokens
-            for report in reports:
-                if report.startswith("export"):
-                    check_export(str(directory / report))
-        recovered()
+            for each in reports:
+                if each.startswith("export"):
+                    check_export(str(directory / each))
+        report(RECOVERED)
 
 
 @contextmanager

@@ -7,13 +7,14 @@ from typing import Final
 
 from tests.loss.workloads.backups import Backups
 from tests.loss.workloads.clusters import Bookies, Files
-from tests.loss.workloads.ledgers import Creation, Ledgers
+from tests.loss.workloads.ledgers import Creation, Ledgers, Rebuilt
 from tests.loss.workloads.streams import Blobs, NamedLog, Snapshots, Subscribed, Wal
 from tests.loss.workloads.workload import Workload
 
 WORKLOADS: Final[Mapping[str, Workload]] = {
     "creation": Creation(),
     "ledgers": Ledgers(),
+    "rebuilt": Rebuilt(),
     "log": NamedLog(),
     "wal": Wal(),
     "subscription": Subscribed(),

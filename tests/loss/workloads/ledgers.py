@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from pybk import DigestType, LedgerManager, LedgerWriter, StorageHint, WriteFlag
-from tests.loss.workloads.workload import Recovered, Report
+from pybk.repair import rebuild_index
+from tests.loss.workloads.workload import Report, ignore
 from tests.storage.real_store import open_quick, payloads
 from tests.storage.test_kill import payload_of
 
@@ -21,11 +23,14 @@ class _Known:
     deleted: bool = False
 
 
-def check_ledgers(manager: LedgerManager, reports: Sequence[str], password: bytes = b"") -> None:
-    """Compare ledgers with what was reported: ``made``, ``appended``, ``closed``, ``deleting`` and ``deleted``."""
+def check_ledgers(manager: LedgerManager, reports: Sequence[str], report: Report = ignore) -> None:
+    """Compare ledgers with what was reported: ``made``, ``appended``, ``closed``, ``deleting`` and ``deleted``.
+
+    Entries that were found are reported as appended, because what was read is there ever after.
+    """
     known: dict[int, _Known] = {}
-    for report in reports:
-        word, *numbers = report.split()
+    for said in reports:
+        word, *numbers = said.split()
         if word == "made":
             known[int(numbers[0])] = _Known()
         elif word == "appended":
@@ -39,11 +44,14 @@ def check_ledgers(manager: LedgerManager, reports: Sequence[str], password: byte
         elif not each.deleting:
             assert ledger_id in listed, f"ledger {ledger_id} is gone"
     for ledger_id in sorted(listed):
-        _check_ledger(manager, ledger_id, known.get(ledger_id, _Known()), password)
+        found = _check_ledger(manager, ledger_id, known.get(ledger_id, _Known()))
+        if ledger_id not in known:
+            report(f"made {ledger_id}")
+        report(f"appended {ledger_id} {found - 1}")
 
 
-def _check_ledger(manager: LedgerManager, ledger_id: int, known: _Known, password: bytes) -> None:
-    with manager.open_ledger(ledger_id, password=password) as reader:
+def _check_ledger(manager: LedgerManager, ledger_id: int, known: _Known) -> int:
+    with manager.open_ledger(ledger_id) as reader:
         found = payloads(reader)
     assert len(found) > known.acknowledged, (
         f"ledger {ledger_id} has {len(found)} entries, and {known.acknowledged} was acknowledged"
@@ -52,6 +60,7 @@ def _check_ledger(manager: LedgerManager, ledger_id: int, known: _Known, passwor
         assert len(found) == known.acknowledged + 1, f"ledger {ledger_id} was closed, and has more entries"
     for number, payload in enumerate(found):
         assert payload == payload_of(ledger_id, number), f"entry {number} of ledger {ledger_id} is another one"
+    return len(found)
 
 
 def append(writer: LedgerWriter, count: int, report: Report) -> None:
@@ -80,11 +89,10 @@ class Creation:
             while writer.last_add_pushed < self.entries:
                 append(writer, 3, report)
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         with open_quick(directory / "store") as manager:
-            check_ledgers(manager, reports)
-        recovered()
+            check_ledgers(manager, reports, report)
 
 
 class Ledgers:
@@ -107,14 +115,27 @@ class Ledgers:
         }
         return open_quick(directory / "var" / "lib" / "store", tiers=tiers if first else None)
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         with self._opened(directory, first=not reports) as manager:
-            check_ledgers(manager, reports)
+            check_ledgers(manager, reports, report)
             with manager.create_ledger(insecure=True) as writer:
-                append(writer, 3, lambda report: None)
+                report(f"made {writer.ledger_id}")
+                append(writer, 3, report)
             manager.checkpoint()
-        recovered()
+
+
+class Rebuilt(Ledgers):
+    """The same, and after a cut the index is lost, too: it is made again from the catalog and the files."""
+
+    steps = 30
+
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
+        """See :class:`Workload`."""
+        if reports:
+            shutil.rmtree(directory / "disks" / "ssd" / "pybk" / "index", ignore_errors=True)
+            assert rebuild_index(directory / "var" / "lib" / "store").made
+        super().check(directory, reports, report)
 
 
 class _Working:

@@ -11,7 +11,7 @@ from unittest import mock
 
 from pybk import BlobStore, LedgerManager, SnapshotStore, WriteAheadLog
 from pybk.streams import cursor
-from tests.loss.workloads.workload import Recovered, Report, unused
+from tests.loss.workloads.workload import RECOVERED, Report, ignore, unused
 from tests.storage.real_store import open_quick
 from tests.streams import blob_workload, log_workload, subscription_workload, workload
 
@@ -29,14 +29,14 @@ class NamedLog:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         model = log_workload.Model()
-        for report in reports:
-            model.take(report)
+        for each in reports:
+            model.take(each)
         with open_quick(directory / "store") as manager, log_workload.opened(manager) as log:
             model.check(log)
-            recovered()
+            report(RECOVERED)
             log.writer(ordered_txids=False, steal=True).append(b"more")
 
 
@@ -53,14 +53,14 @@ class Wal:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         model = workload.Model()
-        for report in reports:
-            model.take(report)
+        for each in reports:
+            model.take(each)
         with open_quick(directory / "store") as manager, self._opened(manager) as wal:
             model.check(wal)
-            recovered()
+            report(RECOVERED)
             wal.append(b"more")
 
 
@@ -79,14 +79,14 @@ class Subscribed:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         model = subscription_workload.Model()
-        for report in reports:
-            model.take(report)
+        for each in reports:
+            model.take(each)
         with open_quick(directory / "store") as manager, subscription_workload.opened(manager) as log:
             model.check(manager, log)
-            recovered()
+            report(RECOVERED)
             log.writer(steal=True).append(b"more")
 
 
@@ -123,7 +123,7 @@ class Blobs:
                 if number % 20 == 19:
                     manager.checkpoint()
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         model = blob_workload.Model()
         if reports:
@@ -133,7 +133,7 @@ class Blobs:
             ]
         with open_quick(directory / "store") as manager, blob_workload.opened(manager) as blobs:
             model.check(blobs, manager)
-            recovered()
+            report(RECOVERED)
             blobs.put("more", b"more")
 
 
@@ -154,7 +154,7 @@ class Snapshots:
                 snapshots.restore(directory / "restored" / f"{number}" / "state")
                 report(f"restored {number}")
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
         numbers = {word: int(number) for word, number in map(str.split, reports)}
         restored = directory / "restored" / f"{numbers.get('restored')}" / "state"
@@ -167,7 +167,7 @@ class Snapshots:
             assert found is None or found.info.lsn in (numbers["saved"], numbers["saved"] + 1)
             if found is not None:
                 self._check_state(now, found.info.lsn)
-        recovered()
+        report(RECOVERED)
 
     @staticmethod
     def _check_state(path: Path, number: int) -> None:

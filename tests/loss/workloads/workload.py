@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 Report = Callable[[str], object]
-Recovered = Callable[[], object]
+
+RECOVERED: Final = "recovered"
+"""Reported by a check once all was there, before it adds anything that a second check would not know."""
+
+
+def ignore(report: str) -> None:
+    """Do nothing about a report."""
 
 
 class Workload(Protocol):
@@ -18,13 +24,13 @@ class Workload(Protocol):
         """Work in a new directory; report what is about to begin and what was acknowledged."""
         ...
 
-    def check(self, directory: Path, reports: Sequence[str], recovered: Recovered = lambda: None) -> None:
+    def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """Open what a cut left, and go on with it.
 
         Args:
             directory: That of the run.
             reports: What was reported before the cut.
-            recovered: Called once all was there, before anything is added that a second check would not know.
+            report: Takes what was found, which a second check expects, too, and ``RECOVERED``.
 
         Raises:
             AssertionError: Something that was reported as acknowledged is missing, or something is wrong.

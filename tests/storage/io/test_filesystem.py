@@ -381,6 +381,19 @@ def test_zeros_where_direct_writes_are_refused(tmp_path: Path, monkeypatch: pyte
     assert file.read(0, 8192) == bytes(8192)
 
 
+def test_the_name_of_a_directory_that_a_killed_process_made_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    OsFileSystem().make_directory(str(tmp_path / "a" / "b" / "c" / "d"))
+    assert synced == [str(tmp_path / each) for each in ("a", "a/b", "a/b/c")]
+    synced.clear()
+    OsFileSystem().make_directory(str(tmp_path / "a" / "b"))
+    assert synced == [str(tmp_path / "a")]
+
+
 def test_file_that_finds_no_space_is_removed(tmp_path: Path) -> None:
     with file_size_limit(8192), pytest.raises(OSError, match=r"\[Errno"):
         OsFileSystem().create(str(tmp_path / "a"), 1 << 20)

@@ -227,7 +227,7 @@ class FileSystem(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and its missing parents, durably; does nothing if it exists."""
+        """Make a directory and its missing parents, durably, also if another process made it and was killed."""
         ...
 
     def sync_directory(self, path: str) -> None:
@@ -711,6 +711,12 @@ class OsFileSystem:
         while not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)
+        try:
+            # The process that made the innermost directory that exists may have been killed before it synced its name.
+            self.sync_directory(os.path.dirname(path))
+        except NotOpenedError as error:
+            if error.errno != errno.EACCES:  # without the right to read its parent, no process of this user made it
+                raise
         for directory in reversed(missing):
             try:
                 self.access.make_directory(directory)

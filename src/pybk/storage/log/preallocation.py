@@ -308,7 +308,8 @@ class LogFileSupply:
     def _bury(self) -> None:
         """Unlink the files that the log will not use; may be repeated. The caller holds ``making``.
 
-        One that cannot be unlinked is tried again later, and removed by the next open at the latest: it is zeros.
+        One that cannot be unlinked is tried again later, and removed by the next open at the latest: it is zeros. For
+        the same reason no sync follows.
         """
         volumes = self._volumes
         with self._lock:
@@ -319,7 +320,6 @@ class LogFileSupply:
             try:
                 if volumes.fs.exists(path):
                     volumes.fs.unlink(path)
-                volumes.fs.sync_directory(volumes.directory_of(made.row))
             except OSError as error:
                 logger.warning("%s, preallocated and not needed, cannot be removed: %s", path, error)
                 continue
