@@ -9,9 +9,11 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from random import Random
 
 from tests.loss.campaign import Cut, Failure, Run, room
+from tests.loss.disk import Loss
 from tests.loss.recording import why_not
 from tests.loss.workloads.every import WORKLOADS
 
@@ -52,22 +54,29 @@ class Campaign:
         for call, syncs in run.syncs.items():
             self.before[call] += sum(positions[each] for each in syncs)
             self.after[call] += sum(positions[each + 1] for each in syncs)
-        self.failures += run.failures(cuts)
+        self._note(run.failures(cuts))
         self.done += len(cuts)
 
     def cut_again(self, run: Run, mutants: bool) -> None:
         """Cut recoveries: of a run that was killed, and of a cut of one that was not."""
         for kill in [True, False] * _RECOVERIES:
+            sync = self._choice.choice(run.syncs[self._choice.choice(list(run.syncs))])
+            (cut,) = run.random_cuts(self._choice, 1)
             with room() as path:
-                if kill:
-                    sync = self._choice.choice(run.syncs[self._choice.choice(list(run.syncs))])
-                    again = Run.of_killed(run.name, run.seed, path, max(sync, 1))
-                else:
-                    (cut,) = run.random_cuts(self._choice, 1)
-                    again = run.cut_run(cut, path)
+                try:
+                    again = Run.of_killed(run.name, run.seed, path, max(sync, 1)) if kill else run.cut_run(cut, path)
+                except AssertionError as error:
+                    place = Cut(max(sync, 1), Loss.NOTHING, 0) if kill else cut
+                    self._note([Failure(run.name, run.seed, place, f"not recovered: {error}")])
+                    continue
                 self.cut(again, _RECOVERY_CUTS)
                 if mutants:
                     self.leave_out(again)
+
+    def _note(self, failures: Iterable[Failure]) -> None:
+        for failure in failures:
+            self.failures.append(failure)
+            print(failure, flush=True)  # noqa: T201
 
     def leave_out(self, run: Run) -> None:
         """Leave out the syncs of each call site that was not seen to be needed yet."""
@@ -83,8 +92,6 @@ class Campaign:
             if not self.before[call] or not self.after[call]:
                 good, verdict = False, "NOT CUT"
             print(f"{self.before[call]:6} before {self.after[call]:6} after, {verdict}: {call}")  # noqa: T201
-        for failure in self.failures[:20]:
-            print(failure)  # noqa: T201
         print(  # noqa: T201
             f"{self.done} cuts, {len(self.failures)} failures; {len(self.before)} call sites, "
             f"{sum(self.needed.values())} of them needed"

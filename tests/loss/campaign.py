@@ -67,12 +67,12 @@ class Run:
     def __init__(self, name: str, seed: int, path: Path) -> None:
         self.name = name
         self.seed = seed
-        self._path = path
-        self._log = path / "log"
+        self.path = path
+        self.log = path / "log"
         # Cuts are written to the same path, because stores and clusters keep some of their paths.
-        self._root = path / "root"
-        self._image: list[Record] = []
-        self._reports: list[str] = []
+        self.root = path / "root"
+        self.image: list[Record] = []
+        self.before: list[str] = []
         self.first = 0
         """The position of the first cut."""
 
@@ -80,35 +80,35 @@ class Run:
     def of(cls, name: str, seed: int, path: Path) -> Run:
         """Run a workload."""
         run = cls(name, seed, path)
-        run._root.mkdir()
-        record(["-m", "tests.loss.child", "run", name, str(seed), str(run._root)], run._root, run._log)
-        run._read()
+        run.root.mkdir()
+        record(["-m", "tests.loss.child", "run", name, str(seed), str(run.root)], run.root, run.log)
+        run.read()
         return run
 
     @classmethod
     def of_killed(cls, name: str, seed: int, path: Path, after: int) -> Run:
         """Run a workload that is killed after some records, and recover what it left; the recovery is cut."""
         run = cls(name, seed, path)
-        run._root.mkdir()
-        record(["-m", "tests.loss.child", "run", name, str(seed), str(run._root)], run._root, run._log, after)
-        done = records(run._log)
-        run._log = path / "log of recovery"
-        run._image = [*done, *run._locks_of_others(done)]
-        run.first = len(run._image)
-        run._recover(_reports(done))
+        run.root.mkdir()
+        record(["-m", "tests.loss.child", "run", name, str(seed), str(run.root)], run.root, run.log, after)
+        done = records(run.log)
+        run.log = path / "log of recovery"
+        run.image = [*done, *run.locks_of_others(done)]
+        run.first = len(run.image)
+        run.recover(_reports(done))
         return run
 
-    def _locks_of_others(self, done: Sequence[Record]) -> list[Record]:
+    def locks_of_others(self, done: Sequence[Record]) -> list[Record]:
         """Return what threads stored to lock files of LMDB after the kill was sent, and before they were dead."""
-        disk = Disk(self._root.stat().st_ino)
+        disk = Disk(self.root.stat().st_ino)
         for each in done:
             disk.apply(each)
-        image = self._path / "image"
+        image = self.path / "image"
         disk.write_cut(image, Loss.NOTHING, Random(0))
         stored = [
             Record(Kind.STORED, 0, path.stat().st_ino, 0, 0, 0, 0, "", "", path.read_bytes())
-            for path in self._root.rglob("lock.mdb")
-            if path.read_bytes() != (image / path.relative_to(self._root)).read_bytes()
+            for path in self.root.rglob("lock.mdb")
+            if path.read_bytes() != (image / path.relative_to(self.root)).read_bytes()
         ]
         shutil.rmtree(image)
         return stored
@@ -120,27 +120,28 @@ class Run:
             AssertionError: It cannot be recovered.
         """
         run = Run(self.name, self.seed, path)
-        run._root = self._root
+        run.root = self.root
         disk = Disk(self._inode)
         for each in self.records[: cut.position]:
             disk.apply(each)
-        disk.write_cut(run._root, cut.loss, Random(cut.seed))
-        run._image = written(run._root)
-        run._reports = [*self._reports, *_reports(self.records[: cut.position])]
-        run.first = len(run._image)
-        run._recover(run._reports)
+        disk.write_cut(run.root, cut.loss, Random(cut.seed))
+        run.image = written(run.root)
+        run.before = [*self.before, *_reports(self.records[: cut.position])]
+        run.first = len(run.image)
+        run.recover(run.before)
         return run
 
-    def _recover(self, reports: list[str]) -> None:
-        said = self._path / "reports"
+    def recover(self, reports: list[str]) -> None:
+        """Recover what is below the root, and read what was recorded."""
+        said = self.path / "reports"
         said.write_text(json.dumps(reports))
-        record(["-m", "tests.loss.child", "recover", self.name, str(said), str(self._root)], self._root, self._log)
-        self._read()
+        record(["-m", "tests.loss.child", "recover", self.name, str(said), str(self.root)], self.root, self.log)
+        self.read()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Read what was recorded. A recovery is cut until it adds what a second check would not know."""
-        self._inode = self._root.stat().st_ino
-        self.records = [*self._image, *records(self._log)]
+        self._inode = self.root.stat().st_ino
+        self.records = [*self.image, *records(self.log)]
         self._check_record()
         done = [
             number
@@ -159,11 +160,11 @@ class Run:
         disk = Disk(self._inode)
         for each in self.records:
             disk.apply(each)
-        expected = files(self._root)
-        shutil.rmtree(self._root)
-        disk.write_cut(self._root, Loss.NOTHING, Random(0))
-        found = files(self._root)
-        shutil.rmtree(self._root)
+        expected = files(self.root)
+        shutil.rmtree(self.root)
+        disk.write_cut(self.root, Loss.NOTHING, Random(0))
+        found = files(self.root)
+        shutil.rmtree(self.root)
         wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         assert found.keys() == expected.keys(), f"{self.name} {self.seed}: the record has other files: {wrong}"
         assert not wrong, f"{self.name} {self.seed}: the record has other bytes in {wrong}"
@@ -209,20 +210,20 @@ class Run:
             without: The call site whose syncs are left out, if any.
         """
 
-        disk, reports, position = Disk(self._inode, lambda each: each.call == without), list(self._reports), 0
+        disk, reports, position = Disk(self._inode, lambda each: each.call == without), list(self.before), 0
         for cut in sorted(cuts, key=lambda cut: cut.position):
             for each in self.records[position : cut.position]:
                 disk.apply(each)
             reports += _reports(self.records[position : cut.position])
             position = cut.position
-            disk.write_cut(self._root, cut.loss, Random(cut.seed))
+            disk.write_cut(self.root, cut.loss, Random(cut.seed))
             try:
                 with inodes_kept():
-                    WORKLOADS[self.name].check(self._root, reports)
+                    WORKLOADS[self.name].check(self.root, reports)
             except (AssertionError, PybkError, OSError) as error:
                 yield Failure(self.name, self.seed, cut, f"{type(error).__name__}: {error}")
             finally:
-                shutil.rmtree(self._root)
+                shutil.rmtree(self.root)
 
     def failure_without(self, call: str, choice: Random, count: int) -> Failure | None:
         """Return what the syncs of a call site are for: what is wrong after a cut without them, or None."""
