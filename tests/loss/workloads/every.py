@@ -8,6 +8,7 @@ from typing import Final
 from tests.loss.workloads.backups import Backups
 from tests.loss.workloads.clusters import Bookies, Files
 from tests.loss.workloads.ledgers import Creation, Ledgers, Rebuilt
+from tests.loss.workloads.salvage import Salvaged
 from tests.loss.workloads.streams import Blobs, NamedLog, Snapshots, Subscribed, Wal
 from tests.loss.workloads.workload import Workload
 
@@ -23,5 +24,6 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "backups": Backups(),
     "bookie": Bookies(1),
     "bookies": Bookies(3),
+    "salvage": Salvaged(),
     "files": Files(),
 }
