@@ -106,6 +106,11 @@ def wait_for_loss(writer: LogWriter) -> None:
     wait_until(lambda: log.is_lost)
 
 
+def changes_of(log: Log) -> int:
+    """Return how often a log that has readers was reported to have changed."""
+    return log._steps.changes
+
+
 def open_ledger_of(log: Log) -> int:
     """Return the ledger of the segment that a log's writer appends to."""
     return log._steps.existing().record.segments[-1].ledger_id

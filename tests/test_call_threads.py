@@ -20,8 +20,11 @@ from pybk.call_threads import SHARED_MAX, in_own_thread, in_thread
 from pybk.errors import StorageRefusedError
 from pybk.manager import backend_of
 from pybk.testing import TestCluster as Cluster
+from tests.cluster.inside import Inside, inside
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
+
+MANY = SHARED_MAX + 1
 
 
 class _Refusing(ThreadPoolExecutor):
@@ -161,6 +164,51 @@ def test_calls_that_end_something_do_not_queue() -> None:
     asyncio.run(use())
 
 
+@pytest.mark.parametrize("kind", ["force", "sync", "wal", "upload"])
+def test_calls_that_wait_for_bookies_leave_the_shared_threads_to_others(tmp_path: Path, kind: str) -> None:
+    """More of them than there are shared threads wait for a bookie to return, and other calls are made meanwhile."""
+    one = (1, 1, 1)
+
+    async def use(cluster: Inside, manager: LedgerManager) -> None:
+        ledger = await manager.create_ledger_async(insecure=True, ensemble_size=1)
+        log = (await Log.open_async(manager, "log", insecure=True, quorums=one)).writer()
+        wal = await WriteAheadLog.open_async(manager, "wal", insecure=True, quorums=one)
+        uploads = [BlobStore.open(manager, insecure=True, quorums=one).create_blob(f"b{at}") for at in range(MANY)]
+        cluster.bookies[0].close()
+        pending: list[Any] = [ledger.append_async(b"x"), log.append_async(b"x"), wal.append_async(b"x")]
+        calls: dict[str, Any] = {"force": ledger.force_async, "sync": log.sync_async, "wal": wal.sync_async}
+        waiting = [asyncio.create_task(each.commit_async() if kind == "upload" else calls[kind]()) for each in uploads]
+        for _ in range(3):
+            await asyncio.wait_for(manager.health_async(), WAIT_S / 2)
+        assert not any(each.done() for each in waiting)
+        await in_thread(cluster.open_bookie, 0)
+        await asyncio.gather(*waiting)
+        assert [await pending[0], (await pending[1]).seq, await pending[2]] == [0, 0, 1]
+        for each in (ledger, log, wal):
+            await each.close_async()
+
+    with inside(tmp_path, count=1) as cluster:
+        asyncio.run(use(cluster, cluster.connect(bookie_patience_seconds=WAIT_S)))
+
+
+def test_a_call_that_was_cancelled_before_a_thread_began_it_is_made_all_the_same() -> None:
+    async def use() -> None:
+        ended, made = threading.Event(), threading.Event()
+        waiting = [asyncio.create_task(in_thread(ended.wait, WAIT_S)) for _ in range(SHARED_MAX)]
+        cancelled = asyncio.create_task(in_thread(made.set))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        assert not made.is_set()
+        ended.set()
+        await asyncio.gather(*waiting)
+        await in_own_thread(made.wait, WAIT_S)
+        assert made.is_set()
+
+    asyncio.run(use())
+
+
 def test_a_call_has_the_context_of_its_coroutine_and_raises_its_error() -> None:
     variable = contextvars.ContextVar("variable", default=0)
 
@@ -234,3 +282,41 @@ def test_a_cancelled_waiter_leaves_the_lock_to_others(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path / "store") as manager:
         asyncio.run(use(manager))
     wait_until(lambda: threads_named("pybk-wait") == 0)
+
+
+def test_a_waiter_that_is_cancelled_while_its_watch_is_made_leaves_no_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    left: list[Any] = []
+
+    async def use(manager: LedgerManager) -> None:
+        backend = backend_of(manager)
+        watch_lock = backend.watch_lock
+
+        def watch_slowly(name: str, callback: Any) -> Any:
+            watch: Any = watch_lock(name, callback)
+            cancel = watch.cancel
+
+            def cancel_once() -> None:
+                cancel()
+                left.remove(watch)
+
+            left.append(watch)
+            watch.cancel = cancel_once
+            began.set()
+            assert go_on.wait(WAIT_S)
+            return watch
+
+        monkeypatch.setattr(backend, "watch_lock", watch_slowly)
+        async with Log.open_async(manager, "log", insecure=True) as log, log.writer_async():
+            waiting = asyncio.ensure_future(log.writer_async(wait=WAIT_S))
+            await in_own_thread(began.wait, WAIT_S)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            go_on.set()
+            await in_own_thread(wait_until, lambda: not left)
+
+    with LedgerManager.open(tmp_path / "store") as manager:
+        asyncio.run(use(manager))

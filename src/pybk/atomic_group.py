@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from pybk.backend import LedgerBackend
-from pybk.call_threads import in_own_thread, in_thread
+from pybk.call_threads import in_own_thread
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
@@ -225,7 +225,7 @@ class AtomicGroup:
 
     async def commit_async(self) -> None:
         """Commit in a thread, so that the event loop keeps running."""
-        await in_thread(self.commit)
+        await in_own_thread(self.commit)
 
     def abort(self) -> None:
         """Give the group up; nothing of it happens."""

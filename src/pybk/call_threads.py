@@ -1,8 +1,8 @@
 """The threads that make calls of coroutines, so that event loops keep running.
 
 The default executor of the loop is not used: it belongs to the application, and it has few threads. Calls that end by
-themselves share a few threads. Calls that may wait for another, and those that end something, have a thread each: else
-many waits would take every thread, and what they wait for could not be released.
+themselves share a few threads. Calls that may wait for another, or for bookies that are away, and those that end
+something, have a thread each: else many waits would take every thread, and what they wait for could not be released.
 
 A call whose coroutine was cancelled is made all the same. At the end of the interpreter, the calls that share threads
 are waited for after the managers were closed; the others end with their managers. A forked child has threads of its
@@ -51,7 +51,7 @@ class _CallThreads:
             if self._shared is None and not self._ended:
                 self._shared = Workers(SHARED_MAX, "pybk-call")
             shared = self._shared
-        made: Future[R] = Future()
+        made = _running_future(call)
         if shared is None or shared.submit(partial(_make, made, call)) is None:
             raise RuntimeError("no call of a coroutine can be made any more, because the interpreter is ending")
         return made
@@ -62,7 +62,7 @@ class _CallThreads:
         Raises:
             StorageRefusedError, RuntimeError: As ``submit``.
         """
-        made: Future[R] = Future()
+        made = _running_future(call)
         try:
             start_thread(threading.Thread(target=_make, args=(made, call), name="pybk-wait", daemon=True))
         except StorageRefusedError:
@@ -81,10 +81,15 @@ class _CallThreads:
         self._lock, self._shared = threading.Lock(), None
 
 
+def _running_future(call: Callable[[], R]) -> Future[R]:
+    """Return the future of a call; cancelling it has no effect, also before a thread has begun to make the call."""
+    made: Future[R] = Future()
+    made.set_running_or_notify_cancel()
+    return made
+
+
 def _make(made: Future[R], call: Callable[[], R]) -> None:
     """Make a call, in a thread."""
-    if not made.set_running_or_notify_cancel():
-        return
     try:
         result = call()
     except BaseException as error:  # noqa: BLE001  # the future raises it
@@ -119,8 +124,13 @@ def begun_in_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwarg
 
 
 async def in_own_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
-    """Make a call that may wait for another, or that ends something, in a thread of its own; else as ``in_thread``."""
-    return await asyncio.wrap_future(_threads.submit_alone(_in_context(partial(call, *arguments, **options))))
+    """Make a call that may wait for others, or that ends something, in a thread of its own; else as ``in_thread``."""
+    return await begun_in_own_thread(call, *arguments, **options)
+
+
+def begun_in_own_thread(call: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> asyncio.Future[R]:
+    """Have a call made as ``in_own_thread`` does; returns the future of its result, in the running event loop."""
+    return asyncio.wrap_future(_threads.submit_alone(_in_context(partial(call, *arguments, **options))))
 
 
 def _in_context(call: Callable[[], R]) -> Callable[[], R]:

@@ -22,6 +22,10 @@ class Handle(ABC):
     def close(self) -> None:
         """Let go of it; a second call does nothing."""
 
+    def _has_unreported_failures(self) -> bool:
+        """Return whether appends have failed because another owner has the log, and nothing has reported that."""
+        return False
+
     async def close_async(self) -> None:
         """Close in a thread, so that the event loop keeps running."""
         await in_own_thread(self.close)
@@ -35,12 +39,15 @@ class Handle(ABC):
     ) -> None:
         """Close it; an exception that is on its way is not replaced by an error of the close.
 
-        That another owner has taken a log or subscription is logged and not raised: it does not change what the block
-        has done, and what was not durable by then says so itself.
+        That another owner has taken a log or subscription is logged, because it does not change what the block has
+        done. It is raised if appends have failed for that, and no call or future has reported it to the block.
         """
         try:
             self.close()
         except LogFencedError as fenced:
+            if error is None and self._has_unreported_failures():
+                fenced.outcome_unknown = True
+                raise
             logger.warning("%r was closed after another owner had taken it: %s", self, fenced)
         except Exception:
             if error is None:

@@ -27,6 +27,7 @@ class _Handle(Protocol):
 
 
 H = TypeVar("H", bound=_Handle)
+D = TypeVar("D")
 
 
 class Opening(Generic[H], Awaitable[H]):
@@ -75,12 +76,7 @@ class Opening(Generic[H], Awaitable[H]):
         return await self._made(self._call, in_own_thread)
 
     async def _made(self, call: Callable[[], H], in_a_thread: Callable[[Callable[[], H]], Awaitable[H]]) -> H:
-        delivery = _Delivery(call)
-        try:
-            return await in_a_thread(delivery.make)
-        except asyncio.CancelledError:
-            delivery.refuse()
-            raise
+        return await _delivered(_Delivery(call, _close), in_a_thread)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -130,7 +126,8 @@ class LockedOpening(Opening[H]):
                 with suppress(LogLockedError):
                     return await self._made(self._attempt, in_thread)
                 if watch is None:
-                    watch = await in_thread(self._watch, wake)
+                    delivery = _Delivery(partial(self._watch, wake), _cancel)
+                    watch = await _delivered(delivery, in_thread)
                 else:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(released.wait(), min(left, _LOOK_SECONDS))
@@ -140,30 +137,53 @@ class LockedOpening(Opening[H]):
         return await super()._open()
 
 
-class _Delivery(Generic[H]):
-    """Hands a handle from the opening thread to the awaiting task; closes it if that task was cancelled meanwhile."""
+class _Delivery(Generic[D]):
+    """Hands what a thread opens to the awaiting task; lets go of it if that task was cancelled meanwhile.
 
-    def __init__(self, call: Callable[[], H]) -> None:
+    Args:
+        call: Opens it.
+        let_go: Ends it.
+    """
+
+    def __init__(self, call: Callable[[], D], let_go: Callable[[D], None]) -> None:
         self._call = call
+        self._let_go = let_go
         self._lock = threading.Lock()
-        """Guards ``_made`` and ``_refused``, so that exactly one thread closes a refused handle."""
-        self._made: H | None = None
+        """Guards ``_made`` and ``_refused``, so that exactly one thread lets go of what was refused."""
+        self._made: D | None = None
         self._refused = False
 
-    def make(self) -> H:
-        """Open the handle; runs in the opening thread, which continues even if the awaiting task was cancelled."""
-        handle = self._call()
+    def make(self) -> D:
+        """Open it; runs in the opening thread, which continues even if the awaiting task was cancelled."""
+        made = self._call()
         with self._lock:
-            self._made = handle
+            self._made = made
             refused = self._refused
         if refused:
-            handle.close()
-        return handle
+            self._let_go(made)
+        return made
 
     def refuse(self) -> None:
-        """Have the handle closed: by the opening thread, or by a new thread if the handle is already open."""
+        """Have it ended: by the opening thread, or by a new thread if it is already open."""
         with self._lock:
             self._refused = True
             made = self._made
         if made is not None:
-            threading.Thread(target=made.close, name="pybk-close").start()
+            threading.Thread(target=self._let_go, args=(made,), name="pybk-close").start()
+
+
+async def _delivered(delivery: _Delivery[D], in_a_thread: Callable[[Callable[[], D]], Awaitable[D]]) -> D:
+    """Return what a thread opens; a task that is cancelled meanwhile has it ended."""
+    try:
+        return await in_a_thread(delivery.make)
+    except asyncio.CancelledError:
+        delivery.refuse()
+        raise
+
+
+def _close(handle: _Handle) -> None:
+    handle.close()
+
+
+def _cancel(watch: Watch) -> None:
+    watch.cancel()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pybk.append_order import AppendOrder
 from pybk.backend import AppendLog, KeepingLog, LedgerBackend
-from pybk.call_threads import in_thread
+from pybk.call_threads import in_own_thread
 from pybk.closing import where_called
 from pybk.coroutine_backlog import CoroutineBacklog
 from pybk.digest import EntryDigest
@@ -567,7 +567,7 @@ class LedgerWriter(Handle):
 
     async def force_async(self) -> int:
         """Force in a thread, so that the event loop keeps running."""
-        return await in_thread(self.force)
+        return await in_own_thread(self.force)
 
     def close(self) -> None:
         """Wait for what was appended and close the ledger; closing again does nothing, unless closing failed.

@@ -15,7 +15,7 @@ from pybk.metadata.cluster import ClusterMetadata
 from pybk.replication.writer import METADATA_TRIES
 from pybk.streams.log import Log
 from tests.cluster.inside import inside
-from tests.internals import cluster_backend_of, metadata_store_of, open_ledger_of, wait_for_loss
+from tests.internals import changes_of, cluster_backend_of, metadata_store_of, open_ledger_of, wait_for_loss
 from tests.waiting import WAIT_S, wait_until
 
 PASSWORD = b"p"
@@ -164,3 +164,23 @@ def test_a_roll_continues_although_it_did_not_hear_that_it_had_closed_a_segment(
         writer.close()
         with log.reader() as reader:
             assert [(record.position, record.data) for record in reader] == given
+
+
+def test_a_reader_goes_on_while_the_metadata_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was truncated meanwhile by another is seen once the store answers."""
+    with inside(tmp_path, count=1) as cluster, cluster.connect() as client, cluster.connect() as other:
+        away = Away(client, monkeypatch)
+        log = Log.open(client, "log", password=PASSWORD, quorums=(1, 1, 1))
+        there = Log.open(other, "log", password=PASSWORD, quorums=(1, 1, 1))
+        with there.writer() as writer:
+            writer.append_many([b"%d" % number for number in range(10)])
+        with log.reader() as reader:
+            records = iter(reader)
+            assert next(records).data == b"0"
+            away.now, before = True, changes_of(log)
+            there.truncate(5)
+            wait_until(lambda: changes_of(log) > before)
+            assert next(records).data == b"1"
+            away.now, before = False, changes_of(log)
+            wait_until(lambda: changes_of(log) > before)
+            assert (next(records).data, reader.skipped) == (b"5", 3)

@@ -50,7 +50,7 @@ from pybk.streams.format import Highest, encode_record, encode_records, highest_
 from pybk.streams.ledger_list import Owned, held_of
 from pybk.streams.list_record import Segment
 from pybk.streams.position import Move, Position, moved
-from pybk.streams.record_future import LOSSES, RecordFuture, fenced_error, log_error
+from pybk.streams.record_future import LOSSES, Fate, RecordFuture, fenced_error, log_error
 from pybk.writer import (
     LedgerWriter,
     Staged,
@@ -159,7 +159,7 @@ class Appender:
         needs_repair: Whether there is no open segment, or it does not end where it should, so that ``repair`` is due.
         lost: Whether that is because a ledger was lost.
         on_lost: Called when a ledger is lost, see ``KeepingLog``.
-        moves: The entries that were appended again.
+        fate: What became of its records.
     """
 
     def __init__(self, title: str) -> None:
@@ -180,7 +180,9 @@ class Appender:
         self.needs_repair = False
         self.lost = False
         self.on_lost: Callable[[], None] = lambda: None
-        self.moves: list[Move] = []
+        self.fate = Fate()
+        self._is_cut_off = False
+        """Whether the ledger of the open segment was fenced, and lacks entries that were staged."""
         self._unsure: set[int] = set()
         """Ledgers of which it is not known whether their close was written, because the metadata store was away."""
         self._owed: list[Kept] = []
@@ -202,6 +204,13 @@ class Appender:
         # Without the lock, which is held while an append waits. No entry that was refused is ever confirmed.
         (seq, entry), writer = self._tip, self._writer
         return seq if writer is not None and writer.last_add_confirmed >= entry else None
+
+    @property
+    def has_unreported_failures(self) -> bool:
+        """Whether appends failed because another owner has the log, and no call or future has reported that."""
+        (_, entry), writer = self._tip, self._writer
+        is_cut_off = self._is_cut_off or (writer is not None and writer.last_add_confirmed < entry)
+        return is_cut_off and not self.fate.is_fence_reported
 
     # ---- what steps call -----------------------------------------------------------------------------------------
 
@@ -264,11 +273,15 @@ class Appender:
         if writer is None:
             return True  # an interrupted call closed it
         with self._lock:
-            if writer is self._writer:
+            is_present = writer is self._writer
+            if is_present:
                 self.needs_repair = True
                 self._writer = self.segment = None
         try:
             writer.close()
+        except (LedgerFencedError, NoSuchLedgerError):
+            self._is_cut_off = self._is_cut_off or (is_present and writer.last_add_confirmed < self._tip[1])
+            raise
         except LOSSES as error:
             log = keeping_log(writer)
             if log is None or not log.is_lost:
@@ -344,8 +357,8 @@ class Appender:
         """Append what lost segments do not hold to this one, under the same numbers; the caller holds the lock."""
         if self._owed:
             first = self._owed[0]
-            now = moved(Position(first.segment, first.entry, 0, first.seq), self.moves)
-            self.moves.append(Move(now.segment, now.entry, segment))
+            now = moved(Position(first.segment, first.entry, 0, first.seq), self.fate.moves)
+            self.fate.moves.append(Move(now.segment, now.entry, segment))
         writer = self._writer
         assert writer is not None
         while self._owed:
@@ -399,7 +412,7 @@ class Appender:
         with self._lock:
             seq = self.next_seq
             staged = self._stage(encode_record(seq, data, time_ns), 1, kick=kick, wait=wait)
-        return None if staged is None else RecordFuture(*staged, seq, self._title, self.moves)
+        return None if staged is None else RecordFuture(*staged, seq, self._title, self.fate)
 
     def append_batch(self, batch: Batch[T], *, kick: bool, wait: bool = True) -> RecordFuture[T] | None:
         """Stage records as one transaction; returns a future of what the batch makes of it, None as ``append``."""
@@ -432,7 +445,7 @@ class Appender:
         else:
             return None
         return (
-            None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry), self._title, self.moves)
+            None if staged is None else RecordFuture(*staged, batch.staged(seq, number, entry), self._title, self.fate)
         )
 
     def hold(self, batch: Batch[T], stage: Callable[[GroupPart], R | None]) -> tuple[R, T] | None:

@@ -312,7 +312,7 @@ class BlobStore(Handle):
         chunk: int | None = None,
     ) -> BlobInfo:
         """Write and publish a blob in a thread, so that the event loop keeps running."""
-        return await in_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)
+        return await in_own_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)
 
     def copy(self, source: str, target: str, *, version: int | None = None, overwrite: bool = True) -> BlobInfo:
         """Publish a blob under another name, too, without copying its bytes: both names refer to one ledger.
@@ -579,7 +579,7 @@ class BlobUpload(io.BufferedIOBase):
 
     async def write_async(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes in a thread, so that the event loop keeps running."""
-        return await in_thread(self.write, data)
+        return await in_own_thread(self.write, data)
 
     def commit(self) -> BlobInfo:
         """Complete the blob, and publish it: from now on its name stands for it.
@@ -634,7 +634,7 @@ class BlobUpload(io.BufferedIOBase):
 
     async def commit_async(self) -> BlobInfo:
         """Commit in a thread, so that the event loop keeps running."""
-        return await in_thread(self.commit)
+        return await in_own_thread(self.commit)
 
     def abort(self) -> None:
         """Give the upload up; nothing changes."""

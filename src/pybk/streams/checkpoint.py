@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from pybk.call_threads import in_own_thread, in_thread
+from pybk.call_threads import in_own_thread
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, LogFencedError, PybkError
 from pybk.streams import ledger_list
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
@@ -88,7 +88,7 @@ class CheckpointWriter(io.BufferedIOBase):
 
     async def write_async(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes in a thread, so that the event loop keeps running."""
-        return await in_thread(self.write, data)
+        return await in_own_thread(self.write, data)
 
     def commit(self) -> None:
         """Commit the checkpoint: its blob is sealed, then one compare-and-set lists it and truncates the log.
@@ -136,7 +136,7 @@ class CheckpointWriter(io.BufferedIOBase):
 
     async def commit_async(self) -> None:
         """Commit in a thread, so that the event loop keeps running."""
-        await in_thread(self.commit)
+        await in_own_thread(self.commit)
 
     def abort(self) -> None:
         """Give the checkpoint up, and delete what was written; nothing else changes.

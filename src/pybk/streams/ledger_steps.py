@@ -29,6 +29,7 @@ from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
 from pybk.reader import LedgerReader
 from pybk.streams import ledger_list
+from pybk.streams.background import background
 from pybk.streams.entry_places import EntryPlaces
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
@@ -71,6 +72,9 @@ BLOB_KEY: Final = "pybk.blob"
 
 _LONG_BYTES: Final = 2 << 10
 """Bytes of a record from which on decoding it costs more than the rest of a read."""
+
+_LOOK_SECONDS: Final = 1.0
+"""How long after a record could not be read to look again whether records were truncated."""
 
 T = TypeVar("T")
 
@@ -134,6 +138,8 @@ class LedgerSteps:
         self._truncation: Watch | None = None
         self._kept, self._kept_at = 0, -1
         """The first record that was not truncated, and ``changes`` when that was looked up."""
+        self._looks_again = False
+        """Whether the record could not be read, and counts as changed soon."""
         self._recovering: set[int] = set()
         """Lost ledgers of this writer whose recovery it has begun; it may have failed, or its end is not listed yet."""
 
@@ -279,12 +285,20 @@ class LedgerSteps:
     def kept_from(self) -> int:
         """Return the first record that was not truncated; reads the record only if it may have changed.
 
-        What was known before, if the list is gone.
+        What was known before, if the list is gone, or cannot be read now; then it counts as changed a second later.
         """
         changes = self.changes
         if self._kept_at != changes:
-            with suppress(NoSuchLogError):
+            try:
                 self._kept, self._kept_at = self.existing().record.first_seq, changes
+            except NoSuchLogError:
+                pass
+            except MetadataUnreachableError:
+                if self._kept_at < 0:
+                    raise
+                if not self._looks_again:
+                    self._looks_again = True
+                    background().call_later(_LOOK_SECONDS, partial(_look_again, weakref.ref(self)))
         return self._kept
 
     def _step(self, step: Step) -> Any:
@@ -501,6 +515,13 @@ def segment_end(reader: LedgerReader, segment: Segment, *, where: str) -> Segmen
 def _note_change(steps: weakref.ref[LedgerSteps]) -> None:
     found = steps()
     if found is not None:
+        found.changes += 1
+
+
+def _look_again(steps: weakref.ref[LedgerSteps]) -> None:
+    found = steps()
+    if found is not None:
+        found._looks_again = False
         found.changes += 1
 
 

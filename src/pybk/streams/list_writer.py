@@ -334,6 +334,7 @@ class ListWriter:
             NoSuchLogError: The log itself is gone.
         """
         self._ended = error
+        self.appender.fate.is_fence_reported = True
         try:
             self.steps.existing()
         except NoSuchLogError as gone:

@@ -13,7 +13,7 @@ from weakref import ref
 
 from pybk.arguments import flag_of, hints_of, whole_from
 from pybk.atomic_group import member_of
-from pybk.call_threads import in_thread
+from pybk.call_threads import in_own_thread, in_thread
 from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -298,6 +298,10 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"log {self.name!r} is closed here; open it again")
+
+    def _has_unreported_failures(self) -> bool:
+        opened = [each() for each in list(self._opened)]
+        return any(isinstance(each, LogWriter) and each._has_unreported_failures() for each in opened)
 
     def _keep(self, opened: LogReader | LogWriter) -> None:
         """Have something closed with the log."""
@@ -753,7 +757,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""
-        await in_thread(self.seal)
+        await in_own_thread(self.seal)
 
 
 def _checked_changes(changes: object) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pybk.arguments import whole_from
 from pybk.atomic_group import member_of
-from pybk.call_threads import in_thread
+from pybk.call_threads import in_own_thread
 from pybk.closing import where_called
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.handle import Handle
@@ -240,7 +240,7 @@ class LogWriter(Handle):
 
     async def sync_async(self) -> int:
         """Sync in a thread, so that the event loop keeps running."""
-        return await in_thread(self.sync)
+        return await in_own_thread(self.sync)
 
     def roll(self) -> None:
         """Continue in a new segment now; appends do not wait for it, but for a moment.
@@ -254,7 +254,7 @@ class LogWriter(Handle):
 
     async def roll_async(self) -> None:
         """Roll in a thread, so that the event loop keeps running."""
-        await in_thread(self.roll)
+        await in_own_thread(self.roll)
 
     def seal(self) -> None:
         """End the log for good and close the writer: the log can be read, and takes no more records.
@@ -268,7 +268,7 @@ class LogWriter(Handle):
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""
-        await in_thread(self.seal)
+        await in_own_thread(self.seal)
 
     def close(self) -> None:
         """Wait for what was appended, close the segment, and let go of the log.
@@ -285,6 +285,9 @@ class LogWriter(Handle):
         where_called("LogWriter.close()", of_log=True)
         self._keeper.close()
         self._writer.close()
+
+    def _has_unreported_failures(self) -> bool:
+        return self._writer.appender.has_unreported_failures
 
 
 @member_of.register

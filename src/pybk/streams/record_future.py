@@ -20,35 +20,54 @@ from pybk.group_commit import Completion
 from pybk.streams.position import Move, Position, moved
 
 
+class Fate:
+    """What becomes of the records of a log's writer; its futures share it.
+
+    Attributes:
+        moves: The entries that were appended again.
+        is_fence_reported: Whether a call or a future has raised LogFencedError.
+    """
+
+    __slots__ = ("is_fence_reported", "moves")
+
+    def __init__(self) -> None:
+        self.moves: list[Move] = []
+        self.is_fence_reported = False
+
+
 class RecordFuture(AppendFuture[T]):
     """The outcome of an append to a log; as ``AppendFuture``, but it fails as a log does.
 
     Threads: any.
     """
 
-    __slots__ = ("_moves", "_title")
+    __slots__ = ("_fate", "_title")
 
     def __init__(
-        self, log: AppendLog, commit: Completion, value: T, title: str = "the log", moves: Sequence[Move] = ()
+        self, log: AppendLog, commit: Completion, value: T, title: str = "the log", fate: Fate | None = None
     ) -> None:
         self._log = log
         self._commit = commit
         self._value = value
         self._title = title
-        self._moves = moves
+        self._fate = fate
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the append, and return its result; arguments and errors as for ``AppendFuture.result``."""
         value = super().result(timeout)
-        return _moved(value, self._moves) if self._moves else value
+        fate = self._fate
+        return _moved(value, fate.moves) if fate is not None and fate.moves else value
 
     def _error(self, error: PybkError) -> PybkError:
-        return super()._error(log_error(error, self._title))
+        error = log_error(error, self._title)
+        if self._fate is not None and isinstance(error, LogFencedError):
+            self._fate.is_fence_reported = True
+        return super()._error(error)
 
 
 def with_value(future: RecordFuture[Any], value: T) -> RecordFuture[T]:
     """Return a future of the same append that has another result."""
-    return RecordFuture(*origin_of(future), value, future._title, future._moves)
+    return RecordFuture(*origin_of(future), value, future._title, future._fate)
 
 
 def _moved(value: T, moves: Sequence[Move]) -> T:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from xxhash import xxh3_128_hexdigest
 
 from pybk.arguments import whole_from
-from pybk.call_threads import in_thread
+from pybk.call_threads import in_own_thread, in_thread
 from pybk.errors import (
     BlobLockedError,
     CorruptError,
@@ -266,7 +266,7 @@ class SnapshotStore:
         self, content: SnapshotContent, *, lsn: int = 0, generation: int = 0, meta: Mapping[str, str] | None = None
     ) -> SnapshotInfo:
         """Save in a thread, in which a function is called, so that the event loop keeps running."""
-        return await in_thread(self.save, content, lsn=lsn, generation=generation, meta=meta)
+        return await in_own_thread(self.save, content, lsn=lsn, generation=generation, meta=meta)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from pybk.atomic_group import GroupPart, member_of
 from pybk.backend import LedgerBackend
-from pybk.call_threads import begun_in_thread, in_thread
+from pybk.call_threads import begun_in_own_thread, begun_in_thread, in_own_thread, in_thread
 from pybk.closing import where_called
 from pybk.errors import (
     ClosedError,
@@ -864,7 +864,7 @@ class Subscription(Handle):
             finally:
                 self._lock.release()
         if future is None:
-            acknowledging = begun_in_thread(self._acknowledge_durably, ranges, batch.properties)
+            acknowledging = begun_in_own_thread(self._acknowledge_durably, ranges, batch.properties)
             acknowledging.add_done_callback(lambda done: batch.finish(done.exception()))
         else:
             future.add_done_callback(lambda done: batch.finish(done.exception()))
@@ -993,7 +993,7 @@ class Subscription(Handle):
 
     async def seek_async(self, start: Start) -> int:
         """Seek in a thread, so that the event loop keeps running."""
-        return await in_thread(self.seek, start)
+        return await in_own_thread(self.seek, start)
 
     def rewind(self) -> None:
         """Hand out all records again that are not acknowledged, in order, as after another open."""
@@ -1027,7 +1027,7 @@ class Subscription(Handle):
 
     async def skip_async(self, count: int) -> int:
         """Skip in a thread, so that the event loop keeps running."""
-        return await in_thread(self.skip, count)
+        return await in_own_thread(self.skip, count)
 
     def clear(self) -> int:
         """Acknowledge all records that there are; returns how many were not. Errors as for ``ack``."""
@@ -1035,7 +1035,7 @@ class Subscription(Handle):
 
     async def clear_async(self) -> int:
         """Clear in a thread, so that the event loop keeps running."""
-        return await in_thread(self.clear)
+        return await in_own_thread(self.clear)
 
 
 def open_subscription(

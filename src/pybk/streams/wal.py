@@ -375,6 +375,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             if self._owns_manager:  # after an interrupt, too, because nothing closes it again
                 self._manager.close()
 
+    def _has_unreported_failures(self) -> bool:
+        return self._writer is not None and self._writer.appender.has_unreported_failures
+
     def __repr__(self) -> str:
         """Name the log, and say how it is open."""
         how = "closed" if self._closed else "reading" if self._writer is None else f"epoch {self.epoch}"
@@ -599,7 +602,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def sync_async(self) -> int:
         """Sync in a thread, so that the event loop keeps running."""
-        return await in_thread(self.sync)
+        return await in_own_thread(self.sync)
 
     def _checked(self, data: object, time_ns: object) -> bytes:
         """Return a record's data as bytes, or say what is wrong with it."""
@@ -805,7 +808,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def roll_async(self) -> None:
         """Roll in a thread, so that the event loop keeps running."""
-        await in_thread(self.roll)
+        await in_own_thread(self.roll)
 
     def checkpoint(
         self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
@@ -921,7 +924,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def truncate_before_async(self, lsn: int) -> None:
         """Truncate in a thread, so that the event loop keeps running."""
-        await in_thread(self.truncate_before, lsn)
+        await in_own_thread(self.truncate_before, lsn)
 
     def truncate_after(self, lsn: int) -> None:
         """Drop the records after ``lsn``, such as those that a Raft leader never committed.
@@ -941,7 +944,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def truncate_after_async(self, lsn: int) -> None:
         """Drop the tail in a thread, so that the event loop keeps running."""
-        await in_thread(self.truncate_after, lsn)
+        await in_own_thread(self.truncate_after, lsn)
 
     def seal(self) -> None:
         """End the log for good and close it here: it can be read, and takes no more records."""
@@ -951,7 +954,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     async def seal_async(self) -> None:
         """Seal in a thread, so that the event loop keeps running."""
-        await in_thread(self.seal)
+        await in_own_thread(self.seal)
 
     def promote(
         self,
