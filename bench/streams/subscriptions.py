@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,25 @@ from persistqueue import SQLiteAckQueue
 from bench.contest import Contest, Contestant, Run, Scale, Target, at_least, at_most
 from bench.payloads import BATCH, PASSWORD, PAYLOAD, PAYLOADS
 from bench.streams.wal import times
-from pybk import ConsumerServer, Log, LogEnd, LogRecord, LogWriter, RemoteConsumer, Subscription
+from pybk import (
+    ConsumerServer,
+    LedgerManager,
+    Log,
+    LogEnd,
+    LogRecord,
+    LogWriter,
+    MetricKey,
+    RemoteConsumer,
+    Subscription,
+)
 
 TASKS: Final = 32
+Measure = Callable[[LedgerManager, Sequence[Callable[[], object]]], float]
+"""Calls some, and returns a figure of that."""
+
+BLOCK_BYTES: Final = 4096
+"""What the store's log is written in."""
+
 PEER: Final = "persist-queue SQLiteAckQueue"
 
 
@@ -117,10 +133,12 @@ FULL_ENTRIES: Final = 64 << 10
 
 
 @contextmanager
-def with_holes(count: int, directory: Path, scale: Scale) -> Iterator[Subscription]:
+def with_holes(
+    count: int, directory: Path, scale: Scale, manager: LedgerManager | None = None
+) -> Iterator[Subscription]:
     """Yield a shared subscription of which every second record is acknowledged, and as many are not."""
     count = count if scale.entries >= FULL_ENTRIES else max(1, count // 100)
-    with Log.open(directory, "log", password=PASSWORD) as log:
+    with Log.open(manager or directory, "log", password=PASSWORD) as log:
         with log.writer() as writer:
             for first in range(0, 2 * count, BATCH):
                 writer.append_many([b""] * min(BATCH, 2 * count - first))
@@ -159,6 +177,41 @@ def ack_between(count: int, directory: Path, scale: Scale) -> Iterator[Run]:
             return (time.process_time() - begin) / len(chosen) * 1e6
 
         yield run
+
+
+@contextmanager
+def acks_between(measure: Measure, count: int, directory: Path, scale: Scale) -> Iterator[Run]:
+    """One thread acknowledges a thousand records between many ranges, and measures that."""
+    with (
+        LedgerManager.open(directory) as manager,
+        with_holes(count, directory, scale, manager) as subscription,
+    ):
+
+        def run(_: float) -> float:
+            holes = [each.start for each in subscription.unacked_ranges()]
+            chosen = holes[1 :: max(1, len(holes) // 1000)]
+            return measure(manager, [partial(subscription.ack, seq) for seq in chosen])
+
+        yield run
+
+
+def kilobytes_each(manager: LedgerManager, calls: Sequence[Callable[[], object]]) -> float:
+    """Return what each call has the store write, at most: its commits take up to a block more than they have."""
+    before = manager.metrics().histograms[MetricKey("log_commit_bytes")]
+    for call in calls:
+        call()
+    after = manager.metrics().histograms[MetricKey("log_commit_bytes")]
+    return (after.sum - before.sum + BLOCK_BYTES * (after.count - before.count)) / len(calls) / 1024
+
+
+def longest(_: LedgerManager, calls: Sequence[Callable[[], object]]) -> float:
+    """Return the milliseconds of the call that took longest."""
+    most = 0.0
+    for call in calls:
+        begin = time.perf_counter()
+        call()
+        most = max(most, time.perf_counter() - begin)
+    return most * 1000
 
 
 @contextmanager
@@ -219,6 +272,24 @@ CONTESTS: Final = (
         [
             Contestant("10,000 ranges", partial(ack_between, 10_000)),
             Contestant("1,000,000 ranges", partial(ack_between, 1_000_000), [grown(3, "10,000 ranges"), at_most(2000)]),
+        ],
+    ),
+    Contest(
+        "log-ack-bytes",
+        "a thousand records between acknowledged ranges are acknowledged, each synced",
+        "KiB that are written for each, at most",
+        [
+            Contestant("10,000 ranges", partial(acks_between, kilobytes_each, 10_000)),
+            Contestant("1,000,000 ranges", partial(acks_between, kilobytes_each, 1_000_000), [at_most(16)]),
+        ],
+    ),
+    Contest(
+        "log-ack-longest",
+        "a thousand records between acknowledged ranges are acknowledged, each synced",
+        "ms for the one that takes longest",
+        [
+            Contestant("10,000 ranges", partial(acks_between, longest, 10_000)),
+            Contestant("1,000,000 ranges", partial(acks_between, longest, 1_000_000)),
         ],
     ),
     Contest(

@@ -199,6 +199,19 @@ APPENDS: Final = (
     ),
 )
 
+LOGS: Final = (
+    Panel(
+        title="Records that the slowest subscription has not acknowledged",
+        about="Of the logs whose writers a process has.",
+        shows=((f"max by (store) (pybk_subscription_lag_records{{{CLUSTER}}})", "{{store}}"),),
+    ),
+    Panel(
+        title="Age of the oldest record that a subscription has not acknowledged",
+        shows=((f"time() - min by (store) (pybk_subscription_oldest_timestamp_seconds{{{CLUSTER}}})", "{{store}}"),),
+        unit="s",
+    ),
+)
+
 LOG: Final = (
     Panel(
         title="Syncs of the log take (p99)",
@@ -418,6 +431,7 @@ ROWS: Final = (
     ("Verdict", VERDICT),
     ("Appends", APPENDS),
     ("Log and serving thread", LOG),
+    ("Subscriptions", LOGS),
     ("Reads and ledgers", READS),
     ("Tiers", TIERS),
     ("Repairs and scrubs", REPAIR),

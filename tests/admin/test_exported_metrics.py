@@ -33,6 +33,8 @@ RARE = {
     "unsealed_ledgers": "tests/test_seal.py",
     "away_members": "tests/client/test_membership.py",
     "misplaced_choices": "tests/client/test_membership.py",
+    "subscription_lag_records": "tests/streams/test_subscription_lag.py",
+    "subscription_oldest_timestamp_ns": "tests/streams/test_subscription_lag.py",
     "under_replicated_oldest_timestamp_ns": "tests/cluster/test_health.py",
     "scrub_bytes": "tests/healing/test_scrubbing.py",
     "scrub_damaged_records": "tests/healing/test_embedded_scrub.py",

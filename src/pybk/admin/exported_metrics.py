@@ -77,6 +77,15 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "read_repairs": Exported(COUNTER, (), "Copies that reads found damaged or missing, and sent to bookies again."),
     "metadata_op_ns": Exported(HISTOGRAM, ("op", "result"), "How long the metadata store took for a request."),
     "session_losses": Exported(COUNTER, (), "Sessions with the metadata store that ended other than by closing."),
+    # logs
+    "subscription_lag_records": Exported(
+        GAUGE,
+        (),
+        "Records that the slowest durable subscription has not acknowledged, of logs whose writers are here.",
+    ),
+    "subscription_oldest_timestamp_ns": Exported(
+        GAUGE, (), "Since when the oldest record exists that a subscription has not acknowledged."
+    ),
     # the auditor
     "auditor_leader": Exported(GAUGE, (), "Whether this process is the cluster's auditor; the sum over all must be 1."),
     "auditor_pass_timestamp_ns": Exported(GAUGE, ("check",), "When the auditor last completed a check."),

@@ -23,6 +23,7 @@ from pybk.streams.list_writer import ListWriter
 from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import RetentionKeeper
+from pybk.streams.subscription_lag import SubscriptionLag
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -55,6 +56,7 @@ class LogWriter(Handle):
         """Use ``Log.writer`` instead."""
         self._writer = writer
         self._keeper = RetentionKeeper(writer)
+        self._lag = SubscriptionLag(writer)
         self._data_bytes_max = writer.steps.data_bytes_max - ITEM_EXTRA_BYTES
         self._order = _Order(writer.steps.name, highest, strict=ordered_txids)
         writer.on_repair = self._order.repaired

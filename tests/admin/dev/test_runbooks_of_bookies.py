@@ -13,9 +13,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from pybk import NotEnoughBookiesError, back_up
+from pybk import Log, LogEnd, MetricKey, NotEnoughBookiesError, back_up
 from pybk.admin.cli import main
-from tests.admin.dev.walking import Cluster, Walk, cluster, pybk, walk
+from pybk.streams import cursor, subscription_lag
+from tests.admin.dev.walking import PASSWORD, Cluster, Walk, cluster, pybk, walk
 from tests.waiting import WAIT_S
 
 pytest.importorskip("prometheus_client")
@@ -186,6 +187,28 @@ def test_a_refused_cookie(cluster: Cluster, walk: Walk, tmp_path: Path) -> None:
     cluster.dev("start", "b4", "--replace")
     assert cluster.bookie("b4").bookie.instance.hex() != instance
     cluster.until_whole()
+
+
+@pytest.mark.long
+def test_subscription_behind(cluster: Cluster, walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_lag, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(cursor, "BOUND_SECONDS", 0.1)
+
+    def oldest() -> float | None:
+        return cluster.client.metrics().gauges.get(MetricKey("subscription_oldest_timestamp_ns"))
+
+    with Log.open(cluster.client, "orders", password=PASSWORD) as log:
+        log.subscribe("billing", start=LogEnd.EARLIEST).close()
+        writer = log.writer()
+        writer.append_many([b"order"] * 3)
+        cluster.until(lambda: oldest() is not None)
+        assert "billing" in line_of(walk("log list"), "orders")
+        assert " 3 " in line_of(walk("log subscriptions", LOG="orders"), "billing")
+        with log.subscribe("billing") as subscription:
+            subscription.clear()
+        cluster.until(lambda: oldest() is None)
+        writer.close()
+    pybk("log", "delete", "orders", "--yes")
 
 
 @pytest.mark.long

@@ -1,0 +1,155 @@
+"""Gauges of a manager: how far the durable subscriptions are behind whose logs have their writers in this process.
+
+A writer knows where its log ends, and the log what each subscription needs, also while no process consumes it. So the
+writer's process looks at the bounds of subscriptions each ``LOOK_SECONDS``, and notes where the log ends then. From
+these notes it knows since when a record has existed; of records that are older than the writer, the closing of their
+ledger says it. Both are never too early, so that the age of a record is never shown as more than it is.
+
+A bound is the first record that is not acknowledged, some seconds ago. What is acknowledged after it counts as lag.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import partial
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError
+from pybk.manager import backend_of
+from pybk.metrics import Gauge, MetricKey, Metrics
+from pybk.streams.background import background
+from pybk.streams.list_record import ListRecord
+from pybk.streams.list_writer import ListWriter
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 15.0
+NOTES_MAX: Final = 1000
+"""Notes of a log, beyond which every second one is dropped."""
+
+_END: Final = itemgetter(1)
+
+
+class Note(NamedTuple):
+    """Where a log ended at a time.
+
+    Attributes:
+        time_ns: When, nanoseconds since 1970.
+        end: The record that came next.
+    """
+
+    time_ns: int
+    end: int
+
+
+def noted(notes: list[Note], note: Note, lowest: int | None) -> list[Note]:
+    """Return notes with a later one, without those that no record from ``lowest`` on needs; None for no record."""
+    needed = [] if lowest is None else [each for each in notes if each.end > lowest]
+    found = [*needed, note]
+    return found if len(found) <= NOTES_MAX else found[::2]
+
+
+class SubscriptionLag:
+    """How far the subscriptions of a log are behind, as long as its writer in this process is open.
+
+    Threads: any.
+    """
+
+    def __init__(self, writer: ListWriter) -> None:
+        self._writer = writer
+        self._notes = [Note(time.time_ns(), writer.appender.next_seq)]
+        self._seen: tuple[ListRecord, int] | None = None
+        """The log's record as of the last look, and the lowest bound; None if it has no subscriptions."""
+        _lags_of(backend_of(writer.steps.manager).metrics).add(self)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        background().call_later(LOOK_SECONDS, partial(_look, weakref.ref(self)))
+
+    def on_timer(self) -> None:
+        """Look at the bounds, and again some time later."""
+        if self._writer.closed:
+            return
+        try:
+            self._look()
+        except (LogFencedError, NoSuchLogError, ClosedError):
+            self._seen = None
+            return
+        except (PybkError, OSError) as error:
+            logger.warning("log %r: the lag of its subscriptions is as of before: %s", self._writer.steps.name, error)
+        self._set_timer()
+
+    def _look(self) -> None:
+        end = self._writer.appender.next_seq
+        record = self._writer.steps.existing().record
+        lowest = min((each.seq for each in record.cursors), default=None)
+        self._notes = noted(self._notes, Note(time.time_ns(), end), lowest)
+        self._seen = None if lowest is None else (record, lowest)
+
+    def shown(self) -> tuple[int, int | None] | None:
+        """Return the records that the last subscription has not acknowledged, and since when the oldest exists.
+
+        None if the log has no subscriptions, as far as is known, or its writer was closed; no time if nothing lags.
+        """
+        seen, notes = self._seen, self._notes
+        if seen is None or self._writer.closed:
+            return None
+        record, seq = seen
+        lag = max(0, self._writer.appender.next_seq - seq)
+        known = [each.time_ns for each in notes[bisect_right(notes, seq, key=_END) :][:1]]
+        segment = record.segment_of(seq)
+        if segment is not None and not segment.is_open:
+            known.append(segment.closed_ns)
+        return lag, min(known, default=None) if lag else None
+
+
+class _Lags:
+    """The logs of a manager whose writers this process has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lags: weakref.WeakSet[SubscriptionLag] = weakref.WeakSet()
+
+    def add(self, lag: SubscriptionLag) -> None:
+        """Add one."""
+        with self._lock:
+            self._lags.add(lag)
+
+    def gauges(self) -> Iterable[Gauge]:
+        """Return those of the subscriptions that lag most; none if no log has subscriptions."""
+        with self._lock:
+            lags = list(self._lags)
+        shown = [found for each in lags if (found := each.shown()) is not None]
+        if not shown:
+            return []
+        gauges: list[Gauge] = [(MetricKey("subscription_lag_records"), max(lag for lag, _ in shown))]
+        times = [since for _, since in shown if since is not None]
+        if times:
+            gauges.append((MetricKey("subscription_oldest_timestamp_ns"), min(times)))
+        return gauges
+
+
+_all: Final[weakref.WeakKeyDictionary[Metrics, _Lags]] = weakref.WeakKeyDictionary()
+_all_lock: Final = threading.Lock()
+
+
+def _lags_of(metrics: Metrics) -> _Lags:
+    """Return the logs of a manager, which are part of its metrics from the first one on."""
+    with _all_lock:
+        found = _all.get(metrics)
+        if found is None:
+            found = _all[metrics] = _Lags()
+            metrics.add_gauges(found.gauges)
+        return found
+
+
+def _look(lag: weakref.ref[SubscriptionLag]) -> None:
+    found = lag()
+    if found is not None:
+        found.on_timer()
