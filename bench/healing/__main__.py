@@ -12,9 +12,12 @@ from typing import Final
 
 from bench.cluster.bookies import Cluster
 from bench.cluster.idle import share
-from bench.healing import loss, planning
+from bench.healing import auditing, loss, planning
 
-FIGURES: Final = ("loss", "plan", "idle")
+FIGURES: Final = ("loss", "plan", "audit", "idle")
+AUDITED: Final = (10_000, 1_000_000)
+"""Ledgers that an auditor reads."""
+
 IDLE_BOOKIES: Final = 5
 
 
@@ -22,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.healing",
-        description="The loss of a bookie, planning for many ledgers, and rest.",
+        description="The loss of a bookie, planning for many ledgers, reading them, and rest.",
     )
     parser.add_argument("figure", nargs="*", help=f"which: {', '.join(FIGURES)}; all of them when left out")
     parser.add_argument("--quick", action="store_true", help="smaller sizes, to see that it works")
@@ -41,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _print_loss(loss.measure(Path(directory), ledgers, 420, *(4.0, 8.0) if parsed.quick else (20.0, 180.0)))
         if "plan" in chosen:
             _print_plan(planning.measured(20 * ledgers, seconds))
+        if "audit" in chosen:
+            for count in AUDITED[: 1 if parsed.quick else None]:
+                _print_audit(auditing.measured(count))
         if "idle" in chosen:
             place = Path(directory) / "idle"
             place.mkdir()
@@ -71,9 +77,16 @@ def _print_plan(found: dict[str, float]) -> None:
     _print("their auditor at rest", found["rest_percent"], "% of a core", "<= 1")
 
 
+def _print_audit(found: auditing.Audit) -> None:
+    ledgers = f"{found.ledgers} ledgers on {auditing.BOOKIES} bookies"
+    _print(f"read {ledgers} after an election", found.first_us, "us of CPU each", "")
+    _print("  again, when nothing has changed", found.again_us, "us of CPU each", "")
+    _print("  memory of the auditor's map", found.own_bytes, "bytes each", "")
+
+
 def _print(what: str, value: float, unit: str, target: str) -> None:
     load = os.getloadavg()[0]
-    print(f"{what:60} {value:9.3f} {unit:12} {target and f'target {target}':16} load {load:.1f}", flush=True)
+    print(f"{what:60} {value:9.3f} {unit:14} {target and f'target {target}':16} load {load:.1f}", flush=True)
 
 
 if __name__ == "__main__":

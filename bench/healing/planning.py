@@ -54,11 +54,12 @@ def filled(ledgers: int) -> Iterator[str]:
             metadata.register(BookieRegistration(bookie=bookie, addresses=("tcp://127.0.0.1:1",), tiers=tiers))
         source = random.Random(1)
         for ledger_id in range(ledgers):
-            metadata.create_ledger(_ledger(ledger_id, tuple(source.sample(bookies, 3))))
+            metadata.create_ledger(closed_ledger(ledger_id, tuple(source.sample(bookies, 3))))
         yield url
 
 
-def _ledger(ledger_id: int, ensemble: tuple[Bookie, ...]) -> LedgerMetadata:
+def closed_ledger(ledger_id: int, ensemble: tuple[Bookie, ...]) -> LedgerMetadata:
+    """Return the metadata of a closed ledger of 1 MiB."""
     return LedgerMetadata(
         ledger_id=ledger_id,
         state=LedgerState.CLOSED,

@@ -65,8 +65,9 @@ from pybk.metadata.cluster import (
 )
 from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.export import NOT_EXPORTED, check_export, read_export, write_export
+from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
 from pybk.metadata.ledger_description import LedgerDescription, description_body
-from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY
+from pybk.metadata.ledgers import DELETED_KEY, IDS_KEY, LEDGERS_KEY, deleted_ids_key
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieState, decode_cookie, name_in_key
@@ -189,6 +190,7 @@ class Mending:
         self._values: dict[str, bytes] = {}
         """What the export has, or the store."""
         self._stored: dict[int, LedgerMetadata | None] = {}
+        self._folded: dict[str, list[IdRange]] = {}
         """The ledgers in it; None for a tombstone."""
         self._unreadable: set[int] = set()
         """Ledgers whose values in it are damaged."""
@@ -317,6 +319,9 @@ class Mending:
     def _decode_ledgers(self) -> None:
         """Decode the ledgers that the export or the store has."""
         for key, value in self._values.items():
+            if key.startswith(f"{DELETED_KEY}/"):
+                _, payload = decode_authenticated(key, value, self._reading)
+                self._folded[key] = decode_json(payload, decode_ranges, where=f"key {key!r}")
             if not key.startswith(f"{LEDGERS_KEY}/"):
                 continue
             try:
@@ -347,16 +352,22 @@ class Mending:
         """Plan tombstones for the ledgers whose deletion a bookie remembers, with a proof that fits the ledger."""
         proofs = {ledger_id: proof for held in self._holdings for ledger_id, proof in held.deleted.items()}
         for ledger_id, proof in sorted(proofs.items()):
-            if ledger_id in self._unreadable or self._stored.get(ledger_id, ledger_id) is None:
+            if ledger_id in self._unreadable or self._is_deleted(ledger_id):
                 continue
             found = self._find(ledger_id)
             known = found.stored or found.description
             if known is None or proves_deletion(known.verifier, proof, ledger_id):
                 self._plan.deleted[ledger_id] = proof
 
+    def _is_deleted(self, ledger_id: int) -> bool:
+        """Return whether the export or the store has a tombstone of a ledger, which may be folded (DT3)."""
+        if self._stored.get(ledger_id, ledger_id) is None:
+            return True
+        return has_id(self._folded.get(deleted_ids_key(ledger_id), ()), ledger_id)
+
     def _judge(self, ledger_id: int) -> None:
         """Plan what is to be done about a ledger that a bookie holds."""
-        if ledger_id in self._unreadable or ledger_id in self._plan.deleted:
+        if ledger_id in self._unreadable or ledger_id in self._plan.deleted or self._is_deleted(ledger_id):
             return
         found = self._find(ledger_id)
         if ledger_id not in self._stored:

@@ -99,6 +99,7 @@ def values(level: FeatureLevel = FeatureLevel.SEALS) -> dict[str, tuple[str, byt
     payloads[ValueKind.SCRUB] = ("scrub/bookie-1%3A3181", encode_json({"instance": to_base64(bookie(1).instance)}))
     orphans = {"bookie_id": "bookie-1:3181", "count": 1, "instance": to_base64(bookie(1).instance), "ledger_ids": [7]}
     payloads[ValueKind.ORPHANS] = ("orphans/bookie-1%3A3181", encode_json(orphans))
+    payloads[ValueKind.DELETED_IDS] = ("deleted/000/0000/0000/0000", encode_json({"ranges": [[3, 3], [5, 9]]}))
     assert set(payloads) == set(ValueKind)
     made = {}
     for kind, (key, payload) in payloads.items():

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.errors import CorruptError, UsageError
+from pybk.errors import CorruptError, LedgerDeletedError, LedgerExistsError, UsageError
+from pybk.feature_level import FeatureLevel
+from pybk.metadata import deletions
 from pybk.metadata.authenticated_values import ValueKind, encode_json
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
@@ -23,6 +25,11 @@ def delete(cluster: ClusterMetadata, *ledger_ids: int) -> None:
     """Make ledgers, and delete them."""
     for ledger_id in ledger_ids:
         cluster.delete_ledger(ledger_id, cluster.create_ledger(ledger(ledger_id)), b"proof")
+
+
+def tombstones(cluster: ClusterMetadata) -> set[int]:
+    """Return the ledgers that have a tombstone."""
+    return {ledger_id for page in cluster.ledger_pages() for ledger_id in page.deleted}
 
 
 def pages(world: SimWorld) -> list[str]:
@@ -49,9 +56,11 @@ def test_only_tombstones_are_listed_and_only_they_have_proofs() -> None:
     cluster.create_ledger(ledger(1))
     delete(cluster, 2, 3)
     world.open().create(f"{LEDGERS_KEY}/{ledger_path(4)}", b"nonsense")
-    assert cluster.list_deleted(count=2) == ([2], 2)
-    assert cluster.list_deleted(after=2, count=2) == ([3], 4)
-    assert cluster.list_deleted(after=4, count=2) == ([], None)
+    pages = [
+        (set(page.ledgers), set(page.deleted), set(page.unknown), page.through)
+        for page in cluster.ledger_pages(count=2)
+    ]
+    assert pages == [({1}, {2}, set(), 2), (set(), {3}, {4}, None)]
     assert cluster.deletion_proofs([1, 2, 3, 4, 5]) == [None, b"proof", b"proof", None, None]
 
 
@@ -144,6 +153,81 @@ def test_pages_stay_until_every_bookie_is_past_them() -> None:
     world.open().create("cookies/x", b"nonsense")
     with pytest.raises(CorruptError):
         cluster.trim_deletions()
+
+
+def deleted_on_a_page(cluster: ClusterMetadata, *ledger_ids: int) -> int:
+    """Delete ledgers, and announce that; returns the number of the page."""
+    delete(cluster, *ledger_ids)
+    return cluster.append_deletions(ledger_ids)
+
+
+def test_a_tombstone_is_folded_once_every_bookie_is_past_its_page(world: World) -> None:
+    cluster = cluster_on(world.open())
+    for number in (1, 2):
+        cluster.claim_cookie(bookie(number))
+    page = deleted_on_a_page(cluster, 7, 8, 30_000)
+    cluster.create_ledger(ledger(9))
+    cluster.record_deletion_position(bookie(1), page)
+    assert cluster.trim_deletions() == 0
+    assert tombstones(cluster) == {7, 8, 30_000}
+    cluster.record_deletion_position(bookie(2), page)
+    assert cluster.trim_deletions() == 1
+    assert tombstones(cluster) == set()
+    for ledger_id in (7, 8, 30_000):
+        with pytest.raises(LedgerDeletedError):
+            cluster.read_ledger(ledger_id)
+        with pytest.raises(LedgerExistsError):
+            cluster.create_ledger(ledger(ledger_id))
+        assert cluster.deletion_proof(ledger_id) is None
+        assert not cluster.is_unheard_of(ledger_id)
+    assert cluster.is_unheard_of(6)
+    assert world.open().children("deleted/000/0000/0000") == ["0000", "0003"], "a value for each ten thousand ids"
+    page = deleted_on_a_page(cluster, 6)
+    for number in (1, 2):
+        cluster.record_deletion_position(bookie(number), page)
+    assert (cluster.trim_deletions(), cluster.is_folded(6), cluster.is_folded(8)) == (1, True, True)
+    assert cluster.read_ledger(9).metadata.ledger_id == 9
+
+
+def test_below_the_level_streams_tombstones_stay() -> None:
+    """A bookie of an older pybk would take the metadata for outdated."""
+    world = SimWorld()
+    cluster = cluster_on(world.open())
+    cluster.feature_level = FeatureLevel.HEALING
+    cluster.claim_cookie(bookie(1))
+    cluster.record_deletion_position(bookie(1), deleted_on_a_page(cluster, 7))
+    assert cluster.trim_deletions() == 1
+    assert tombstones(cluster) == {7}
+
+
+def test_a_call_folds_a_bounded_number_of_tombstones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletions, "FOLDED_MAX", 3)
+    world = SimWorld()
+    cluster = cluster_on(world.open())
+    cluster.claim_cookie(bookie(1))
+    cluster.record_deletion_position(bookie(1), deleted_on_a_page(cluster, *range(7)))
+    assert [cluster.trim_deletions() for _ in range(3)] == [0, 0, 1]
+    assert all(map(cluster.is_folded, range(7)))
+    assert pages(world) == []
+
+
+def test_a_folded_tombstone_is_deleted_for_ever_also_for_two_auditors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that was suspended folds again what the other has folded."""
+    world = SimWorld()
+    one, other = cluster_on(world.open()), cluster_on(world.open())
+    one.claim_cookie(bookie(1))
+    one.record_deletion_position(bookie(1), deleted_on_a_page(one, 1, 2))
+    found = one.oldest_deletion_position
+
+    def suspended() -> int | None:
+        position = found()
+        assert other.trim_deletions() == 1
+        other.record_deletion_position(bookie(1), deleted_on_a_page(other, 3))
+        return position
+
+    monkeypatch.setattr(one, "oldest_deletion_position", suspended)
+    assert one.trim_deletions() == 0
+    assert [one.is_folded(each) for each in (1, 2, 3)] == [True, True, False]
 
 
 def test_what_is_appended_is_bounded() -> None:

@@ -27,7 +27,7 @@ from pybk.metadata.ledgers import ID_BLOCK, LEDGER_ID_MAX, ledger_path
 from pybk.metadata.lmdb_rows import StoredValue, node_name, put_value
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import WriteTransaction
-from tests.metadata.harness import World
+from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEYS, bookie, cluster_on, ledger
 from tests.metadata.simulated_store import SimServer
 
@@ -249,3 +249,38 @@ def test_a_hundred_thousand_ledgers_are_listed_in_lmdb(tmp_path: Path) -> None:
     assert cluster.list_ledgers(after=99_990) == list(range(99_991, 100_000))
     assert cluster.list_ledgers(count=1500) == list(range(1500))
     cluster.close()
+
+
+def test_pages_of_all_ledgers_have_what_changed_of_those_that_are_known(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "LISTED_KEYS", 3)
+    cluster = cluster_on(world.open())
+    versions = {each: cluster.create_ledger(ledger(each)) for each in (1, 2, 5, 10_001, 10_002, 90_000, 90_001)}
+    changed = cluster.read_ledger(5)
+    cluster.write_ledger(changed.metadata, changed.version)
+    cluster.delete_ledger(10_002, versions[10_002])
+    cluster.create_ledger(ledger(3))
+    pages = list(cluster.ledger_pages(count=2, known=versions.get))
+    assert [page.through for page in pages[:-1]] == sorted(each.through or 0 for each in pages[:-1])
+    assert pages[-1].through is None
+    assert {each for page in pages for each in page.ledgers} == {3, 5}
+    assert {each for page in pages for each in page.deleted} == {10_002}
+    assert {each for page in pages for each in page.same} == {1, 2, 10_001, 90_000, 90_001}
+    assert [set(page.ledgers) for page in cluster_on(SimWorld().open()).ledger_pages()] == [set()]
+
+
+def test_changed_ledgers_are_reported_by_their_ids() -> None:
+    world = SimWorld()
+    cluster = cluster_on(world.open())
+    found: list[frozenset[int] | None] = []
+    watch = cluster.watch_ledgers(found.append)
+    world.server.deliver()
+    assert found == [None], "nothing is known of earlier changes"
+    version = cluster.create_ledger(ledger(7))
+    world.server.deliver()
+    cluster.delete_ledger(7, version)
+    world.open().create("ledgers/other", b"is no ledger")
+    world.server.deliver()
+    assert found[1:] == [frozenset({7})] * 2
+    watch.cancel()

@@ -533,8 +533,10 @@ class World:
         page = ids[:10]
         through = page[-1] if len(ids) > 10 else None
         unknown = frozenset(each for each in page if self.faulty and self.random.random() < 0.02)
-        found = {each: self.ledgers[each] for each in page if each not in unknown}
-        event = LedgersRead(reading, after, through, found, unknown)
+        known = {each: mapped.version for each in page if (mapped := auditor.machine.map.get(each)) is not None}
+        same = frozenset(each for each in page if each not in unknown and known.get(each) == self.ledgers[each][1])
+        found = {each: self.ledgers[each] for each in page if each not in unknown | same}
+        event = LedgersRead(reading, after, through, found, unknown, same)
 
         def arrive() -> None:
             self.send(auditor, event)

@@ -52,6 +52,11 @@ HEALING_MUTANTS = (
         (Piece(MAP + "apply_page", "self._touched.union(unknown)", "self._touched"),),
     ),
     Mutant(
+        "H4c",
+        "a ledger whose version has not changed was not deleted",
+        (Piece(AUDITOR + "_ledgers_read", "event.unknown | event.same", "event.unknown"),),
+    ),
+    Mutant(
         "H5",
         "the metadata are changed before the mark is removed",
         (
@@ -124,6 +129,7 @@ KILLED_AT = {
     "H3b": 0,
     "H4a": 8,
     "H4b": 0,
+    "H4c": 0,
     "H5": 0,
     "H6a": 0,
     "H6b": 0,

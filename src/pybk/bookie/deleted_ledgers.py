@@ -6,13 +6,14 @@ to write pages, each call asks for all ledgers. A page is a hint: what counts is
 whose proof is checked. A ledger is dropped when a second call finds its tombstone, too.
 
 The recorded position is the page before the first one with a ledger that is still here, so that nobody removes a page,
-or what it depends on, that this bookie has not acted upon.
+or what it depends on, that this bookie has not acted upon. A page counts only one call after it was read (DT2): a first
+entry that a client sent before the deletion may have been looked up by then, and stored after the page was read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import CorruptError
@@ -63,8 +64,14 @@ class DeletedLedgers:
         """The last page that was read; None before the bookie has looked at all its ledgers while there were pages."""
         self._recent: set[int] = set()
         """Ledgers of the pages read last that were not here; entries of them may have been on their way."""
+        self._before: set[int] | None = None
+        """The bookie's ledgers at the last call, if it looked at all of them: entries of others may have been, too."""
         self._recorded = -1
         """The position that this process has recorded."""
+        self._after = -1
+        """The page up to which none of the ledgers was written that the last call asked for."""
+        self._read_before = -1
+        """The last page that the call before has read."""
         self._found: dict[int, int] = {}
         """Ledgers that the last call found deleted, each with a page up to which nothing of it was written."""
 
@@ -78,8 +85,10 @@ class DeletedLedgers:
         """
         last = self._metadata.last_deletion_page()
         own = set(self._replicas.ledgers())
-        after, wanted = self._news(last, own)
-        deleted = self._deleted(sorted(own & (wanted | self._recent | self._found.keys())))
+        after, wanted = self._news(last)
+        late = own & self._recent if self._before is None else own - self._before
+        asked = own if wanted is None else late | (own & (wanted | self._found.keys()))
+        deleted = self._deleted(sorted(asked))
         if deleted is None:
             return
         again = {ledger_id: deleted[ledger_id] for ledger_id in sorted(deleted.keys() & self._found.keys())}
@@ -87,24 +96,27 @@ class DeletedLedgers:
             self._remember(again)
         for ledger_id in again:
             self._drop(ledger_id)
-        self._found = {ledger_id: self._found.get(ledger_id, after) for ledger_id in deleted}
+        new = (wanted or set()) - late
+        self._found = {each: self._found.get(each, after if each in new else self._after) for each in deleted}
+        self._after = after
         if last is None:
             return
-        self._read_to, self._recent = last, wanted - own
-        position = min(self._found.values(), default=last)
+        self._read_to = last
+        self._recent, self._before = (set(), own) if wanted is None else (wanted - own, None)
+        position, self._read_before = min([self._read_before, *self._found.values()]), last
         if position > self._recorded:
             self._metadata.record_deletion_position(self._bookie, position)
             self._recorded = position
 
-    def _news(self, last: int | None, own: Collection[int]) -> tuple[int, set[int]]:
-        """Return the ledgers to ask for, and a page up to which none of them was written."""
+    def _news(self, last: int | None) -> tuple[int, set[int] | None]:
+        """Return the ledgers to ask for, None for all, and a page up to which none of them was written."""
         if last is None or self._read_to is None:
-            return -1, set(own)
+            return -1, None
         try:
             return self._read_to, self._metadata.read_deletions(self._read_to, last)
         except CorruptError as error:
             logger.warning("bookie %s looks at all its ledgers, because of a deletion page: %s", self._bookie, error)
-            return self._read_to, set(own)
+            return self._read_to, None
 
     def _deleted(self, ledger_ids: list[int]) -> dict[int, bytes] | None:
         """Return the proofs in tombstones that were made with their ledgers' passwords; None if the bookie ends."""

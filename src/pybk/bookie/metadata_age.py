@@ -21,6 +21,7 @@ from pybk.bookie.startup import put_all_in_limbo
 from pybk.flags import WriteFlag
 from pybk.ledger import LedgerState
 from pybk.metadata.epochs import MetadataEpoch, outdated
+from pybk.metadata.registration import BookieState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,7 @@ def check_age(replicas: Replicas, metadata: ClusterMetadata) -> MetadataEpoch | 
         cookie = metadata.read_cookie(identity.bookie_id)
         if cookie is not None and cookie.bookie.instance != identity.instance:
             return None
-        member = cookie is not None
+        member = cookie is not None and cookie.state is not BookieState.REMOVED  # or its ledgers may be gone for good
     found = metadata.read_epoch()
     if seen is not None:
         reason = _why_older(replicas, found, seen.epoch)
@@ -100,13 +101,13 @@ def _noted(metadata: ClusterMetadata, reason: str) -> MetadataOutdatedError:
 def _why_incomplete(replicas: Replicas, metadata: ClusterMetadata, first: int) -> str | None:
     """Return why the store is older than the newest extents, from an id of the bookie's store on; None if it is not.
 
-    A client writes a ledger's metadata before the first entry, and nothing removes the key: a deletion replaces the
-    value by a tombstone.
+    A client writes a ledger's metadata before the first entry, and a deletion leaves a tombstone. When that is folded,
+    the id is known as that of a deleted ledger (DT3), which this directory may have if it was put back.
     """
     ids = sorted({ledger_id for number, ledger_id in replicas.newest if number >= first})
     suspects = [each for each, version in zip(ids, metadata.ledger_versions(ids), strict=True) if version is None]
     # Reads of many keys may be stale; a tombstone or a ledger that is there now counts.
-    missing = [each for each in suspects if metadata.has_no_key(each)]
+    missing = [each for each in suspects if metadata.is_unheard_of(each)]
     if not missing:
         return None
     named = ", ".join(map(str, missing[:_NAMED_MAX])) + (", ..." if len(missing) > _NAMED_MAX else "")

@@ -11,6 +11,10 @@ earlier, when the grace of an absent bookie ends.
 
     feed of ledgers, of marks; watches of bookies, cookies, settings; election -> inbox -> events -> step -> effects
 
+Reading everything. The first reading after the election decodes all ledgers. Later ones decode those whose version is
+not the known one. A reading after missed changes takes what it needs; one that is made only because the last was long
+ago takes ``1 / (1 + SPREAD)`` of a core. Tombstones that a reading finds are announced.
+
 The feeds' keys are collected, and read together when their turn comes: first the marks, then the metadata of the same
 ledgers. A worker changes a ledger before it removes the mark (H5). So a mark that is gone is never compared with
 metadata from before its repair, which would publish it again.
@@ -38,7 +42,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, PybkError, UnsupportedFormatError
 from pybk.flags import StorageHint
@@ -77,7 +81,7 @@ from pybk.healing.situation import BookieFacts, MarkKey, Space
 from pybk.ledger import Bookie, LedgerMetadata
 from pybk.log_events import log_event
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
-from pybk.metadata.ledgers import LEDGERS_KEY, ledger_in_key
+from pybk.metadata.ledgers import ledger_in_key
 from pybk.metadata.locks import Election
 from pybk.metadata.registration import (
     BOOKIES_KEY,
@@ -111,6 +115,9 @@ ANNOUNCE_S: Final = 60.0
 TRUST_NS: Final = 10**9
 """How long after a look at the lease its effects may still be performed."""
 
+SPREAD: Final = 9
+"""How many times as long as a page of a reading takes the next one is waited for, if nothing is known to be missing."""
+
 _REST: Final = 100
 """How many times as long as the handling of changes takes the next ones are collected.
 
@@ -121,6 +128,8 @@ _REST_MAX_S: Final = 1.0
 
 _PAGE: Final = 500
 _MARKS_PAGE: Final = 1000
+
+T = TypeVar("T")
 
 Call = Callable[[], Iterable[Event]]
 """What another thread wants done: it reads something, and returns the events that follow."""
@@ -154,6 +163,10 @@ class Auditing:
         self._inbox: SimpleQueue[Call] = SimpleQueue()
         self._reading: Iterator[Event] | None = None
         """What is still to be read of everything; None if nothing is."""
+        self._spread = False
+        """Whether that takes its time."""
+        self._page_at = 0.0
+        """When the next page is read, by the monotonic clock."""
         self._clock_ns = time.time_ns() - time.monotonic_ns()
         self._session_ns = self._now_ns()
         self._lost_store = False
@@ -180,7 +193,7 @@ class Auditing:
         self._thread = threading.Thread(target=self._run, name="pybk-auditor", daemon=True)
         with ExitStack() as undo:
             watches = (
-                metadata.watch_below(LEDGERS_KEY, partial(self._feed, self._note_ledgers)),
+                metadata.watch_ledgers(partial(self._feed, self._note_ledgers)),
                 metadata.watch_below(UNDER_REPLICATED_KEY, partial(self._feed, self._note_marks)),
                 metadata.watch_below(BOOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
                 metadata.watch_below(COOKIES_KEY, lambda _: self._inbox.put(self._bookies)),
@@ -256,6 +269,9 @@ class Auditing:
                 self.do(call)
             if call == self._tick:
                 tick_at = now + TICK_S
+            elif call == self._read_page:
+                ended = time.monotonic()
+                self._page_at = ended + (SPREAD * (ended - now) if self._spread else 0.0)
             elif call == self._changes:
                 ended = time.monotonic()
                 self._rest_until = ended + min(_REST * (ended - now), _REST_MAX_S)
@@ -273,10 +289,12 @@ class Auditing:
             if now >= self._rest_until or self._gave_up:
                 return self._changes
             tick_at = min(tick_at, self._rest_until)
+        is_page = self._reading is not None and self._page_at <= tick_at
+        until = max(now, self._page_at) if is_page else tick_at
         try:
-            return self._inbox.get(block=self._reading is None, timeout=tick_at - now)
+            return self._inbox.get(block=until > now, timeout=until - now)
         except Empty:
-            return None if self._reading is None else self._read_page
+            return self._read_page if is_page else None
 
     def do(self, call: Call) -> None:
         """Make a call, and give its events to the machine; no failure ends the thread."""
@@ -395,17 +413,17 @@ class Auditing:
                 self._metadata.change_cookie(facts.bookie.bookie_id, ended)
 
     def _announce_deletions(self) -> None:
-        """Announce to bookies, once a minute, which ledgers were deleted; the first time, all that ever were.
+        """Announce to bookies, once a minute, which ledgers were deleted; the first time, all that have a tombstone.
 
-        What nobody needs any more is removed then: the pages that all bookies are past, and what removed bookies left.
+        What nobody needs any more is removed then: the pages that all bookies are past, with the tombstones that they
+        announced, and what removed bookies left.
         """
         now = time.monotonic()
         if now < self._announce_at:
             return
         self._announce_at = now + ANNOUNCE_S
         if not self._swept:
-            self._deleted |= self._all_deleted()
-            self._swept = True
+            return
         ledger_ids = sorted(self._deleted)[:PAGE_LEDGERS_MAX]
         proofs = self._metadata.deletion_proofs(ledger_ids)
         deleted = [ledger_id for ledger_id, proof in zip(ledger_ids, proofs, strict=True) if proof is not None]
@@ -415,37 +433,28 @@ class Auditing:
         self._metadata.trim_deletions()
         collect_removed(self._metadata)
 
-    def _all_deleted(self) -> set[int]:
-        """Return all ledgers that have a tombstone; bookies look for later ones from then on."""
-        self._metadata.begin_deletions()
-        found: set[int] = set()
-        after: int | None = -1
-        while after is not None and not self._stopping.is_set():
-            page = self._metadata.list_deleted(after=after, count=_PAGE)
-            found.update(page.deleted)
-            after = page.after
-        return found
-
-    def _feed(self, note: Callable[[Iterable[str]], None], keys: frozenset[str] | None) -> None:
+    def _feed(self, note: Callable[[frozenset[T]], bool], found: frozenset[T] | None) -> None:
         """Take what a feed reports; called by a thread of the metadata store."""
-        if keys is None:
+        if found is None:
             self._inbox.put(lambda: (ChangesMissed(),))
             return
-        found = [key for key in keys if ledger_in_key(key) is not None]
         with self._changes_lock:
-            note(found)
             due = self._changes_due
-            self._changes_due |= bool(found)
-        if found and not due:
-            self._inbox.put(lambda: ())  # wakes the thread
+            self._changes_due |= note(found)
+            woken = self._changes_due and not due
+        if woken:
+            self._inbox.put(lambda: ())
 
-    def _note_ledgers(self, keys: Iterable[str]) -> None:
-        """Note that ledgers have changed; the caller holds the lock."""
-        self._changed_ledgers.update(found for key in keys if (found := ledger_in_key(key)) is not None)
+    def _note_ledgers(self, ledger_ids: frozenset[int]) -> bool:
+        """Note that ledgers have changed; the caller holds the lock. Return whether any have."""
+        self._changed_ledgers |= ledger_ids
+        return bool(ledger_ids)
 
-    def _note_marks(self, keys: Iterable[str]) -> None:
-        """Note that marks have changed; the caller holds the lock."""
-        self._changed_marks.update(keys)
+    def _note_marks(self, keys: frozenset[str]) -> bool:
+        """Note that marks have changed; the caller holds the lock. Return whether any have."""
+        found = {key for key in keys if ledger_in_key(key) is not None}
+        self._changed_marks |= found
+        return bool(found)
 
     def _changes(self) -> Iterator[Event]:
         """Yield the present state of all that has changed."""
@@ -544,19 +553,24 @@ class Auditing:
         yield self._read_bookies()
         marks: list[UnderReplicatedLedger] = []
         after = -1
-        while page := self._metadata.list_under_replicated(after=after, count=_MARKS_PAGE):
-            marks += page
-            after = page[-1].ledger_id
+        while found := self._metadata.list_under_replicated(after=after, count=_MARKS_PAGE):
+            marks += found
+            after = found[-1].ledger_id
         yield MarksRead(tuple(marks))
+        if not self._swept:
+            self._metadata.begin_deletions()  # bookies look at pages from now on
         after = -1
-        while ledger_ids := self._metadata.list_ledgers(after=after, count=_PAGE):
-            found, unknown = self._stored(ledger_ids)
-            through = ledger_ids[-1] if len(ledger_ids) == _PAGE else None
-            yield LedgersRead(reading, after, through, found, unknown)
-            if through is None:
-                return
-            after = through
-        yield LedgersRead(reading, after, None, {})
+        for page in self._metadata.ledger_pages(count=_PAGE, known=self._version):
+            self._deleted.update(each for each in page.deleted if not self._swept or each in self._machine.map)
+            ledgers = {each: (stored.metadata, stored.version) for each, stored in page.ledgers.items()}
+            yield LedgersRead(reading, after, page.through, ledgers, page.unknown, page.same)
+            after = after if page.through is None else page.through
+        self._swept = True
+
+    def _version(self, ledger_id: int) -> int | None:
+        """Return the version of a ledger that the machine has; None if it does not have the ledger."""
+        found = self._machine.map.get(ledger_id)
+        return None if found is None else found.version
 
     # ---- effects -------------------------------------------------------------------------------------------------
 
@@ -564,7 +578,8 @@ class Auditing:
         """Perform an effect."""
         metadata = self._metadata
         if isinstance(effect, ReadEverything):
-            self._reading = self._read_everything(effect.reading)
+            self._reading, self._spread = self._read_everything(effect.reading), effect.spread
+            self._page_at = 0.0
         elif isinstance(effect, ReadLedgers):
             self._inbox.put(partial(self._read_again, sorted(effect.ledgers)))
         elif isinstance(effect, PublishMark):

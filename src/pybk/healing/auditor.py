@@ -69,7 +69,7 @@ from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 
 REREAD_NS: Final = 3600 * SECOND_NS
-"""How often everything is read again, against changes that the feed may have missed."""
+"""How long after a reading everything is read again, against changes that the feed may have missed."""
 
 SAVE_NS: Final = 10 * SECOND_NS
 """How often durations are saved while bookies are absent; changes of who is absent are saved at once."""
@@ -177,8 +177,9 @@ class LedgersRead:
         reading: That of ``ReadEverything``.
         after: The ledger before the page; -1 for the first page.
         through: The last ledger of the page; None for the last page.
-        ledgers: Metadata and version of each ledger.
+        ledgers: Metadata and version of each ledger, but for those below.
         unknown: Ledgers that could not be read.
+        same: Ledgers that have the version that the map has.
     """
 
     reading: int
@@ -186,6 +187,7 @@ class LedgersRead:
     through: int | None
     ledgers: Mapping[int, tuple[LedgerMetadata, int]]
     unknown: frozenset[int] = frozenset()
+    same: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +300,11 @@ class ReadEverything:
 
     Attributes:
         reading: The number of the reading; pages of earlier ones are ignored.
+        spread: Nothing is known to be missing, so it may take its time.
     """
 
     reading: int
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,7 +555,8 @@ class AuditorMachine:
         self._saved = SavedState()
         self._saved_at_ns = 0
         self._read_ns = 0
-        self._ask_read_ns = 0
+        self._page_ns = 0
+        """When a reading was asked for, or a page of it came."""
         self._known: set[str] = set()
         """What was read since the election: settings, bookies, marks."""
         self._standings: list[Standing] = []
@@ -639,12 +644,12 @@ class AuditorMachine:
         self.situation.store_since_ns = event.session_ns
         return [self._read_everything(now_ns)]
 
-    def _read_everything(self, now_ns: int) -> ReadEverything:
-        self._ask_read_ns = now_ns
+    def _read_everything(self, now_ns: int, *, spread: bool = False) -> ReadEverything:
+        self._page_ns = now_ns
         self._reading += 1
         self._unread = set()
         self.map.begin_read()
-        return ReadEverything(self._reading)
+        return ReadEverything(self._reading, spread)
 
     def _take(self, event: Event, now_ns: int, effects: list[Effect]) -> set[int]:
         """Take over what an event says; return the ledgers that have to be assessed again."""
@@ -675,15 +680,19 @@ class AuditorMachine:
         return set()
 
     def _time_passed(self, event: Event, now_ns: int) -> list[Effect]:
-        """Read everything again if changes were missed, or if that was long ago."""
-        if isinstance(event, ChangesMissed) or now_ns - self._ask_read_ns >= REREAD_NS:
+        """Read everything again if changes were missed, or if the last page of a reading came long ago."""
+        if isinstance(event, ChangesMissed):
             return [self._read_everything(now_ns)]
+        if now_ns - self._page_ns >= REREAD_NS:
+            return [self._read_everything(now_ns, spread=True)]
         return []
 
     def _ledgers_read(self, event: LedgersRead, now_ns: int, effects: list[Effect]) -> set[int]:
         if event.reading != self._reading:
             return set()
-        changed = self.map.apply_page(event.after, event.through, event.ledgers, unknown=event.unknown)
+        self._page_ns = now_ns
+        kept = event.unknown | event.same
+        changed = self.map.apply_page(event.after, event.through, event.ledgers, unknown=kept)
         self._note_moves(changed, now_ns)
         if event.unknown:
             self._unread |= event.unknown

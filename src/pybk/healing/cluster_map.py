@@ -193,7 +193,8 @@ class ClusterMap:
             after: The ledger before the page.
             through: The last ledger of the page; None for the last page.
             ledgers: The metadata and version of each ledger of the page.
-            unknown: Ledgers of the page that could not be read; they stay as they are.
+            unknown: Ledgers of the page that could not be read, or have the version that is known; they stay as they
+                are.
 
         Returns:
             The ledgers that changed.

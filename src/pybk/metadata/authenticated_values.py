@@ -87,6 +87,7 @@ class ValueKind(IntEnum):
     AUDITOR_REPORT = 19
     SCRUB = 20
     ORPHANS = 21
+    DELETED_IDS = 22
 
 
 def new_token() -> bytes:

@@ -16,7 +16,8 @@ from pybk.metadata.deletions import DELETION_HEAD_KEY, DELETION_POSITIONS_KEY, D
 from pybk.metadata.durable_positions import POSITIONS_KEY
 from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.export import NOT_EXPORTED
-from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
+from pybk.metadata.id_ranges import count_ids, decode_ranges
+from pybk.metadata.ledgers import DELETED_KEY, IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.registration import COOKIES_KEY
@@ -28,6 +29,7 @@ _KINDS: Final = {
     CLUSTER_KEY: (ValueKind.CLUSTER,),
     IDS_KEY: (ValueKind.IDS,),
     LEDGERS_KEY: (ValueKind.LEDGER, ValueKind.DELETED),
+    DELETED_KEY: (ValueKind.DELETED_IDS,),
     COOKIES_KEY: (ValueKind.COOKIE, ValueKind.DELETED),
     POSITIONS_KEY: (ValueKind.POSITION,),
     UNDER_REPLICATED_KEY: (ValueKind.UNDER_REPLICATED,),
@@ -93,6 +95,7 @@ class _Check:
             ValueKind.IDS: self._ids,
             ValueKind.LEDGER: self._ledger,
             ValueKind.DELETED: self._deleted,
+            ValueKind.DELETED_IDS: self._deleted_ids,
             ValueKind.COOKIE: self._cookie,
             ValueKind.POSITION: self._position,
             ValueKind.UNDER_REPLICATED: self._mark,
@@ -157,6 +160,9 @@ class _Check:
         where = f"metadata key {key!r}"
         self._at(key, decode_json(payload, lambda values: int(values["ledger_id"]), where=where))
         decode_json(payload, lambda values: from_base64(values["proof"]), where=where)
+
+    def _deleted_ids(self, key: str, payload: bytes) -> None:
+        self._counts["tombstones"] += count_ids(decode_json(payload, decode_ranges, where=f"metadata key {key!r}"))
 
     def _cookie(self, key: str, payload: bytes) -> None:
         def make(values: dict[str, Any]) -> tuple[Bookie, bytes]:

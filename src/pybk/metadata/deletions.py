@@ -3,7 +3,20 @@
 Only a ledger's tombstone proves that it was deleted; a page is a hint to look at it. The auditor learns of tombstones
 from the feed of changes and appends their ids in *pages*, numbered from 1. The *head* has the number of the last page
 that counts. Each bookie keeps the number of the page up to which it has dropped everything, its *position*, and reads
-the head once a minute. A page that is behind the positions of all bookies is removed; tombstones stay.
+the head once a minute. A page that all bookies are past is removed, and the tombstones that it announced are *folded*
+with it: their ids go to a value that keeps ranges of ids, and then their keys are removed.
+
+A folded tombstone cannot make a bookie drop anything, so that it is folded only if no bookie needs it:
+
+- DT1: It is folded once each bookie that belongs to the cluster, whether it runs or not, has recorded that it is past
+  the page that announced it. A bookie leaves the cluster when it is removed for good, and no directory of that instance
+  is started again.
+- DT2: A bookie records that it is past a page one look after it has read it, when it has nothing of the deleted ledgers
+  of that page. It stores the first entry of a ledger only after a look-up that finds the metadata. Such a look-up
+  began before the deletion, and has been answered by that second look.
+- DT3: The id is recorded before the key is removed. So a deleted ledger is known as deleted for ever: its id is not
+  given again, metadata that are rebuilt do not bring it back, and a bookie whose directory was put back to an older
+  state does not take the metadata for outdated because of it. What it has of such a ledger is an orphan there.
 
 To append means to create the page after the head's, and then to raise the head by compare-and-set:
 
@@ -23,10 +36,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from typing import Any, Final
 from urllib.parse import unquote
 
 from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError, PybkError, UsageError
+from pybk.feature_level import FeatureLevel
 from pybk.ledger import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import (
     ValueKind,
@@ -35,7 +50,8 @@ from pybk.metadata.authenticated_values import (
     from_base64,
     to_base64,
 )
-from pybk.metadata.ledgers import LEDGERS_KEY, Ledgers, leaves_after, ledger_path
+from pybk.metadata.id_ranges import with_ids
+from pybk.metadata.ledgers import LEDGERS_KEY, Ledgers, deleted_ids_key, ledger_path
 from pybk.metadata.registration import COOKIES_KEY, Bookies, BookieState, name_in_key
 
 logger = logging.getLogger(__name__)
@@ -47,20 +63,11 @@ DELETION_POSITIONS_KEY: Final = "deletion-positions"
 PAGE_LEDGERS_MAX: Final = 10_000
 """Ledgers in one page."""
 
+FOLDED_MAX: Final = 1000
+"""Tombstones that one call of ``trim_deletions`` folds; each is one change of the metadata store."""
+
 _NUMBER_MAX: Final = (1 << 53) - 1
 _DIGITS: Final = 16
-
-
-class DeletedPage(NamedTuple):
-    """A page of the ids of ledgers, deleted or not, that were looked at.
-
-    Attributes:
-        deleted: The ids of those that have a tombstone, ascending.
-        after: Where the next page begins; None if this was the last.
-    """
-
-    deleted: list[int]
-    after: int | None
 
 
 class Deletions(Ledgers, Bookies):
@@ -85,22 +92,6 @@ class Deletions(Ledgers, Bookies):
             with suppress(MetadataExistsError):
                 self.create_value(ValueKind.DELETION_HEAD, DELETION_HEAD_KEY, encode_json({"last": 0}))
                 return 0
-
-    def list_deleted(self, *, after: int = -1, count: int = 1000) -> DeletedPage:
-        """Return which of the next ``count`` ids of the cluster have a tombstone; a damaged value is none.
-
-        Args:
-            after: ``after`` of the previous page; -1 for the first.
-            count: How many ids to look at.
-        """
-        leaves = leaves_after(self._store, LEDGERS_KEY, after, count)
-        nodes = self._store.get_many([key for _, key in leaves])
-        found = [
-            ledger_id
-            for (ledger_id, key), node in zip(leaves, nodes, strict=True)
-            if node is not None and self._is_deleted(key, node)
-        ]
-        return DeletedPage(found, leaves[-1][0] if len(leaves) >= count else None)
 
     def append_deletions(self, ledger_ids: Sequence[int]) -> int:
         """Announce to bookies that ledgers have a tombstone, durably; see this module for what may go wrong.
@@ -154,19 +145,83 @@ class Deletions(Ledgers, Bookies):
         return oldest
 
     def trim_deletions(self) -> int:
-        """Remove the pages that all bookies are past; returns how many were removed. May be repeated at any time."""
+        """Fold the tombstones of pages that all bookies are past, and remove the pages (DT1).
+
+        It may be stopped, and repeated at any time, also by two processes at once.
+
+        Returns:
+            How many pages were removed.
+
+        Cost: Up to ``FOLDED_MAX`` changes; what is left is for the next call.
+        """
         oldest = self.oldest_deletion_position()
-        removed = 0
+        removed, left = 0, FOLDED_MAX
         for name in self._store.children(DELETIONS_KEY) if oldest else ():
             if not name.isdecimal() or int(name) > (oldest or 0):
                 continue
             key = f"{DELETIONS_KEY}/{name}"
             node = self._store.get(key)
+            if node is None:
+                continue
+            left -= self._fold(self._announced(key, node.value), left)
+            if left <= 0:
+                break
             with suppress(MetadataVersionError):  # another auditor has removed it
-                if node is not None:
-                    self._delete(key, node.version)
-                    removed += 1
+                self._delete(key, node.version)
+                removed += 1
         return removed
+
+    def _announced(self, key: str, value: bytes) -> list[int]:
+        """Return the ledgers of a page; none if it is damaged, so that they stay until they are announced again."""
+        try:
+            payload = self._payload_of(ValueKind.DELETIONS, key, value)
+            return decode_json(payload, _decode_page, where=f"metadata key {key!r}")
+        except PybkError as error:
+            logger.warning("the tombstones of a deletion page stay until they are announced again: %s", error)
+            return []
+
+    def _fold(self, ledger_ids: list[int], count: int) -> int:
+        """Fold those tombstones that ledgers have (DT3).
+
+        Args:
+            ledger_ids: The ledgers, ascending.
+            count: How many are folded at most.
+
+        Returns:
+            How many were folded.
+        """
+        if self.feature_level < FeatureLevel.STREAMS:
+            return 0  # an older pybk would take the metadata for outdated
+        versions = self._tombstones(ledger_ids)
+        chosen = list(versions)[:count]
+        for key, group in groupby(chosen, deleted_ids_key):
+            self._record_deleted(key, folded := list(group))
+            for ledger_id in folded:
+                with suppress(MetadataVersionError):  # another auditor has removed it
+                    self._delete(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", versions[ledger_id], reused=True)
+        return len(chosen)
+
+    def _record_deleted(self, key: str, ledger_ids: Sequence[int]) -> None:
+        """Record durably that ledgers were deleted."""
+        while True:
+            ranges, version = self._deleted_ids(key)
+            payload = encode_json({"ranges": with_ids(ranges, ledger_ids)})
+            with suppress(MetadataExistsError, MetadataVersionError):  # another auditor records others
+                if version is None:
+                    self.create_value(ValueKind.DELETED_IDS, key, payload)
+                else:
+                    self._put(ValueKind.DELETED_IDS, key, payload, version)
+                return
+
+    def _tombstones(self, ledger_ids: Sequence[int]) -> dict[int, int]:
+        """Return those of some ledgers that have a tombstone, in their order, with its version."""
+        keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
+        pairs = zip(ledger_ids, keys, self._store.get_many(keys), strict=True)
+        return {
+            ledger_id: node.version
+            for ledger_id, key, node in pairs
+            if node is not None and self._is_deleted(key, node)
+        }
 
     # ---- the bookies' side ---------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -32,6 +32,7 @@ from pybk.metadata.authenticated_values import (
     token_of,
 )
 from pybk.metadata.cas import settle
+from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
@@ -39,6 +40,9 @@ from pybk.metadata.store import MetadataStore, Node, Watch
 logger = logging.getLogger(__name__)
 
 LEDGERS_KEY: Final = "ledgers"
+DELETED_KEY: Final = "deleted"
+"""Below it are the ids of the deleted ledgers whose tombstones were folded: a value for each ten thousand ids."""
+
 IDS_KEY: Final = "ids"
 ID_BLOCK: Final = 1000
 LEDGER_ID_MAX: Final = (1 << 63) - 1
@@ -46,6 +50,11 @@ LEDGER_ID_MAX: Final = (1 << 63) - 1
 _DIGITS: Final = frozenset("0123456789")
 _LEVELS: Final = (3, 4, 4, 4, 4)
 """Digits of each component of a ledger's key, as in BookKeeper: 19 in all, so a key has at most 10 000 children."""
+
+LISTED_KEYS: Final = 10_000
+"""Keys that are listed at a time for pages of all ledgers, because a store lists all children of a key."""
+
+_GIVEN_BEFORE: Final = "ledger {} exists, or existed and was deleted; ids are given once: take another"
 
 _KEY_CHARS: Final = len(LEDGERS_KEY) + sum(_LEVELS) + len(_LEVELS)
 
@@ -62,6 +71,24 @@ class StoredLedger(NamedTuple):
     version: int
 
 
+class LedgerPage(NamedTuple):
+    """A page of all ledgers, which ascend.
+
+    Attributes:
+        ledgers: The metadata and version of each ledger, but for those below.
+        same: Ledgers that have the version that the caller knows.
+        deleted: Ledgers that have a tombstone.
+        unknown: Ledgers whose metadata are damaged, forged or of another format, which is logged.
+        through: The last ledger of the page; None if this was the last page.
+    """
+
+    ledgers: dict[int, StoredLedger]
+    same: frozenset[int]
+    deleted: frozenset[int]
+    unknown: frozenset[int]
+    through: int | None
+
+
 def ledger_path(ledger_id: int) -> str:
     """Return the part of a ledger's key that names it: its id in 19 digits, split 3-4-4-4-4.
 
@@ -72,6 +99,11 @@ def ledger_path(ledger_id: int) -> str:
         raise UsageError(f"ledger id {ledger_id!r}; it takes a whole number from 0 to {LEDGER_ID_MAX}")
     digits = f"{ledger_id:019d}"
     return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
+
+
+def deleted_ids_key(ledger_id: int) -> str:
+    """Return the key that has a ledger's id once its tombstone was folded."""
+    return f"{DELETED_KEY}/{ledger_path(ledger_id).rpartition('/')[0]}"
 
 
 def ledger_in_key(key: str) -> int | None:
@@ -199,6 +231,8 @@ class Ledgers(AuthenticatedValues):
             LedgerExistsError: There is a ledger of this id, or there was one: ids are used once.
         """
         key, value, token = self._encoded(metadata)
+        if self.is_folded(metadata.ledger_id, latest=False):
+            raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id))
         description = LedgerDescription.of(metadata)
 
         def mine(node: Node | None) -> bool:
@@ -214,9 +248,7 @@ class Ledgers(AuthenticatedValues):
         try:
             return settle(self._store, key, lambda: self._store.create(key, value), mine)
         except MetadataExistsError as error:
-            raise LedgerExistsError(
-                f"ledger {metadata.ledger_id} exists, or existed and was deleted; ids are given once: take another"
-            ) from error
+            raise LedgerExistsError(_GIVEN_BEFORE.format(metadata.ledger_id)) from error
 
     def read_ledger(self, ledger_id: int, *, latest: bool = True) -> StoredLedger:
         """Return a ledger's metadata.
@@ -226,16 +258,16 @@ class Ledgers(AuthenticatedValues):
             latest: Return every change that took effect before the call; False may save a round trip.
 
         Raises:
-            LedgerDeletedError: It was deleted: the store has its tombstone.
+            LedgerDeletedError: It was deleted: the store has its tombstone, or its id among those that were deleted.
             NoSuchLedgerError: The store has no such key. That proves nothing about the ledger's entries.
             MetadataForgedError: Its metadata was not written with the cluster's secret.
             CorruptError: The value is not a ledger's metadata.
         """
         key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
         node = self._store.get(key, latest=latest)
-        if node is None:
+        if node is None and not self.is_folded(ledger_id):
             raise NoSuchLedgerError(f"ledger {ledger_id}: the cluster has none of this id")
-        found = self._ledger(key, ledger_id, node)
+        found = None if node is None else self._ledger(key, ledger_id, node)
         if found is None:
             raise LedgerDeletedError(f"ledger {ledger_id} was deleted")
         return found
@@ -339,6 +371,68 @@ class Ledgers(AuthenticatedValues):
             return None
         return decode_json(payload, lambda values: from_base64(values["proof"]), where=f"metadata key {key!r}")
 
+    def ledger_pages(
+        self, *, count: int = 500, known: Callable[[int], int | None] = lambda ledger_id: None
+    ) -> Iterator[LedgerPage]:
+        """Yield all ledgers in pages, each read when it is asked for: what changed of those that the caller knows.
+
+        With ``watch_ledgers`` this is how to follow all ledgers: versions show what changed while the watch may have
+        missed something. Keys are listed for ten thousand ledgers at a time, and later ones may be missing.
+
+        Args:
+            count: How many keys a page is made of at most.
+            known: Returns the version of a ledger that the caller has; None for a ledger that it does not have.
+
+        Cost: Some round trips per page; a ledger whose version is known is neither verified nor decoded.
+        """
+        after, more = -1, True
+        while more:
+            leaves = leaves_after(self._store, LEDGERS_KEY, after, LISTED_KEYS)
+            more = len(leaves) >= LISTED_KEYS
+            for at in range(0, len(leaves) or 1, count):
+                page = leaves[at : at + count]
+                is_last = not more and at + count >= len(leaves)
+                yield self._page(page, None if is_last else page[-1][0], known)
+            after = leaves[-1][0] if leaves else after
+
+    def _page(
+        self, leaves: list[tuple[int, str]], through: int | None, known: Callable[[int], int | None]
+    ) -> LedgerPage:
+        """Read the ledgers of some keys; see ``ledger_pages``."""
+        ledgers: dict[int, StoredLedger] = {}
+        same, deleted, unknown = set[int](), set[int](), set[int]()
+        for (ledger_id, key), node in zip(leaves, self._store.get_many([key for _, key in leaves]), strict=True):
+            if node is None:
+                continue
+            if node.version == known(ledger_id):
+                same.add(ledger_id)
+                continue
+            try:
+                found = self._ledger(key, ledger_id, node)
+            except (CorruptError, MetadataForgedError, UnsupportedFormatError) as error:
+                logger.warning("ledger %d cannot be read: %s", ledger_id, error)
+                unknown.add(ledger_id)
+                continue
+            if found is None:
+                deleted.add(ledger_id)
+            else:
+                ledgers[ledger_id] = found
+        return LedgerPage(ledgers, frozenset(same), frozenset(deleted), frozenset(unknown), through)
+
+    def watch_ledgers(self, callback: Callable[[frozenset[int] | None], None]) -> Watch:
+        """Call ``callback`` with the ledgers that were created, changed or deleted, as ``watch_below`` does.
+
+        None means that some may have been missed: ``ledger_pages`` finds them by their versions.
+        """
+
+        def changed(keys: frozenset[str] | None) -> None:
+            if keys is None:
+                callback(None)
+            elif found := frozenset(each for key in keys if (each := ledger_in_key(key)) is not None):
+                callback(found)
+
+        return self._store.watch_below(LEDGERS_KEY, changed)
+
     def list_ledgers(self, *, after: int = -1, count: int = 1000) -> list[int]:
         """Return a page of the ids of ledgers that are not deleted, ascending.
 
@@ -385,9 +479,27 @@ class Ledgers(AuthenticatedValues):
         nodes = self._store.get_many([f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids])
         return [None if node is None else node.version for node in nodes]
 
-    def has_no_key(self, ledger_id: int) -> bool:
-        """Return whether a ledger has neither metadata nor a tombstone, as of all changes before the call."""
-        return self._store.get(f"{LEDGERS_KEY}/{ledger_path(ledger_id)}", latest=True) is None
+    def is_unheard_of(self, ledger_id: int) -> bool:
+        """Return whether a ledger has no metadata and was not deleted, as of all changes before the call."""
+        key = f"{LEDGERS_KEY}/{ledger_path(ledger_id)}"
+        return self._store.get(key, latest=True) is None and not self.is_folded(ledger_id)
+
+    def is_folded(self, ledger_id: int, *, latest: bool = True) -> bool:
+        """Return whether a ledger was deleted so long ago that its tombstone was folded (DT3).
+
+        Args:
+            ledger_id: The ledger.
+            latest: As for ``read_ledger``.
+        """
+        return has_id(self._deleted_ids(deleted_ids_key(ledger_id), latest=latest)[0], ledger_id)
+
+    def _deleted_ids(self, key: str, *, latest: bool = True) -> tuple[list[IdRange], int | None]:
+        """Return the ids in a value of ``DELETED_KEY``, and its version; nothing and None if there is no value."""
+        node = self._store.get(key, latest=latest)
+        if node is None:
+            return [], None
+        payload = self._payload_of(ValueKind.DELETED_IDS, key, node.value)
+        return decode_json(payload, decode_ranges, where=f"metadata key {key!r}"), node.version
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after each change of a ledger's metadata, as ``MetadataStore.watch`` does."""
