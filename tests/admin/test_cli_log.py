@@ -119,6 +119,31 @@ def test_a_record_is_printed_with_all_it_carries(shell: Shell, store: Path) -> N
     assert "names no time zone; write it as 2026-01-31T12:00Z" in shell.error()
 
 
+def test_settings_are_shown_and_changed(shell: Shell) -> None:
+    shell.out("create", "orders")
+    kept = shell.json("settings", "orders")
+    assert (kept["quorums"], kept["digest_type"], kept["storage_hints"], kept["segment_bytes"]) == (
+        None,
+        None,
+        [],
+        None,
+    )
+    assert "segment_bytes    default" in shell.out("settings", "orders")
+    options = ("--quorums", "3/2/2", "--digest", "CRC32C", "--storage-hint", "hdd", "--segment-age", 60.5)
+    assert "quorums          3/2/2" in shell.out("settings", "orders", *options)
+    shell.out("settings", "orders", "--segment-bytes", 4096, "--segment-records", 9)
+    kept = shell.json("settings", "orders")
+    assert (kept["quorums"], kept["digest_type"], kept["storage_hints"]) == ("3/2/2", "CRC32C", ["hdd"])
+    assert (kept["segment_bytes"], kept["segment_age_s"], kept["segment_records"]) == (4096, 60.5, 9)
+    kept = shell.json("settings", "orders", "--defaults", "--segment-records", 5)
+    assert (kept["quorums"], kept["segment_bytes"], kept["segment_records"]) == (None, None, 5)
+    for wrong in ("3/2", "1/2/3", "3/2/0", "x/y/z"):
+        with pytest.raises(SystemExit):
+            shell.run("settings", "orders", "--quorums", wrong)
+        assert "such as 3/2/2" in shell.error()
+    assert shell.json("settings", "orders") == kept
+
+
 def test_subscriptions_are_listed_while_their_owners_live(shell: Shell, store: Path) -> None:
     with Log.open(store, "log") as log, log.writer() as writer:
         for number in range(10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,25 @@ def test_settings_are_changed_for_all(tmp_path: Path) -> None:
             writer.append(b"one")
         log.close()
         assert quorums_of(first) == {"log": {ONE}}
+
+
+def test_a_cursor_that_is_open_uses_changed_settings_for_its_next_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pybk.streams.cursor.CURSOR_SEGMENT_BYTES", 1)
+    with inside(tmp_path, count=2) as cluster, cluster.connect() as manager, ExitStack() as open_ones:
+        Log.open(manager, "log", password=PASSWORD, quorums=(2, 2, 2)).close()
+        log = open_ones.enter_context(Log.open(manager, "log", password=PASSWORD))
+        writer = open_ones.enter_context(log.writer())
+        subscription = open_ones.enter_context(log.subscribe("all", start=LogEnd.EARLIEST))
+        assert quorums_of(manager)["cursor"] == {(2, 2, 2)}
+        log.set_settings(LogSettings(quorums=ONE))
+
+        def is_made_anew() -> bool:
+            subscription.ack(writer.append(b"record"))
+            return ONE in quorums_of(manager)["cursor"]
+
+        wait_until(is_made_anew, "a ledger of the cursor with the changed quorums")
 
 
 def test_an_argument_replaces_what_is_kept_for_one_opening(tmp_path: Path) -> None:

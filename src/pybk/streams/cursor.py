@@ -717,7 +717,9 @@ def _spec_of(log: LedgerSteps) -> LedgerSpec:
 
 
 def _writer_of(manager: LedgerManager, log: LedgerSteps, name: str) -> ListWriter:
-    return ListWriter(manager, cursor_list_name(log.name, name), _spec_of(log), RollPolicy(CURSOR_SEGMENT_BYTES))
+    writer = ListWriter(manager, cursor_list_name(log.name, name), _spec_of(log), RollPolicy(CURSOR_SEGMENT_BYTES))
+    writer.steps.made_as = partial(_spec_of, log)
+    return writer
 
 
 def _raise_bound(cursor: weakref.ref[Cursor]) -> None:

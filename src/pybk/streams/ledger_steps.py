@@ -121,6 +121,8 @@ class LedgerSteps:
         self.manager = manager
         self.name = name
         self.spec = spec
+        self.made_as: Callable[[], LedgerSpec] | None = None
+        """Returns how its ledgers are made, if another list's settings say that; None for those of this list."""
         self.uid: bytes | None = None
         """The list to operate on: one of another uid under this name does not count (rule T13). None for any."""
         self._owner = owner
@@ -353,7 +355,8 @@ class LedgerSteps:
 
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
-        writer = self._full_spec.create(self.manager, {SEGMENT_KEY: header.describe()})
+        spec = self._full_spec if self.made_as is None else self.made_as()
+        writer = spec.create(self.manager, {SEGMENT_KEY: header.describe()})
         try:
             writer.append(header.encode())
         except NoSuchLedgerError:

@@ -35,7 +35,7 @@ NOT_RESTORED: Final = (
     "records that were dropped at the beginning or the end are back if their ledgers are still there",
     "followers and standbys begin anew, because nothing says which records were dropped at the end",
     "the texts of checkpoints are empty",
-    "properties, retention and the seal are gone",
+    "settings, properties, retention and the seal are gone",
 )
 """What a list that was made again does not say any more."""
 

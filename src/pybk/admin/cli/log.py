@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,10 @@ from pybk.admin.cli.logs import (
     takes_tail,
     verbs_of,
 )
-from pybk.admin.cli.output import SOUND, base64, confirm, counted
+from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json
+from pybk.digest import DigestType
 from pybk.errors import UsageError
+from pybk.flags import StorageHint
 from pybk.streams.position import Position
 
 if TYPE_CHECKING:
@@ -70,6 +73,18 @@ def add(parser: CommandParser) -> None:
     )
     takes_confirmation(deletion, "check that the log is there")
     add("subscriptions", _subscriptions, "list the subscriptions of a log with what they have not acknowledged")
+    settings = add("settings", _settings, "show how the ledgers of a log are made, or change it for all who open it")
+    settings.add_argument(
+        "--quorums", type=_quorums, metavar="E/W/A", help="ensemble size, write and ack quorum: 3/2/2"
+    )
+    settings.add_argument("--digest", choices=[each.name for each in DigestType], help="what guards the records")
+    settings.add_argument(
+        "--storage-hint", choices=[each.value for each in StorageHint], help="where its ledgers should live"
+    )
+    settings.add_argument("--segment-bytes", type=whole_number, metavar="BYTES", help="bytes of a ledger")
+    settings.add_argument("--segment-age", type=float, metavar="SECONDS", help="age of a ledger")
+    settings.add_argument("--segment-records", type=whole_number, metavar="RECORDS", help="records of a ledger")
+    settings.add_argument("--defaults", action="store_true", help="give up all settings that are not given")
 
 
 def _place(text: str) -> Start:
@@ -88,6 +103,17 @@ def _place(text: str) -> Start:
         return Position.parse(text) if ":" in text else int(text)
     except (ValueError, UsageError):
         raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACE}") from None
+
+
+def _quorums(text: str) -> tuple[int, ...]:
+    """Return the quorums that a text names."""
+    try:
+        ensemble, write, ack = map(int, text.split("/"))
+    except ValueError:
+        ensemble = write = ack = 0
+    if not ensemble >= write >= ack >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not quorums; it takes E/W/A, from E down, such as 3/2/2")
+    return ensemble, write, ack
 
 
 def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> Log:
@@ -239,3 +265,40 @@ def _subscriptions(parsed: argparse.Namespace) -> int:
         rows = [each._asdict() for each in log.subscription_states()]
     headers = ("name", "first_unacked", "backlog", "acked_ranges")
     return print_rows(parsed, rows, headers, "subscriptions")
+
+
+def _settings(parsed: argparse.Namespace) -> int:
+    given = {
+        "quorums": parsed.quorums,
+        "digest_type": parsed.digest and DigestType[parsed.digest],
+        "storage_hints": parsed.storage_hint and {StorageHint(parsed.storage_hint)},
+        "segment_bytes": parsed.segment_bytes,
+        "segment_age_s": parsed.segment_age,
+        "segment_records": parsed.segment_records,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    is_changed = bool(changes) or parsed.defaults
+    with (
+        manager_of(parsed, read_only=not is_changed) as manager,
+        _open(parsed, manager, parsed.name, "w" if is_changed else "r") as log,
+    ):
+        if is_changed:
+            from pybk.streams.log_settings import LogSettings
+
+            log.set_settings(replace(LogSettings() if parsed.defaults else log.settings, **changes))
+        kept = log.settings
+    shown = {
+        "quorums": None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums)),
+        "digest_type": None if kept.digest_type is None else kept.digest_type.name,
+        "storage_hints": sorted(each.value for each in kept.storage_hints),
+        "segment_bytes": kept.segment_bytes,
+        "segment_age_s": kept.segment_age_s,
+        "segment_records": kept.segment_records,
+    }
+    if parsed.json:
+        print_json(shown)
+        return SOUND
+    for name, value in shown.items():
+        text = ", ".join(value) if isinstance(value, list) else value
+        print(f"{name:<16} {text or 'default'}")
+    return SOUND
