@@ -31,6 +31,7 @@ class SimFileSystem:
     Attributes:
         operations: Name and path of each operation that changes something, in order.
         readings: The same of those that do not.
+        filled: Whether another program takes all that becomes free.
     """
 
     access = PRIVATE
@@ -39,6 +40,7 @@ class SimFileSystem:
 
     def __init__(self, seed: int, *, capacity_bytes: int = 1 << 40) -> None:
         self.capacity_bytes = capacity_bytes
+        self.filled = False
         self.operations: list[tuple[str, str]] = []
         self.readings: list[tuple[str, str]] = []
         self.guard = threading.RLock()
@@ -74,6 +76,18 @@ class SimFileSystem:
         with self.guard:
             self._faults.clear()
 
+    def fill(self) -> None:
+        """Let another program take all space, and at once whatever becomes free, until ``give_back``."""
+        with self.guard:
+            self.filled = True
+            self.used_bytes()
+
+    def give_back(self, nbytes: int) -> None:
+        """Let the other program give back so much, and take nothing more."""
+        with self.guard:
+            self.filled = False
+            self.capacity_bytes += nbytes
+
     def crash(self) -> SimFileSystem:
         """Lose power: return a file system with one of the states that may be found afterwards. This one is dead."""
         with self.guard:
@@ -87,6 +101,7 @@ class SimFileSystem:
                         found[id(inode)] = inode.after_power_loss(self.random)
                     names[name] = found[id(inode)]
                 after.directories[path] = Directory(dict(names), dict(names))
+            after.filled = self.filled
             return after
 
     def kill(self) -> SimFileSystem:
@@ -105,6 +120,7 @@ class SimFileSystem:
                     {name: twin(inode) for name, inode in old.durable.items()},
                     [Change(c.put, c.inode and twin(c.inode), c.dropped) for c in old.unsynced],
                 )
+            after.filled = self.filled
             return after
 
     def operate(
@@ -173,7 +189,10 @@ class SimFileSystem:
     def used_bytes(self) -> int:
         """Return what all files with a name take."""
         inodes = {id(inode): inode for d in self.directories.values() for inode in d.live.values()}
-        return sum(len(inode.blocks) for inode in inodes.values()) * BLOCK_BYTES
+        used = sum(len(inode.blocks) for inode in inodes.values()) * BLOCK_BYTES
+        if self.filled:
+            self.capacity_bytes = min(self.capacity_bytes, used)
+        return used
 
     def claim(self, blocks: int, path: str) -> None:
         """Raise ENOSPC unless so many blocks are free."""
@@ -317,7 +336,8 @@ class SimFileSystem:
     def free_bytes(self, path: str) -> int:
         with self.guard:
             self.directory(path)
-            return max(0, self.capacity_bytes - self.used_bytes())
+            used = self.used_bytes()
+            return max(0, self.capacity_bytes - used)
 
     def total_bytes(self, path: str) -> int:
         with self.guard:
@@ -435,6 +455,15 @@ class SimFile:
     def read(self, offset: int, size: int) -> bytes:
         self._check()
         return self._fs.operate("read", self._path, lambda: bytes(self._inode.live[offset : offset + size]))
+
+    def reserve(self, end: int) -> None:
+        self._check(writing=True)
+
+        def apply() -> None:
+            self._fs.claim(self._inode.missing_blocks(0, end), self._path)
+            self._inode.reserve(end)
+
+        self._fs.operate("reserve", self._path, apply)
 
     def punch(self, offset: int, size: int) -> None:
         self._check(writing=True)

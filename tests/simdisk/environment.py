@@ -72,6 +72,11 @@ _METAS_BYTES = 8192
 """The size of the file: LMDB writes two meta pages before anything else."""
 
 
+def _blocks_of(table: Table) -> int:
+    """Return how many blocks a map takes."""
+    return -(-sum(len(key) + len(value) for key, value in table[0].items()) // BLOCK_BYTES)
+
+
 class SimEnvironment:
     """The Environment interface on a simulated file system.
 
@@ -143,12 +148,12 @@ class SimEnvironment:
                 transaction.end()
 
     def _commit(self, table: Table) -> None:
-        blocks = -(-sum(len(key) + len(value) for key, value in table[0].items()) // BLOCK_BYTES)
+        blocks = _blocks_of(table)
 
         def apply() -> None:
             self._fs.claim(max(0, blocks - len(self._inode.blocks)), self._path)
             self._inode.table = table
-            self._inode.blocks = set(range(blocks))
+            self._inode.blocks |= set(range(blocks))
 
         try:
             self._fs.operate("commit", self._path, apply)
@@ -160,6 +165,22 @@ class SimEnvironment:
                 apply()
             self._failure = str(error)
             raise StorageFailedError(f"{self._path}: {error}") from error
+
+    def reserve(self, nbytes: int) -> None:
+        blocks = _blocks_of(self._table()) + -(-nbytes // BLOCK_BYTES)
+
+        def apply() -> None:
+            self._fs.claim(max(0, blocks - len(self._inode.blocks)), self._path)
+            self._inode.blocks |= set(range(blocks))
+
+        if blocks > len(self._inode.blocks):
+            self._fs.operate("reserve", self._path, apply)
+
+    def reserved_bytes(self) -> int:
+        return max(0, len(self._inode.blocks) - _blocks_of(self._table())) * BLOCK_BYTES
+
+    def reusable_bytes(self) -> int:
+        return 0
 
     def close(self) -> None:
         self._closed = True

@@ -17,6 +17,7 @@ WRITING: Final = frozenset(
         "write_durable",
         "write_zeros",
         "sync",
+        "reserve",
         "punch",
         "rename",
         "unlink",

@@ -27,6 +27,7 @@ class Inode:
         self.durable_size = 0
         self.unsynced: dict[int, list[bytes]] = {}
         self.blocks = set(range(-(-size // BLOCK_BYTES)))
+        self.reserved_bytes = self.durable_reserved_bytes = 0
         self.mapped = False
         self.table: Table | None = None
 
@@ -36,6 +37,7 @@ class Inode:
         twin.live, twin.durable, twin.durable_size = self.live[:], self.durable[:], self.durable_size
         twin.unsynced = {sector: versions[:] for sector, versions in self.unsynced.items()}
         twin.blocks, twin.mapped, twin.table = set(self.blocks), self.mapped, self.table
+        twin.reserved_bytes, twin.durable_reserved_bytes = self.reserved_bytes, self.durable_reserved_bytes
         return twin
 
     def missing_blocks(self, offset: int, size: int) -> int:
@@ -73,6 +75,7 @@ class Inode:
         """Make everything durable that a sync reaches: not what an earlier one failed to write."""
         self._settle(list(self.unsynced))
         self.durable_size = len(self.live)
+        self.durable_reserved_bytes = self.reserved_bytes
         if self.mapped:
             self.write_back()
 
@@ -83,6 +86,11 @@ class Inode:
     def write_back(self) -> None:
         """Put what was stored through shared maps on disk, as the kernel may at any time."""
         self.durable[: len(self.live)] = self.live
+
+    def reserve(self, end: int) -> None:
+        """Allocate blocks, also beyond the end."""
+        self.blocks |= _blocks(0, end)
+        self.reserved_bytes = max(self.reserved_bytes, end)
 
     def punch(self, offset: int, size: int) -> None:
         """Zero a range and free its whole blocks."""
@@ -107,7 +115,9 @@ class Inode:
         size = random.choice((self.durable_size, len(self.live)))
         found.live, found.durable, found.durable_size = disk[:size], disk[:size], size
         found.table = self.table
-        found.blocks = {block for block in self.blocks if block * BLOCK_BYTES < size or self.table is not None}
+        found.reserved_bytes = found.durable_reserved_bytes = self.durable_reserved_bytes
+        end = max(size, self.durable_reserved_bytes)
+        found.blocks = {block for block in self.blocks if block * BLOCK_BYTES < end or self.table is not None}
         return found
 
     def _live_sector(self, sector: int) -> bytes:

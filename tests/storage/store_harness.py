@@ -30,6 +30,9 @@ CONFIG = StoreConfig(
     free_bytes_ok=0,
 )
 
+RESERVE_BYTES = 6 << 20
+"""What a store has reserved for deletes: 3 MiB of log files, 1 of the catalog, 1.5 of the index, 0.5 of entries."""
+
 
 def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_bytes: int = 1 << 20) -> LedgerManager:
     """Open the store of a simulated disk; scrypt costs nothing here, and the first log file has the given size."""
@@ -43,6 +46,13 @@ def open_world(fs: SimFileSystem) -> LedgerManager:
     """Open the store for a ``World``: with limits so low that log files and catalogs give way to others."""
     catalog.REWRITE_BYTES_MIN = 0  # type: ignore[misc]  # in production it is not worth it for small ones
     return open_store(fs, first_file_bytes=64 << 10)
+
+
+def drop_reserve(fs: SimFileSystem) -> None:
+    """Unlink the log files that are reserved for deletes."""
+    for name in fs.list_directory(f"{ROOT}/nvme"):
+        if name.startswith("reserve-"):
+            fs.unlink(f"{ROOT}/nvme/{name}")
 
 
 def abandon(manager: LedgerManager) -> None:

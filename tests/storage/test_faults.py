@@ -100,9 +100,9 @@ def fail_and_check(operation: int, error: ErrorName, *, forever: bool, power_los
     if error != "EIO" and not forever and state != "not opened" and name in _PASSES and "tmp" not in path:
         assert state == "ok", f"a single lack of space ended the store: {told}"
         assert all(isinstance(one, StorageFullError) for one in told)
-    if path.endswith(".log") and name in _UNACKNOWLEDGED:
+    if name == "reserve" or (path.endswith(".log") and name in _UNACKNOWLEDGED):
         if operation in AT_WORK and not forever:
-            assert state in ("ok", "degraded"), f"a log file that holds nothing yet ended the store: {told}"
+            assert state in ("ok", "degraded"), f"bytes that hold nothing yet ended the store: {told}"
     elif operation in AT_WORK and (error == "EIO" or name in _FINAL):
         assert state == "failed", f"the store continues after a failure: {told}"
     if state == "failed":

@@ -23,6 +23,7 @@ from pybk.storage.tiers.tier import LOG
 from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
+from tests.storage import test_full_disk as full_disk
 from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
 from tests.storage.test_control_records import (
     test_a_change_after_one_that_was_refused_does_not_make_that_durable as change_after_a_refused_one,
@@ -301,6 +302,17 @@ def put_back(part: str) -> tuple[SimFileSystem, World]:
     manager.close()
     environment.table = before
     return fs, world
+
+
+def a_reserved_file_is_put_back_while_it_is_read() -> None:
+    """Read it as another thread puts it back."""
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk.test_bytes_of_a_reserved_file_count_only_if_it_was_not_put_back_meanwhile(patch)
+
+
+def a_full_disk_takes_deletes() -> None:
+    """Delete ledgers, with restarts in between."""
+    full_disk.test_the_reserve_lasts_while_another_program_takes_what_deletes_free("closed")
 
 
 def an_older_index_is_made_again() -> None:
@@ -622,7 +634,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "store:Store.delete",
+                "store:Store._delete",
                 "commit = self.log.stage_control(encode, partial(self.deleted, descriptor), claim=claim)",
                 "self.deleted(descriptor); commit = Commit.finished(None)",
             )
@@ -633,7 +645,7 @@ MUTANTS = [
         KILL,
         [
             Piece(
-                "store:Store.close_ledger",
+                "store:Store._close_ledger",
                 "self._finish_change(commit)",
                 "    self._changed(descriptor, descriptor.metadata_pushed)",
             )
@@ -669,6 +681,39 @@ MUTANTS = [
         "the files of a job that failed are removed",
         lack_of_space_leaves_nothing_behind,
         [Piece("index.catalog_and_index:CatalogAndIndex._discard", "self._volumes.drop(row.file_id)", "pass")],
+    ),
+    Mutant(
+        "what grows a store finds no reserved space",
+        full_disk.test_reserved_space_is_used_for_nothing_else,
+        [Piece("log.commit_writer:_use_of", "return ReserveUse.NONE", "return ReserveUse.CONTROLS")],
+    ),
+    Mutant(
+        "reserved files are put back",
+        a_full_disk_takes_deletes,
+        [Piece("log.preallocation:LogFileSupply.retire", "put_back(self._volumes, row)", "False")],
+    ),
+    Mutant(
+        "reserved files keep their blocks",
+        a_full_disk_takes_deletes,
+        [Piece("log.preallocation:LogFileSupply.tidy", "file.size if keeps else used", "used")],
+    ),
+    Mutant(
+        "acknowledgements leave reserved files to take-overs, and these to deletes",
+        full_disk.test_acknowledgements_leave_reserved_space_for_take_overs_and_these_leave_some_for_deletes,
+        [
+            Piece("log.reserve:LogReserve.take", "len(ready) <= use.value", "not ready"),
+            Piece("log.preallocation:LogFileSupply.has_reserve", "len(self.reserve.ready()) >= use.value", "True"),
+        ],
+    ),
+    Mutant(
+        "no map of a reserved file is handed out",
+        full_disk.test_no_map_of_a_reserved_file_is_kept_because_it_is_used_again,
+        [Piece("volumes:Volumes.is_reused", "row.kind == LOG", "False")],
+    ),
+    Mutant(
+        "bytes of a file that lost its name meanwhile do not count",
+        a_reserved_file_is_put_back_while_it_is_read,
+        [Piece("volumes:Volumes._while_named", "not self.fs.exists(path)", "False")],
     ),
 ]
 

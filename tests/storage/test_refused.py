@@ -20,11 +20,12 @@ from pybk.manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import File
 from pybk.storage.log.log import Log
+from pybk.storage.log.reserve import ReserveUse
 from pybk.storage.repair.verify import verify_store
 from pybk.writer import LedgerWriter
 from tests.internals import descriptor_of, store_of
 from tests.simdisk import SimEnvironment, SimFileSystem
-from tests.storage.store_harness import CONFIG
+from tests.storage.store_harness import CONFIG, RESERVE_BYTES
 from tests.storage.test_space import check, new_ledger, open_small, payload_of, tick
 from tests.waiting import WAIT_S, wait_until
 
@@ -38,7 +39,7 @@ def fill_the_log(manager: LedgerManager, writer: LedgerWriter) -> int:
 
 
 def test_a_refused_ledger_resumes_although_maintenance_ran_before_the_refusal() -> None:
-    fs = SimFileSystem(7, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(7, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -54,7 +55,7 @@ def test_a_refused_ledger_resumes_although_maintenance_ran_before_the_refusal() 
 
 
 def test_the_commit_that_formed_during_a_refused_one_fails_with_it_and_no_later_one() -> None:
-    fs = SimFileSystem(8, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(8, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     writer, other = new_ledger(manager), new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -62,9 +63,9 @@ def test_the_commit_that_formed_during_a_refused_one_fails_with_it_and_no_later_
     take = supply.next_log_file
     behind: list[AppendFuture[int]] = []
 
-    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+    def refused(bytes_min: int, after: int, *, use: ReserveUse = ReserveUse.NONE) -> tuple[int, File]:
         try:
-            return take(bytes_min, after)
+            return take(bytes_min, after, use=use)
         except StorageFullError:
             if not behind:
                 behind.extend([other.append_async(payload_of(0)), writer.append_async(b"a gap, were it written")])
@@ -98,7 +99,7 @@ def new_deferred(manager: LedgerManager) -> LedgerWriter:
 
 
 def test_acknowledged_deferred_entries_outlive_commits_that_are_refused_again_and_again() -> None:
-    fs = SimFileSystem(15, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(15, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     deferred, writer = new_deferred(manager), new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -124,7 +125,7 @@ def test_acknowledged_deferred_entries_outlive_commits_that_are_refused_again_an
 
 
 def test_deferred_entries_that_formed_after_a_refused_commit_follow_those_in_it() -> None:
-    fs = SimFileSystem(16, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(16, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     deferred, writer = new_deferred(manager), new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -133,9 +134,9 @@ def test_deferred_entries_that_formed_after_a_refused_commit_follow_those_in_it(
     take = supply.next_log_file
     behind: list[int] = []
 
-    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+    def refused(bytes_min: int, after: int, *, use: ReserveUse = ReserveUse.NONE) -> tuple[int, File]:
         try:
-            return take(bytes_min, after)
+            return take(bytes_min, after, use=use)
         except StorageFullError:
             if not behind:
                 behind.extend([deferred.append(payload_of(1)), deferred.append(payload_of(2))])
@@ -157,7 +158,7 @@ def test_deferred_entries_that_formed_after_a_refused_commit_follow_those_in_it(
 
 
 def test_closing_a_store_without_space_for_acknowledged_deferred_entries_raises() -> None:
-    fs = SimFileSystem(17, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(17, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     deferred, writer = new_deferred(manager), new_ledger(manager)
     fs.create("/ballast", 4 * MIB).close()
@@ -170,7 +171,7 @@ def test_closing_a_store_without_space_for_acknowledged_deferred_entries_raises(
 
 
 def test_an_append_is_refused_if_kept_entries_take_all_the_space() -> None:
-    fs = SimFileSystem(18, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(18, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, replace(CONFIG, max_outstanding_bytes=256 << 10))
     deferred, other, writer = new_deferred(manager), new_deferred(manager), new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -210,7 +211,7 @@ def kept_store(fs: SimFileSystem) -> tuple[LedgerManager, LedgerWriter, LedgerWr
 def test_waiters_wait_no_longer_than_the_attempt_to_write_kept_entries(
     waits: Callable[[Log], None],
 ) -> None:
-    manager, _, _ = kept_store(SimFileSystem(20, capacity_bytes=6 * MIB))
+    manager, _, _ = kept_store(SimFileSystem(20, capacity_bytes=6 * MIB + RESERVE_BYTES))
     log, supply = store_of(manager).log, store_of(manager).supply
     take = supply.next_log_file
     raised: list[StorageFullError | None] = []
@@ -224,12 +225,12 @@ def test_waiters_wait_no_longer_than_the_attempt_to_write_kept_entries(
 
     waiter = threading.Thread(target=wait)
 
-    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+    def refused(bytes_min: int, after: int, *, use: ReserveUse = ReserveUse.NONE) -> tuple[int, File]:
         if waiter.ident is None:
             assert log.inflight is log.kept is not None
             waiter.start()
             wait_until(lambda: log.forming.followers or (log.kept and log.kept.followers) or raised)
-        return take(bytes_min, after)
+        return take(bytes_min, after, use=use)
 
     supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
     with pytest.raises(StorageFullError):
@@ -241,13 +242,13 @@ def test_waiters_wait_no_longer_than_the_attempt_to_write_kept_entries(
 
 
 def test_writing_kept_entries_also_writes_those_that_join_them_meanwhile() -> None:
-    fs = SimFileSystem(21, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(21, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager, deferred, other = kept_store(fs)
     log, supply = store_of(manager).log, store_of(manager).supply
     take, before = supply.next_log_file, log.kept
     calls = 0
 
-    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+    def refused(bytes_min: int, after: int, *, use: ReserveUse = ReserveUse.NONE) -> tuple[int, File]:
         nonlocal calls
         calls += 1
         if calls == 1:
@@ -255,7 +256,7 @@ def test_writing_kept_entries_also_writes_those_that_join_them_meanwhile() -> No
         elif log.kept is not before and fs.exists("/ballast"):
             fs.unlink("/ballast")
             fs.sync_directory("/")
-        return take(bytes_min, after)
+        return take(bytes_min, after, use=use)
 
     supply.next_log_file = refused  # type: ignore[method-assign]  # it is looked up at each call
     log.flush(kept=True)
@@ -270,7 +271,7 @@ def test_writing_kept_entries_also_writes_those_that_join_them_meanwhile() -> No
 
 @pytest.mark.parametrize("own", [False, True], ids=["another-ledger", "their-ledger"])
 def test_entries_that_were_kept_do_not_keep_a_ledger_from_being_deleted(own: bool) -> None:
-    fs = SimFileSystem(19, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(19, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     deferred, writer = new_deferred(manager), new_ledger(manager)
     writer.append(payload_of(0))
@@ -299,7 +300,7 @@ def test_entries_that_were_kept_do_not_keep_a_ledger_from_being_deleted(own: boo
 
 
 def test_a_ledger_that_was_recovered_without_space_stays_fenced() -> None:
-    fs = SimFileSystem(9, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(9, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -316,7 +317,7 @@ def test_a_ledger_that_was_recovered_without_space_stays_fenced() -> None:
 
 
 def test_a_store_without_a_background_thread_resumes_after_a_checkpoint_that_found_space() -> None:
-    fs = SimFileSystem(10, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(10, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     writer = new_ledger(manager)
     ballast = fs.create("/ballast", 4 * MIB)
@@ -331,7 +332,7 @@ def test_a_store_without_a_background_thread_resumes_after_a_checkpoint_that_fou
 
 
 def test_a_passing_lack_of_space_does_not_fail_waiting_advanced_entries() -> None:
-    fs = SimFileSystem(11, capacity_bytes=6 * MIB)
+    fs = SimFileSystem(11, capacity_bytes=6 * MIB + RESERVE_BYTES)
     manager = open_small(fs, CONFIG)
     writer = manager.create_ledger(ledger_id=5, digest_type=DigestType.CRC32C)
     writer.append(payload_of(0), entry_id=0)
@@ -361,7 +362,7 @@ def test_an_advanced_entry_that_waits_is_not_failed_by_a_delete_that_fails() -> 
     manager.checkpoint()
     seen: list[bool] = []
 
-    def refused(bytes_min: int, after: int) -> tuple[int, File]:
+    def refused(bytes_min: int, after: int, *, use: ReserveUse = ReserveUse.NONE) -> tuple[int, File]:
         seen.append(waits.done())
         raise StorageFullError("no space")
 
@@ -370,7 +371,8 @@ def test_an_advanced_entry_that_waits_is_not_failed_by_a_delete_that_fails() -> 
     with pytest.raises(StorageFullError):
         manager.delete_ledger(5)
     supply.next_log_file = take  # type: ignore[method-assign]  # as above
-    assert seen == [False]
+    assert seen
+    assert not any(seen)
     assert writer.append(payload_of(0), entry_id=0) == 0
     assert waits.result(WAIT_S) == 1
     manager.delete_ledger(5)

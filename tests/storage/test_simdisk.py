@@ -356,6 +356,7 @@ def test_every_operation_can_fail(name: str) -> None:
         "write_durable": lambda: file.write_durable([b"x"], 0),
         "write_zeros": lambda: file.write_zeros(0, 512),
         "sync": file.sync,
+        "reserve": lambda: file.reserve(16384),
         "punch": lambda: file.punch(0, 4096),
         "rename": lambda: fs.rename("/a", "/c"),
         "unlink": lambda: fs.unlink("/a"),

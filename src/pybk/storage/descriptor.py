@@ -120,6 +120,7 @@ class LedgerDescriptor:
         "deferred",
         "deleted",
         "deleting",
+        "entries_when_full",
         "error",
         "generation",
         "last_add_confirmed",
@@ -167,6 +168,8 @@ class LedgerDescriptor:
         self.sealer: LedgerSeal | None = None
         self.error: PybkError | None = None
         self.created = True
+        self.entries_when_full = 0
+        """How many of its first entries are taken although the store refuses entries because space is short."""
         self.deleted = False
         self.deleting: StagedDelete | None = None
         self.changed = False

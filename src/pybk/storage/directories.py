@@ -33,6 +33,7 @@ from pybk.storage.index.catalog_files import CATALOG_PREFIX, catalog_ids, catalo
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.log.reserve import put_back
 from pybk.storage.tiers.lmdb_tier import LOST_SUFFIX, environment_is_there
 from pybk.storage.tiers.registry import TIERS
 from pybk.storage.tiers.tier import ENTRIES, LOG
@@ -349,7 +350,8 @@ def remove_leftovers(volumes: Volumes, mark: CheckpointMark) -> None:
         volumes.reserve_ids(file_id + 1)
         if file_id not in volumes.rows and not (row.kind == LOG and file_id >= mark.first_log_file_id):
             logger.info("removing %s, which an interrupted checkpoint left", volumes.path_of(row))
-            volumes.unlink(row)
+            if row.kind != LOG or not put_back(volumes, row):
+                volumes.unlink(row)
     for name in volumes.fs.list_directory(volumes.root):
         path = os.path.join(volumes.root, name)
         if name.startswith(CATALOG_PREFIX) and path != catalog_path(volumes.root, mark.catalog_file_id):

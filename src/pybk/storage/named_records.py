@@ -108,6 +108,11 @@ class NamedRecords:
             return self._index.named(_checked(name))
         return None if row.value is None else row
 
+    def tail_bytes(self) -> int:
+        """Return the bytes of the values that changed since the last checkpoint."""
+        with self._lock:
+            return sum(len(row.value or b"") for row in self._tail.values())
+
     def all(self, prefix: str = "") -> list[NamedRow]:
         """Return the records whose names begin with ``prefix``, sorted by name."""
         with self._lock:

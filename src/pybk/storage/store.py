@@ -57,11 +57,11 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from pybk.config import StoreConfig
 from pybk.errors import (
@@ -85,6 +85,11 @@ from pybk.metrics import APPEND_ERRORS, Metrics, code_of
 from pybk.seal import names
 from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Unmoved, UnmovedError
 from pybk.storage.compaction.scheduler import Scheduler
+from pybk.storage.compaction.space import (
+    CHANGES_WHEN_FULL_BYTES,
+    index_change_bytes,
+    index_space,
+)
 from pybk.storage.compaction.tier_policy import TierQueue
 from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
 from pybk.storage.descriptor import LedgerDescriptor, StagedDelete
@@ -106,7 +111,7 @@ from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import IndexSnapshot
-from pybk.storage.io.failures import storage_error
+from pybk.storage.io.failures import is_full, refused, storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.lmdb_file import LMDB_LOCK
@@ -115,18 +120,24 @@ from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
+from pybk.storage.log.reserve import ReserveUse
 from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
 from pybk.storage.repair.rebuild import rebuild_locked
 from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_parts import PartsOpener, StoreParts
 from pybk.storage.store_reader import StoreReader
+from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES
 from pybk.storage.tiers.tier import ENTRIES
 from pybk.storage.transaction_group import GroupAppend, GroupAppended, LedgerEntries
 from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes, save_directories
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRIES_WHEN_FULL: Final = 2
 
 CHANGED_LEDGERS_MAX: Final = 8192
 """Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
@@ -428,12 +439,15 @@ class Store(StoreReader):
             self.next_creation_sequence += 1
         return sequence
 
-    def create(self, metadata: LedgerMetadata, *, when_full: bool = False) -> LedgerDescriptor:
+    def create(
+        self, metadata: LedgerMetadata, *, when_full: bool = False, entries_when_full: int = 0
+    ) -> LedgerDescriptor:
         """Create a ledger; durable on return.
 
         Args:
             metadata: The ledger's.
             when_full: Create it even while the store refuses entries because space is short.
+            entries_when_full: How many of its first entries the store takes even then.
 
         Raises:
             LedgerExistsError: The id is taken.
@@ -443,9 +457,15 @@ class Store(StoreReader):
         """
         if not when_full:
             self.check_space()
+        if entries_when_full:
+            self._save_reserve(ReserveUse.FIRST_ENTRY if entries_when_full == 1 else ReserveUse.FURTHER_ENTRIES)
         descriptor = self._register(metadata)
+        descriptor.entries_when_full = entries_when_full
         try:
-            self._finish_change(self._stage_change(descriptor, metadata))
+            if when_full:
+                self.with_reserve(lambda: self._finish_change(self._stage_change(descriptor, metadata)))
+            else:
+                self._finish_change(self._stage_change(descriptor, metadata, when_full=False))
         except BaseException:
             # After an interrupt, the record may be on its way: then the ledger exists as soon as it is durable.
             commit = descriptor.changing
@@ -471,7 +491,7 @@ class Store(StoreReader):
         if not when_full:
             self.check_space()
         descriptor = self._register(metadata)
-        commit = self._stage_change(descriptor, metadata, creates=descriptor)
+        commit = self._stage_change(descriptor, metadata, creates=descriptor, when_full=when_full)
         assert commit is not None, "nothing was said that might have changed"
         return descriptor, commit
 
@@ -488,6 +508,29 @@ class Store(StoreReader):
             self.next_ledger_id = max(self.next_ledger_id, metadata.ledger_id + 1)
         return descriptor
 
+    def _save_reserve(self, use: ReserveUse) -> None:
+        """Put back what is dead if too few reserved files are ready, because processes may end before a checkpoint."""
+        if len(self.supply.reserve.ready()) <= use.value:
+            with suppress(StorageRefusedError):
+                self.scheduler.checkpoint()
+
+    def with_reserve(self, change: Callable[[], T]) -> T:
+        """Return what a change returns that frees space; if the log has no space for it, it is tried again.
+
+        An attempt may be refused with entries that share its commit, or because all reserved log files are in use:
+        a checkpoint puts those back in which nothing is live.
+
+        Args:
+            change: Raises StorageFullError if nothing was changed. The caller holds no lock.
+        """
+        for _ in range(_RETRIES_WHEN_FULL):
+            try:
+                return change()
+            except StorageFullError:
+                with suppress(StorageRefusedError):
+                    self.scheduler.checkpoint()
+        return change()
+
     def _stage_change(
         self,
         descriptor: LedgerDescriptor,
@@ -495,6 +538,7 @@ class Store(StoreReader):
         *,
         unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
         creates: LedgerDescriptor | None = None,
+        when_full: bool = True,
     ) -> Commit | None:
         """Stage new metadata; the caller holds ``descriptor.lock``, or is the only thread that knows the descriptor."""
         body = metadata.encode()
@@ -507,7 +551,9 @@ class Store(StoreReader):
             descriptor.metadata_pushed = metadata
 
         apply = partial(self._changed, descriptor, metadata)
-        return self.log.stage_control(encode, apply, unless_changed=unless_changed, creates=creates, claim=claim)
+        return self.log.stage_control(
+            encode, apply, unless_changed=unless_changed, creates=creates, claim=claim, when_full=when_full
+        )
 
     def _finish_change(self, commit: Commit | None) -> None:
         """Wait for a change that was staged."""
@@ -565,6 +611,9 @@ class Store(StoreReader):
             descriptor: The ledger.
             fence: Refuse a writer that may still be live: its appends raise ``LedgerFencedError`` from now on.
         """
+        self.with_reserve(partial(self._close_ledger, descriptor, fence=fence))
+
+    def _close_ledger(self, descriptor: LedgerDescriptor, *, fence: bool) -> None:
         commit = None
         while commit is None:
             with self._undeleted(descriptor):
@@ -684,7 +733,10 @@ class Store(StoreReader):
         Raises:
             NoSuchLedgerError: It was deleted; of several calls at the same time, one deletes it.
         """
+        self.with_reserve(partial(self._delete, descriptor))
+        self.scheduler.wake()
 
+    def _delete(self, descriptor: LedgerDescriptor) -> None:
         def encode(lsn: int) -> bytes:
             return encode_control(RecordKind.DELETE, descriptor.ledger_id, 0, lsn=lsn)
 
@@ -714,7 +766,6 @@ class Store(StoreReader):
                     "free some space by other means first, and keep some with StoreConfig(free_bytes_low=...)"
                 ) from error
             raise
-        self.scheduler.wake()
 
     def deleted(self, descriptor: LedgerDescriptor) -> None:
         """Apply a durable delete; called by the log's leader, maybe twice."""
@@ -915,9 +966,31 @@ class Store(StoreReader):
         if self.scheduler.full is None:
             self.log.readmit()
 
+    def restore_reserve(self) -> None:
+        """Allocate what the reserved space lacks: log files, and space for the catalog, the index and entries to grow.
+
+        Raises:
+            StorageRefusedError: There is too little space, or it was refused for another reason; a part may be there.
+            OSError: Syncing a directory failed.
+        """
+        self.supply.restore()
+        with self.lock:
+            changed = list(self._dirty.values())
+        runs = sum(len(each.tail_firsts) for each in changed)
+        index_bytes = CHANGES_WHEN_FULL_BYTES + index_change_bytes(len(changed), runs, self.named.tail_bytes())
+        try:
+            self._catalog_and_index.reserve(index_bytes)
+            self._index_environment.reserve(index_space(index_bytes))
+            for environment in self.entries.values():
+                environment.reserve(ENTRIES_RESERVE_BYTES)
+        except OSError as error:  # nothing is in it
+            meaning = storage_error if is_full(error) else refused
+            raise meaning(error, f"reserving space for {self.volumes.root}") from error
+
     def _hold_or_release(self) -> None:
         """Pause or resume staging of entries in the log; the caller holds ``_lock``."""
-        self.log.pause_staging(self.scheduler.full is not None or self.tail_bytes >= self.config.unchecked_tail_bytes)
+        full = self.scheduler.full is not None
+        self.log.pause_staging(full or self.tail_bytes >= self.config.unchecked_tail_bytes, full=full)
 
     # ---- what checkpoints and the scheduler call ---------------------------------------------------------------------
 

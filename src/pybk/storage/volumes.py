@@ -5,6 +5,7 @@ A file id is used once and never again. The tier of a file's kind names it in it
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -17,11 +18,12 @@ from xxhash import xxh3_64_hexdigest
 from pybk.errors import CookieError, CorruptError, StorageError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
 from pybk.storage.format.index_rows import FileRow
+from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.io.failures import is_passing, refused
 from pybk.storage.io.filesystem import FileSystem, replace_file
 from pybk.storage.io.mapped_memory import CHUNK_BYTES, Mapped, populate, unreadable
 from pybk.storage.tiers.registry import tiers_by_kind
-from pybk.storage.tiers.tier import Tier
+from pybk.storage.tiers.tier import LOG, Tier
 
 _DIRECTORIES_FORMAT: Final = 1
 
@@ -258,12 +260,28 @@ class Volumes:
             view = self._read(file_id, self.fs.view)
             populated = bytearray(-(-len(view) // CHUNK_BYTES))
             mapped = Mapped(view, self.fs.populator(view), populated, self.fs.sizer(view))
+            if self.is_reused(file_id):
+                return mapped
             with self._lock:
                 while len(self.views) >= self._views_max:
                     del self.views[next(iter(self.views))]
                 if file_id in self.rows:  # a file that was removed meanwhile must not stay mapped
                     mapped = self.views.setdefault(file_id, mapped)
         return mapped
+
+    def is_reused(self, file_id: int) -> bool:
+        """Return whether a file may have another name and other bytes later, so that no map of it may be handed out.
+
+        Raises:
+            KeyError, FileNotFoundError: As ``view``.
+        """
+        row = self.rows[file_id]
+        return (
+            row.kind == LOG
+            and row.directory == 0
+            and file_id not in self.views
+            and self.fs.file_bytes(self.path_of(row)) == RESERVED_FILE_BYTES
+        )
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """Bring a range of a map that ``view`` returned into memory, so that it can be touched.
@@ -319,15 +337,22 @@ class Volumes:
         def read(path: str) -> memoryview:
             file = self.fs.open(path)
             try:
-                return memoryview(file.read(start, min(end, file.size) - start))
+                data = memoryview(file.read(start, min(end, file.size) - start))
             finally:
                 file.close()
+            return self._while_named(path, data)
 
         return self._read(file_id, read)
 
     def read_direct(self, file_id: int, start: int, end: int) -> memoryview:
         """Read bytes of a file into private memory, past the page cache; raises as ``view`` does."""
-        return self._read(file_id, lambda path: self.fs.read_direct(path, start, end - start))
+        return self._read(file_id, lambda path: self._while_named(path, self.fs.read_direct(path, start, end - start)))
+
+    def _while_named(self, path: str, data: memoryview) -> memoryview:
+        """Return what was read; FileNotFoundError if the file has lost its name meanwhile, and maybe its bytes."""
+        if not self.fs.exists(path):
+            raise FileNotFoundError(errno.ENOENT, "removed while it was read", path)
+        return data
 
     def _read(self, file_id: int, read: Callable[[str], memoryview]) -> memoryview:
         path = self.path_of(self.rows[file_id])

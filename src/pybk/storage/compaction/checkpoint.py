@@ -42,11 +42,11 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.metrics import CHECKPOINT_TIME
 from pybk.storage.compaction.mover import Mover
-from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
+from pybk.storage.compaction.space import check_index_space, check_tier_space, index_change_bytes, record_bytes
 from pybk.storage.directories import mend_cookies
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES
-from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
+from pybk.storage.format.record import RunLocations
 from pybk.storage.index.locations import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.tiers.tier import LOG
@@ -125,9 +125,9 @@ class Checkpoint:
     def take_over(self, taken: _Window) -> None:
         """Move what a window holds to its tiers, and record that in the catalog and the index."""
         store = self._store
-        check_index_space(
-            self._store, sum(map(len, taken.tails)) * LOCATION_DTYPE.itemsize + len(taken.rows) * INDEX_ROW_BYTES
-        )
+        named_bytes = sum(len(row.value or b"") for row in taken.named)
+        ledgers = len(taken.rows) + len(taken.dropped)
+        check_index_space(store, index_change_bytes(ledgers, sum(map(len, taken.tails)), named_bytes))
         dropped = [gone.ledger_id for gone in taken.dropped if store.index.ledger(gone.ledger_id) is not None]
         purge = self._garbage.keys_of_ledgers(dropped)
         placed = self._place(taken)
@@ -163,8 +163,7 @@ class Checkpoint:
         store.named.checkpointed(taken.named)
         for log_file in taken.log_files:
             if log_file.file_id not in kept:
-                store.supply.forget(log_file.file_id)
-                store.volumes.drop(log_file.file_id)
+                store.supply.retire(log_file.file_id)
         store.tail_checked(taken.tail_bytes)
         store.metrics.add("checkpoints", 1)
 

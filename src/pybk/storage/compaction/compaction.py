@@ -319,8 +319,7 @@ class Compaction:
             self._whole.pop(file_id, None)
             self._left.pop(file_id, None)
             self._garbage.mixed.discard(file_id)
-            store.supply.forget(file_id)
-            store.volumes.drop(file_id)
+            store.supply.retire(file_id)
 
 
 def _final_row(descriptor: LedgerDescriptor) -> LedgerRow | None:

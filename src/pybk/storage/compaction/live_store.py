@@ -81,6 +81,9 @@ class LiveStore(Protocol):
     def check_space(self) -> None:
         """Raise StorageFullError while the store refuses entries because space is short."""
 
+    def restore_reserve(self) -> None:
+        """Allocate what the reserved space lacks; StorageRefusedError or OSError if that is impossible."""
+
     def space_checked(self) -> None:
         """Refuse or accept appends according to the scheduler's ``full``."""
 

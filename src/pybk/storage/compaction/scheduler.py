@@ -28,6 +28,7 @@ from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.compaction.compaction import Compaction
 from pybk.storage.compaction.garbage import Garbage
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.io.failures import is_passing, is_refused, refused, start_thread, storage_error
 from pybk.storage.log.preallocation import LARGE_COMMIT_BYTES
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SPACE: Final = "looking for free space"
+_RESERVING: Final = "reserving space for deletes"
 _SPARES: Final = "holding spare descriptors"
 _READERS: Final = "freeing places of killed readers"
 _PREALLOCATING: Final = "preallocating log files"
@@ -111,7 +113,8 @@ class Scheduler:
     # ---- thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread, unless the configuration says that jobs run only when called."""
+        """Restore the reserve, and start the thread, unless the configuration says that jobs run only when called."""
+        self.restore_reserve()
         if self._store.config.background:
             thread = threading.Thread(target=self.run, name="pybk-maintenance", daemon=True)
             start_thread(thread)
@@ -182,14 +185,22 @@ class Scheduler:
         """
         with self._attempting(_SPACE):
             self.check_space()
+        self.restore_reserve()
         self._look_after_process()
         try:
             self._do_what_is_due()
             self._stuck = None
         except StorageFullError as error:
             self._stuck = str(error)
+        self.restore_reserve()
         with self._attempting(_SPACE):
             self.check_space()
+
+    def restore_reserve(self) -> None:
+        """Allocate what the reserved space lacks, if there is space; the next tick tries again."""
+        if self._store.log.error is None:
+            with suppress(StorageFullError), self._attempting(_RESERVING):
+                self._run_job(self._store.restore_reserve)
 
     def _look_after_process(self) -> None:
         """Reopen spare descriptors, and free the LMDB slots of killed readers."""
@@ -236,7 +247,8 @@ class Scheduler:
                     store.log.cut(lambda: None)
                     store.supply.prefer_zeros()  # the last log file had large commits
         full = self.full is not None
-        if full or store.wants_checkpoint():
+        # Each checkpoint ends a log file, of which few are reserved.
+        if store.wants_checkpoint() or (full and store.tail_bytes > RESERVED_FILE_BYTES):
             with self._attempting(_CHECKPOINT):
                 self.checkpoint()
         packs = self._packs()
@@ -405,6 +417,7 @@ class Scheduler:
             StorageFailedError: The checkpoint failed in another way; the store should be closed.
         """
         self._run_job(self._checkpoint.run)
+        self.restore_reserve()
 
     def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         """Move all durable entries of ledgers to a tier; raises as ``checkpoint`` does.

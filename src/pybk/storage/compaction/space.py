@@ -9,7 +9,7 @@ import numpy as np
 
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.record import LOCATION_DTYPE, RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.tiers.registry import tier_for
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _SPARE_SHARE: Final = 4
 """This part of the free space is left when records are packed, because the index and the log need space, too."""
 _INDEX_SPARE_BYTES: Final = 512 << 10
+CHANGES_WHEN_FULL_BYTES: Final = 512 << 10
+"""Changes of catalog and index for which space is allocated in advance, besides those that the next checkpoint has."""
+
 INDEX_ROW_BYTES: Final = 1 << 10
 """What a ledger's row takes in the index at most, as far as space is estimated."""
 
@@ -41,13 +44,29 @@ def check_tier_space(store: LiveStore, tier: StorageHint, nbytes: int) -> None:
 def check_index_space(store: LiveStore, nbytes: int) -> None:
     """Raise StorageFullError if the index might run out of space: LMDB may report that as a failure, which is final."""
     path = store.volumes.tier_paths(StorageHint.SSD)[0]
-    free = store.fs.free_bytes(path)
-    needed = 2 * nbytes + _INDEX_SPARE_BYTES  # pages are not full, and are copied before they are changed
+    free = store.fs.free_bytes(path) + store.index.reserved_bytes()
+    needed = index_space(nbytes)
     if free < needed:
         raise StorageFullError(
             f"{path} has {free} bytes free, and changing the index may take {needed}; free space on the device or "
             "delete ledgers"
         )
+
+
+def index_change_bytes(ledgers: int, runs: int, named_bytes: int) -> int:
+    """Return the bytes that a checkpoint changes in the index at most.
+
+    Args:
+        ledgers: How many ledgers changed or were deleted.
+        runs: How many runs of entries were appended to them.
+        named_bytes: Bytes of the named records that changed.
+    """
+    return ledgers * INDEX_ROW_BYTES + runs * LOCATION_DTYPE.itemsize + named_bytes
+
+
+def index_space(nbytes: int) -> int:
+    """Return the space that a change of so many bytes of the index may take."""
+    return 2 * nbytes + _INDEX_SPARE_BYTES  # pages are not full, and are copied before they are changed
 
 
 def record_bytes(runs: RunLocations) -> int:

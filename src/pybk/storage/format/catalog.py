@@ -67,6 +67,9 @@ _PIECE_BYTES: Final = 1 << 20
 REWRITE_BYTES_MIN: Final = 4 << 20
 """A catalog of fewer bytes is not written anew."""
 
+_RESERVE_BYTES: Final = 512 << 10
+"""What is allocated at a time for checkpoints to come, besides what is asked for."""
+
 _FILE_ROW_BYTES: Final = 160
 _ROW_BYTES: Final = RECORD_HEADER_BYTES + 24
 _REMEDY: Final = "restore the file from a backup"
@@ -312,6 +315,11 @@ class CatalogWriter:
         self._length = offset + len(record) + padding(len(record))
         self._number = number
         return self._length
+
+    def reserve(self, fs: FileSystem, nbytes: int) -> None:
+        """Allocate the space for checkpoints of ``nbytes`` and more; OSError if there is too little."""
+        if fs.disk_bytes(self._path) < self._length + nbytes:
+            self._file.reserve(self._length + nbytes + _RESERVE_BYTES)
 
     def take_back(self) -> None:
         """Undo the last ``append``, complete or failed, because the index was not updated; durable on return.

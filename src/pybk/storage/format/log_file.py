@@ -18,6 +18,12 @@ from pybk.storage.format.record import encode_entries
 BLOCK_BYTES: Final = 4096
 """Commits begin at multiples of this; the first one follows the file header, which is one block."""
 
+RESERVED_FILE_BYTES: Final = 512 << 10
+"""The size of the log files that are reserved for changes that free space, and of no others.
+
+Holds 127 commits of one small change, or the longest record of a log.
+"""
+
 COMMIT_HEADER_BYTES: Final = 64
 LOG_FORMAT: Final = 1
 

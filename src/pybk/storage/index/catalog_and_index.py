@@ -113,6 +113,11 @@ class CatalogAndIndex:
         else:
             self.commit(self.mark, lambda update: Counter())
 
+    def reserve(self, nbytes: int) -> None:
+        """Allocate space for the catalog to grow by ``nbytes`` and more; OSError if there is too little."""
+        if self._catalog is not None:
+            self._catalog.reserve(self._volumes.fs, nbytes)
+
     def close(self) -> None:
         """Close the catalog."""
         if self._catalog is not None:
@@ -201,7 +206,7 @@ class CatalogAndIndex:
             renew
             or catalog is None
             or catalog.format != format_of(self.cookie, CATALOG_FORMATS)
-            or rewrite_is_due(catalog.length, self._index.totals())
+            or (self._fits_anew(catalog) and rewrite_is_due(catalog.length, self._index.totals()))
         ):
             return self._begin_catalog(changed, mark)
         try:
@@ -219,6 +224,10 @@ class CatalogAndIndex:
                 catalog.take_back()
             raise
         return catalog, mark._replace(catalog_bytes=length)
+
+    def _fits_anew(self, catalog: CatalogWriter) -> bool:
+        """Return whether there is space for a catalog next to the present one, which takes up to half of its bytes."""
+        return self._volumes.fs.free_bytes(self._volumes.root) > catalog.length
 
     def _begin_catalog(self, changed: _Changed, mark: CheckpointMark) -> tuple[CatalogWriter, CheckpointMark]:
         volumes = self._volumes

@@ -224,6 +224,10 @@ class Index:
         with self._environment.read() as transaction:
             return _named_in(transaction, prefix)
 
+    def reserved_bytes(self) -> int:
+        """Return by how many bytes the index can grow without free space."""
+        return self._environment.reserved_bytes()
+
     @contextmanager
     def snapshot(self) -> Iterator[IndexSnapshot]:
         """Provide a snapshot of the index, for one thread; LMDB keeps its pages until the ``with`` ends."""

@@ -47,6 +47,7 @@ _ZEROS: Final = memoryview(mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_AN
 _DIRECT: Final = getattr(os, "O_DIRECT", 0)
 _RWF_DSYNC: Final = getattr(os, "RWF_DSYNC", 0)
 _UNSUPPORTED: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_KEEP_SIZE: Final = 1
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14, which Python does not name."""
@@ -104,6 +105,16 @@ class File(Protocol):
         """Return the bytes at ``offset``: ``size`` of them, or fewer where the file ends.
 
         The memory for ``size`` bytes is taken first, so a size that came from a disk must have been checked.
+        """
+        ...
+
+    def reserve(self, end: int) -> None:
+        """Allocate the blocks up to ``end``, so that writes there need no free space; the size stays.
+
+        Where the file system cannot do that, nothing happens.
+
+        Raises:
+            OSError: ``ENOSPC`` or ``EDQUOT`` if there is too little space.
         """
         ...
 
@@ -448,11 +459,19 @@ class OsFile:
         """Ask the system to drop a range from the page cache."""
         os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
 
+    def reserve(self, end: int) -> None:
+        """See :meth:`File.reserve`."""
+        self._allocate(_KEEP_SIZE, 0, end)
+
     def punch(self, offset: int, size: int) -> None:
         """See :meth:`File.punch`."""
+        self._allocate(_PUNCH_HOLE_KEEP_SIZE, offset, size)
+
+    def _allocate(self, mode: int, offset: int, size: int) -> None:
+        """Call fallocate; does nothing where that is not supported."""
         if _FALLOCATE is None or size <= 0:
             return
-        if _FALLOCATE(self._fd, _PUNCH_HOLE_KEEP_SIZE, offset, size) != 0:
+        if _FALLOCATE(self._fd, mode, offset, size) != 0:
             code = ctypes.get_errno()
             if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
                 raise OSError(code, os.strerror(code), self._path)

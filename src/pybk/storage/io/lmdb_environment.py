@@ -116,12 +116,29 @@ class Environment(Protocol):
         """
         ...
 
+    def reserve(self, nbytes: int) -> None:
+        """Allocate space for the map to grow by ``nbytes``, so that changes need no free space until it has grown so.
+
+        Raises:
+            OSError: ``ENOSPC`` or ``EDQUOT`` if there is too little space.
+        """
+        ...
+
+    def reserved_bytes(self) -> int:
+        """Return by how many bytes the map can grow without free space."""
+        ...
+
+    def reusable_bytes(self) -> int:
+        """Return about how many bytes of the map hold nothing; changes take them once no reader sees them any more."""
+        ...
+
     def close(self) -> None:
         """Close it, once every transaction has ended; closing again does nothing."""
         ...
 
 
 _READERS_MAX: Final = 512
+_META_PAGES: Final = 2
 _NEXT_TO_NOTHING: Final = 1 << 20
 _PASSING: Final = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 _CORRUPT: Final = (
@@ -253,6 +270,20 @@ class _Shared:
                 return self.lmdb.begin(write=write)
         except lmdb.Error as error:
             raise _meaning(self.path, error) from error
+
+    def used_bytes(self) -> int:
+        """Return where the last page of the map ends in the file."""
+        return (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
+
+    def reserved_bytes(self) -> int:
+        """Return how many bytes are allocated in the file after the last page of the map; less if there are holes."""
+        return max(0, OsFileSystem().disk_bytes(os.path.join(self.path, LMDB_FILE)) - self.used_bytes())
+
+    def reusable_bytes(self) -> int:
+        """Return the bytes of the map's pages that are in no tree, those of its list of free pages included."""
+        found = self.lmdb.stat()
+        used = found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"] + _META_PAGES
+        return max(0, self.used_bytes() - used * found["psize"])
 
     def close(self) -> None:
         """Close LMDB."""
@@ -452,6 +483,24 @@ class LmdbEnvironment:
             return shared.lmdb.reader_check()
         except lmdb.Error as error:
             raise _meaning(self._path, error) from error
+
+    def reserve(self, nbytes: int) -> None:
+        """See :meth:`Environment.reserve`."""
+        shared = self._usable()
+        if shared.reserved_bytes() < nbytes:
+            file = OsFileSystem().open(os.path.join(self._path, LMDB_FILE), writable=True)
+            try:
+                file.reserve(shared.used_bytes() + nbytes)
+            finally:
+                file.close()
+
+    def reserved_bytes(self) -> int:
+        """See :meth:`Environment.reserved_bytes`."""
+        return self._usable().reserved_bytes()
+
+    def reusable_bytes(self) -> int:
+        """See :meth:`Environment.reusable_bytes`."""
+        return self._usable().reusable_bytes()
 
     def close(self) -> None:
         """See :meth:`Environment.close`. The last LmdbEnvironment of the path closes LMDB."""

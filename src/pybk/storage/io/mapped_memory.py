@@ -8,6 +8,7 @@ dropped from memory and cannot be read again, and a file that is cut between the
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -78,7 +79,9 @@ def unreadable(fs: FileSystem, view: memoryview, stop: int, error: OSError) -> S
 
 
 def whole_file(fs: FileSystem, path: str) -> memoryview:
-    """Return a map of a whole file that can be touched.
+    """Return the bytes of a whole file: a map of it that can be touched, or a copy.
+
+    A hole of a file on a full tmpfs cannot be mapped, because the kernel gives it memory; reading it needs none.
 
     Raises:
         CorruptError, StorageError: As ``populate``.
@@ -87,5 +90,26 @@ def whole_file(fs: FileSystem, path: str) -> memoryview:
     Cost: the whole file is read.
     """
     view = fs.view(path)
-    populate(fs, view, 0, len(view))
+    try:
+        populate(fs, view, 0, len(view))
+    except CorruptError:
+        raise
+    except StorageError:
+        return _copy(fs, path, len(view))
     return view
+
+
+def _copy(fs: FileSystem, path: str, nbytes: int) -> memoryview:
+    """Return the bytes of a file that could not be mapped.
+
+    Raises:
+        OSError: It cannot be read, either.
+    """
+    file = fs.open(path)
+    try:
+        data = file.read(0, nbytes)
+    finally:
+        file.close()
+    if len(data) < nbytes:
+        raise OSError(errno.EIO, f"the file ends after {len(data)} of {nbytes} bytes", path)
+    return memoryview(data)

@@ -86,6 +86,7 @@ class Commit(Completion):
         payload_bytes: Encoded bytes of all entries, which count as outstanding until the commit is done.
         buffered_ns: Monotonic time at which the first entry was staged that no thread waits for; 0 for none.
         failed_with: The commit that was forming when this one failed, and so failed, too; None if this did not fail.
+        uses_reserve: Whether no control record keeps it from reserved space.
 
     Set when the commit is written:
         lsn: Its log sequence number.
@@ -117,6 +118,7 @@ class Commit(Completion):
         "size",
         "staged",
         "start",
+        "uses_reserve",
         "written",
     )
 
@@ -137,6 +139,7 @@ class Commit(Completion):
         self.payload_bytes = 0
         self.buffered_ns = 0
         self.failed_with: Commit | None = None
+        self.uses_reserve = True
         self.lsn = 0
         self.buffers: list[bytes | memoryview] = []
 

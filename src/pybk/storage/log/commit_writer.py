@@ -15,6 +15,7 @@ from pybk.storage.descriptor import StagedEntries
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
+    RESERVED_FILE_BYTES,
     encode_commit_header,
     encode_entry_commit,
     encode_file_header,
@@ -23,6 +24,7 @@ from pybk.storage.format.log_file import (
 from pybk.storage.format.record import RECORD_HEADER_BYTES, encode_entries, encode_group
 from pybk.storage.io.failures import refused
 from pybk.storage.log.commit import Commit
+from pybk.storage.log.reserve import ReserveUse
 
 if TYPE_CHECKING:
     from pybk.errors import PybkError
@@ -37,10 +39,13 @@ _ZEROS: Final = bytes(BLOCK_BYTES)
 
 
 class LogFiles(Protocol):
-    """The supply of log files. Both calls may be repeated with the same arguments, with the same result."""
+    """The supply of log files. All calls may be repeated with the same arguments, with the same result."""
 
-    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+    def next_log_file(self, bytes_min: int, after: int, *, use: ReserveUse) -> tuple[int, File]:
         """Return the first zeroed, durable file of at least this size whose id is above ``after``."""
+
+    def has_reserve(self, use: ReserveUse) -> bool:
+        """Return whether a reserved file that is in use takes commits of this use."""
 
     def leave_log_file(self, file_id: int, used_bytes: int, commits: int) -> None:
         """Note that the log writes no more to a file.
@@ -92,6 +97,8 @@ class CommitWriter:
         self.file_id = 0
         """The log file that commits are written to; 0 before the first."""
         self._file_offset = 0
+        self._in_reserve = False
+        """Whether the file was reserved for changes that free space."""
         self._file_lsn = 0
         self._durable_ns = 0
         """When the last commit was synced, on the monotonic clock."""
@@ -140,7 +147,7 @@ class CommitWriter:
         if entries.descriptor.late_digest is not None:
             entries.add_prefixes(entries.descriptor.late_digest)
         file, base, parts = self._file, self._file_offset, entries.parts
-        if len(parts[0]) < ENTRY_HEADER_BYTES or file is None or base == BLOCK_BYTES:
+        if len(parts[0]) < ENTRY_HEADER_BYTES or file is None or base == BLOCK_BYTES or self._in_reserve:
             return False
         nbytes = entries.sizes[0]
         size = _ENTRY_AT + nbytes
@@ -192,10 +199,16 @@ class CommitWriter:
 
     def _choose_location(self, commit: Commit) -> None:
         """Choose file and offset; takes the next log file if the commit does not fit in this one."""
-        size = commit.padded
-        if self._file is None or self._file_offset + size > self._file.size:
-            file_id, file = self._files.next_log_file(BLOCK_BYTES + size, self.file_id)
+        size, files = commit.padded, self._files
+        use = _use_of(commit)
+        if (
+            self._file is None
+            or self._file_offset + size > self._file.size
+            or (self._in_reserve and not files.has_reserve(use))
+        ):
+            file_id, file = files.next_log_file(BLOCK_BYTES + size, self.file_id, use=use)
             self.leave_file()
+            self._in_reserve = file.size == RESERVED_FILE_BYTES
             self._file, self.file_id, self._file_offset, self._file_lsn = file, file_id, BLOCK_BYTES, commit.lsn
         commit.file_id = self.file_id
         commit.base = self._file_offset
@@ -244,6 +257,16 @@ class CommitWriter:
         self._file_offset = commit.base + commit.padded
         commit.done = True
         self._observer.committed(commit, self._durable_ns, self._took_ns)
+
+
+def _use_of(commit: Commit) -> ReserveUse:
+    """Return which reserved files a commit may use."""
+    entries = [each for each in commit.staged if each.sizes]
+    if not entries and commit.uses_reserve:
+        return ReserveUse.CONTROLS
+    if not commit.uses_reserve or any(each.last() >= each.descriptor.entries_when_full for each in entries):
+        return ReserveUse.NONE
+    return ReserveUse.FIRST_ENTRY if all(not each.last() for each in entries) else ReserveUse.FURTHER_ENTRIES
 
 
 def _bind_groups(

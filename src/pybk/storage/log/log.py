@@ -97,7 +97,9 @@ class Log:
         self._observer = observer
         self.admission = Admission(outstanding_bytes_max)
         self._paused = False
-        """Whether ``stage`` returns None because the log that is not checkpointed is at its limit."""
+        """Whether ``stage`` returns None: space is short, or the log that is not checkpointed is at its limit."""
+        self._full = False
+        """Whether space is short."""
         self.forming = Commit()
         """The commit that takes entries. Guarded by ``mutex``."""
         self.inflight: Commit | None = None
@@ -161,8 +163,14 @@ class Log:
         """The error after which the log refuses everything; None while it works."""
         return self._error
 
-    def pause_staging(self, paused: bool) -> None:
-        """Pause, or resume, staging of entries while the log that is not checkpointed is at its limit."""
+    def pause_staging(self, paused: bool, *, full: bool) -> None:
+        """Pause, or resume, staging of entries.
+
+        Args:
+            paused: Space is short, or the log that is not checkpointed is at its limit.
+            full: Space is short. Entries are staged then if ``LedgerDescriptor.entries_when_full`` says so.
+        """
+        self._full = full
         self._paused = paused
 
     def stage(
@@ -253,7 +261,8 @@ class Log:
         ticket, admission = descriptor.ticket, self.admission
         alone = self.inflight is None and self.kept is None
         outstanding = commit.payload_bytes if alone else self.outstanding_bytes
-        if self._paused or (
+        paused = self._paused and not (self._full and first < descriptor.entries_when_full)
+        if paused or (
             (ticket is not None or outstanding + nbytes > admission.space)
             and admission.is_full(ticket, outstanding, nbytes)
         ):
@@ -348,6 +357,7 @@ class Log:
         unless_changed: tuple[LedgerDescriptor, PybkError | None] | None = None,
         creates: LedgerDescriptor | None = None,
         claim: Callable[[Commit], None] | None = None,
+        when_full: bool = True,
     ) -> Commit | None:
         """Stage a control record after everything staged so far.
 
@@ -358,6 +368,7 @@ class Log:
                 read the last entry.
             creates: The ledger that the record creates. The record precedes the commit's entries, which may be of it.
             claim: Called with the commit before the record counts, so that an interrupt leaves no record without it.
+            when_full: Whether reserved space may be used for it.
 
         Returns:
             The commit it is part of. None if the ledger's error has changed, because a commit of its entries failed
@@ -374,6 +385,7 @@ class Log:
             commit = self.forming
             if claim is not None:
                 claim(commit)
+            commit.uses_reserve = commit.uses_reserve and when_full
             if creates is not None:
                 commit.creations.append((creates, encode, apply))
             else:

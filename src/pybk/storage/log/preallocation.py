@@ -9,6 +9,7 @@ complete on disk before their first commit. A file passes through these states, 
   step and the first commit, the next call returns the same file.
 - *left*: the log writes no more to it (``leave_log_file``). Maintenance gives the unused blocks back and closes it;
   the file itself lives until a checkpoint finds nothing live in it.
+- *reserved*: see ``reserve.py``. Taken only if there is no space for another file, and only for what frees space.
 - *doomed*: a queued file that the log passed over as too small, or that is not needed any more. It reads as zeros,
   which replay ignores wherever the file stands, so it may be unlinked any time; maintenance does it, or the next open.
 
@@ -30,8 +31,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.config import MIB, StoreConfig
 from pybk.errors import StorageFullError, StorageRefusedError
 from pybk.flags import StorageHint
-from pybk.storage.format.log_file import BLOCK_BYTES
+from pybk.storage.format.log_file import BLOCK_BYTES, RESERVED_FILE_BYTES
 from pybk.storage.io.failures import is_full, is_refused, refused, storage_error, syncing, undoing
+from pybk.storage.log.reserve import LogReserve, ReserveUse, put_back, was_reserved
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.troubles import Troubles
 
@@ -94,11 +96,18 @@ class LogFileSupply:
         self.unzeroed: set[int] = set()
         """Files that are only allocated, by id."""
         self._left: dict[int, int] = {}
+        self.reserve = LogReserve(volumes)
+        """Files for changes that free space. Guarded by ``making``."""
 
     # ---- the log -----------------------------------------------------------------------------------------------
 
-    def next_log_file(self, bytes_min: int, after: int) -> tuple[int, File]:
+    def next_log_file(self, bytes_min: int, after: int, *, use: ReserveUse = ReserveUse.NONE) -> tuple[int, File]:
         """Return the first file of at least this size with an id above ``after``, making it now if none is ready.
+
+        Args:
+            bytes_min: Bytes that it must have.
+            after: The id of the file before it.
+            use: Which of the reserved files may be taken if there is no space for another.
 
         Raises:
             StorageRefusedError: There is no space or descriptor for a file, or making it failed; nothing was written.
@@ -120,8 +129,14 @@ class LogFileSupply:
                 wanted = 2 * chosen.file.size if grows else chosen.file.size
                 self._next_bytes = min(max(wanted, FIRST_FILE_BYTES), self._config.log_file_bytes)
         if chosen is None:
-            self._make_now(bytes_min)
-            return self.next_log_file(bytes_min, after)
+            try:
+                self._make_now(bytes_min)
+            except StorageFullError:
+                if use is ReserveUse.NONE:
+                    raise
+                chosen = self._take_reserved(bytes_min, use)
+            else:
+                return self.next_log_file(bytes_min, after, use=use)
         self._volumes.add(chosen.row)
         self.on_use()
         return chosen.row.file_id, chosen.file
@@ -136,6 +151,36 @@ class LogFileSupply:
     def queued(self) -> list[LogFile]:
         """Return the files that the log may still take; the caller holds ``_lock``."""
         return [made for made in self._open if made.row.file_id > self.current_id and made not in self._doomed]
+
+    def _take_reserved(self, bytes_min: int, use: ReserveUse) -> LogFile:
+        with self.making:
+            taken = LogFile(*self.reserve.take(bytes_min, use))
+            with self._lock:
+                self._open.append(taken)
+                self.current_id = taken.row.file_id
+        return taken
+
+    def has_reserve(self, use: ReserveUse) -> bool:
+        """Return whether a reserved file that is in use takes commits of this use."""
+        return use is not ReserveUse.NONE and len(self.reserve.ready()) >= use.value
+
+    def retire(self, file_id: int) -> None:
+        """Remove a file in which nothing is live; a log file that was reserved is put back."""
+        row = self._volumes.rows.get(file_id)
+        with self.making:
+            self.forget(file_id)
+            if row is None or row.kind != LOG or row.directory or not self._volumes.exists(row):
+                self._volumes.drop(file_id)
+                return
+            self._volumes.forget(file_id)
+            if not put_back(self._volumes, row):
+                self._volumes.unlink(row)
+
+    def restore(self) -> None:
+        """Make the files that the reserve lacks; raises as ``LogReserve.fill``."""
+        if not self.reserve.is_whole:
+            with self.making:
+                self.reserve.fill()
 
     def _make_now(self, bytes_min: int) -> None:
         try:
@@ -217,6 +262,7 @@ class LogFileSupply:
                 pauses only while another file is ready, because the log would wait for this one otherwise.
         """
         size += -size % BLOCK_BYTES
+        size += BLOCK_BYTES * (size == RESERVED_FILE_BYTES)  # by this size an open recognizes reserved files
         volumes = self._volumes
         zeroed = self._zeroed
         row = volumes.new_file(LOG, StorageHint.NVME)._replace(bytes=size)
@@ -346,22 +392,18 @@ class LogFileSupply:
         with self.making:
             self._bury()
         while (left := self._take_left()) is not None:
-            file, used = left
-            try:
-                if used < file.size:
-                    file.punch(used, file.size - used)
-            except OSError as error:  # nothing durable is in doubt: it was not used
-                logger.warning("blocks of a log file that was left cannot be given back: %s", error)
-            finally:
-                file.close()
+            (row, file), used = left
+            # What was reserved is to be put back whole, unless it is not needed.
+            keeps = was_reserved(self._volumes, row) and not self.reserve.is_whole
+            _give_back_unused(file, file.size if keeps else used)
 
-    def _take_left(self) -> tuple[File, int] | None:
+    def _take_left(self) -> tuple[LogFile, int] | None:
         """Return a file that the log has left and that is still open, and the bytes used in it."""
         with self._lock:
             for number, made in enumerate(self._open):
                 if made.row.file_id in self._left:
                     del self._open[number]
-                    return made.file, self._left[made.row.file_id]
+                    return made, self._left[made.row.file_id]
         return None
 
     def forget(self, file_id: int) -> None:
@@ -376,3 +418,14 @@ class LogFileSupply:
             self.give_back()
         finally:
             self.tidy()
+
+
+def _give_back_unused(file: File, used_bytes: int) -> None:
+    """Free the unused blocks of a log file to which the log does not write any more, and close it."""
+    try:
+        if used_bytes < file.size:
+            file.punch(used_bytes, file.size - used_bytes)
+    except OSError as error:  # nothing durable is in doubt: it was not used
+        logger.warning("blocks of a log file that was left cannot be given back: %s", error)
+    finally:
+        file.close()

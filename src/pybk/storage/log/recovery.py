@@ -28,6 +28,7 @@ from pybk.storage.format.index_rows import FileRow, NamedRow, decode_named
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
 from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
+from pybk.storage.log.reserve import put_back
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
 
@@ -287,7 +288,8 @@ def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
         volumes.fs.sync_directory(directory.path)
     rewrite_commits(volumes, rows, recovered.again)
     for row in recovered.unbegun:
-        volumes.fs.unlink(volumes.path_of(row))
+        if not put_back(volumes, row):
+            volumes.fs.unlink(volumes.path_of(row))
         volumes.fs.sync_directory(volumes.directory_of(row))
 
 

@@ -40,7 +40,7 @@ class FileTier(Tier):
         if direct:
             base, end = span(runs)
             buffer = volumes.read_direct(file_id, base, end)
-        elif store.fs.populates:
+        elif store.fs.populates and not volumes.is_reused(file_id):
             mapped = volumes.mapped(file_id)
             buffer = mapped.view
             _populate(volumes, mapped, runs)
@@ -59,9 +59,9 @@ class FileTier(Tier):
         self, store: ReadStore, ledger_id: int, words: LocationWords
     ) -> tuple[memoryview, LocationWords] | None:
         """Return the map of the file."""
-        if not store.fs.populates:
-            return None
         try:
+            if not store.fs.populates or store.volumes.is_reused(words[2] >> 32):
+                return None
             return store.volumes.view(words[2] >> 32), words
         except (KeyError, FileNotFoundError):
             return None

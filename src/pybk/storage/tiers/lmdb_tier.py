@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from pybk.errors import CorruptError
+from pybk.errors import CorruptError, StorageFullError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.format.cold_segment import FOOTER_DTYPE
@@ -52,6 +52,13 @@ if TYPE_CHECKING:
     from pybk.storage.io.lmdb_environment import WriteTransaction
 
 _TRANSACTION_BYTES: Final = 16 << 20
+ENTRIES_RESERVE_BYTES: Final = 512 << 10
+"""The space that each environment has allocated in advance, so that records can be deleted without free space."""
+
+_FREED_AT_ONCE_MIN: Final = 32
+_FREED_BYTES: Final = 16 << 10
+"""The pages that LMDB copies at most to delete a record: its leaf, and some above and next to it."""
+
 _KEY_END: Final = b"\xff" * 17
 LOST_SUFFIX: Final = ".lost"
 """A file of an environment's name and this suffix says, durably, that the environment was missing and a salvage made it
@@ -208,14 +215,19 @@ class LmdbTier(Tier):
     def free_records(
         self, store: TierStore, file_id: int, records: Collection[tuple[int, int]], mark: CheckpointMark
     ) -> None:
-        """Delete the records' keys, in one transaction."""
-        with store.entries[file_id].write() as transaction:
-            for ledger_id, first in sorted(records):
-                transaction.delete(entries_key(ledger_id, first))
-            if store.feature_level > FeatureLevel.BASE:
-                # An index from before this deletion names these keys, so the environment must show that it is newer.
-                found = read_entries_mark(transaction)
-                write_entries_mark(transaction, found._replace(removed_at=catalog_location(mark)))
+        """Delete the records' keys, in as many transactions as the space for the pages that LMDB copies requires."""
+        environment, left = store.entries[file_id], sorted(records)
+        room = store.fs.free_bytes(store.volumes.path_of(store.volumes.rows[file_id])) + environment.reserved_bytes()
+        count = max(_FREED_AT_ONCE_MIN, room // _FREED_BYTES)
+        while left:
+            with environment.write() as transaction:
+                for ledger_id, first in left[:count]:
+                    transaction.delete(entries_key(ledger_id, first))
+                if store.feature_level > FeatureLevel.BASE:
+                    # An index from before this deletion names these keys; the environment must show that it is newer.
+                    found = read_entries_mark(transaction)
+                    write_entries_mark(transaction, found._replace(removed_at=catalog_location(mark)))
+            del left[:count]
 
     def beyond_end(self, runs: RunLocations, row: FileRow) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return False for each record, because rows have no offset, and ``FileRow.bytes`` counts transactions here."""
@@ -254,6 +266,7 @@ class _RowsWriter(TierWriter):
         for number, file_id in enumerate(self._environments):
             mine = [(key, value) for key, value in self.puts if _ledger_of(key) % len(self._environments) == number]
             if mine:
+                self._check_space(file_id, sum(len(value) for _, value in mine))
                 with self._store.entries[file_id].write() as transaction:
                     for key, value in mine:
                         transaction.put(key, value)
@@ -261,6 +274,18 @@ class _RowsWriter(TierWriter):
                         self._count_puts(file_id, transaction)
         self.puts = []
         self._put_bytes = 0
+
+    def _check_space(self, file_id: int, nbytes: int) -> None:
+        """Raise StorageFullError if the environment would need the space that deletes are to find."""
+        volumes, environment = self._store.volumes, self._store.entries[file_id]
+        path = volumes.path_of(volumes.rows[file_id])
+        room = self._store.fs.free_bytes(path) + environment.reserved_bytes() + environment.reusable_bytes()
+        needed = 2 * nbytes + ENTRIES_RESERVE_BYTES  # pages are not full
+        if room < needed:
+            raise StorageFullError(
+                f"{path} has room for {room} bytes, and {nbytes} bytes of entries there may take {needed}; free space "
+                "on the device or delete ledgers"
+            )
 
     def _count_puts(self, file_id: int, transaction: WriteTransaction) -> None:
         """Count this transaction in the environment and in the file's row, so that the index requires it."""

@@ -121,6 +121,9 @@ class TierVolumes(Protocol):
     def mapped(self, file_id: int) -> Mapped:
         """Return the map of a whole file."""
 
+    def is_reused(self, file_id: int) -> bool:
+        """Return whether no map of a file may be handed out, because its bytes may be others later."""
+
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """Bring a range of a map into memory."""
 
