@@ -73,7 +73,7 @@ from pybk.metadata.lease_time import LMDB_LEASE_TIME_S, heartbeat_interval, swee
 from pybk.metadata.lmdb_changes import NotedWrites, changed_keys
 from pybk.metadata.lmdb_rows import FORMAT_NAME, Session, StoredValue, node_name
 from pybk.metadata.store import CALL_TIMEOUT_S, Node, StoreOptions, StoreUrl, checked_key, checked_value
-from pybk.storage.io.failures import start_thread
+from pybk.storage.io.failures import is_full, start_thread
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, ReadTransaction, WriteTransaction
 from pybk.storage.io.lmdb_file import LMDB_LOCK
@@ -116,6 +116,9 @@ PAUSE_MAX_S: Final = 0.0005
 
 _READERS_S: Final = 10.0
 """Time between two searches for entries of killed processes in LMDB's reader table."""
+
+_RESERVE_BYTES: Final = 1 << 20
+"""The space that LMDB has allocated in advance."""
 
 PATIENCE_S: Final = 0.05
 """How long another process may hold the write lock before this one checks whether it is stopped."""
@@ -239,6 +242,7 @@ class LmdbMetadataStore:
         try:
             self._warn_of_wide_access(access)
             self._check_format()
+            self._reserve()
         except BaseException:
             self.change_signal.close()
             self.host_file.close()
@@ -402,18 +406,27 @@ class LmdbMetadataStore:
         self.host_file.close()
         self._environment.close()
 
-    def _release_dead_readers(self) -> None:
-        """Remove entries of killed processes from LMDB's reader table now and then, so that pages are reused."""
+    def _care_for_space(self) -> None:
+        """Remove entries of killed processes from LMDB's reader table, so that pages are reused, and reserve space."""
         if time.monotonic() >= self.readers_due:
             self.readers_due = time.monotonic() + _READERS_S
             with self._explained():
                 self._environment.release_dead_readers()
+            self._reserve()
+
+    def _reserve(self) -> None:
+        """Allocate space in advance, so that a full disk takes deletes; as it is, if there is too little."""
+        try:
+            self._environment.reserve(_RESERVE_BYTES)
+        except OSError as error:
+            if not is_full(error):
+                logger.warning("%s: no space can be reserved for deletes: %s", self.path, error)
 
     # ---- transactions --------------------------------------------------------------------------------------------
 
     def change(self, change: Callable[[WriteTransaction, int], T], *, timeout_s: float | None = None) -> tuple[T, int]:
         """Run a change in a transaction of its own, with its number; returns its result and the number."""
-        self._release_dead_readers()
+        self._care_for_space()
         with self._explained():
             return self._write(change, self._timeout_s if timeout_s is None else timeout_s)
 
@@ -633,7 +646,7 @@ class LmdbMetadataStore:
                     self._pace_s = PACE_S if self.poll() or not changed else min(2 * self._pace_s, _PACE_MAX_S)
                 if self.session_id and _is_nearly_due(time.monotonic(), self._heartbeat_at, self.heartbeat_s):
                     self.heartbeat()
-                self._release_dead_readers()
+                self._care_for_space()
                 if self._sweep_is_due(self.sweep_rest(), early=True) and self.dead():
                     # Not in this thread: a sync may take long, and heartbeats must not wait for it.
                     self._callbacks.schedule(self._sweeping)
