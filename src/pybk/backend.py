@@ -269,7 +269,7 @@ class LedgerBackend(Protocol):
     def new_creation_sequence(self) -> int:
         """Return the next creation sequence."""
 
-    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+    def create(self, metadata: LedgerMetadata, *, entries_when_full: int = 0) -> LedgerDescriptor:
         """Create a ledger; durable on return."""
 
     def descriptor(self, ledger_id: int) -> LedgerDescriptor:

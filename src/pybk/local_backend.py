@@ -248,9 +248,9 @@ class StoreBackend:
         """Return the store's next creation sequence."""
         return self._live().new_creation_sequence()
 
-    def create(self, metadata: LedgerMetadata) -> LedgerDescriptor:
+    def create(self, metadata: LedgerMetadata, *, entries_when_full: int = 0) -> LedgerDescriptor:
         """Create a ledger."""
-        return self._live().create(metadata)
+        return self._live().create(metadata, when_full=entries_when_full > 0, entries_when_full=entries_when_full)
 
     def unlock(self, descriptor: LedgerDescriptor, keys: LedgerKeys, seal: LedgerSeal) -> None:
         """Set the seal that is written when the ledger is closed."""
@@ -331,11 +331,13 @@ class StoreBackend:
     def write_record(self, name: str, value: bytes | None, version: int | None) -> int:
         """Change a record with one synced write."""
         store = self._live()
-        return store.named.compare_and_set(name, version, value, level=store.feature_level)
+        return store.with_reserve(lambda: store.named.compare_and_set(name, version, value, level=store.feature_level))
 
     def rename_record(self, name: str, target: str, value: bytes, version: int) -> None:
         """Rename a record with one synced write."""
-        self._live().append_group((), (NamedChange(name, version, None), NamedChange(target, None, value)))
+        store = self._live()
+        changes = (NamedChange(name, version, None), NamedChange(target, None, value))
+        store.with_reserve(lambda: store.append_group((), changes))
 
     def watch_record(self, name: str, callback: Callable[[], None]) -> LocalWatch:
         """Watch a record of the store's catalog."""

@@ -393,8 +393,12 @@ class LedgerManager:
         ledger_id: int | None = None,
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
         insecure: bool = False,
+        entries_when_full: int = 0,
     ) -> LedgerWriter:
-        """Create a ledger as ``create_ledger`` does, of a type that may be the system's own."""
+        """Create a ledger as ``create_ledger`` does, of a type that may be the system's own.
+
+        A store takes ``entries_when_full`` of its first entries, if any, and the ledger although it is full.
+        """
         backend = self._usable()
         with operation(self._on_span, "pybk.ledger.create", ledger_type=str(ledger_type)) as creating:
             hints = hints_of(storage_hints)
@@ -425,7 +429,7 @@ class LedgerManager:
                 key_format=key_format,
                 **backend.quorums(quorums)._asdict(),
             )
-            writer = self._create(backend, ledger_id, derive, describe)
+            writer = self._create(backend, ledger_id, derive, describe, entries_when_full)
             creating.note(ledger_id=writer.ledger_id)
         return writer
 
@@ -435,13 +439,15 @@ class LedgerManager:
         ledger_id: int | None,
         derive: Callable[[int], LedgerKeys],
         describe: Callable[..., LedgerMetadata],
+        entries_when_full: int,
     ) -> LedgerWriter:
         """Create a ledger with the requested id, or with the next unused one."""
         while True:
             new_id = id_for(backend, ledger_id)
             keys = derive(new_id)
             try:
-                descriptor = backend.create(describe(ledger_id=new_id, verifier=backend.verifier(keys)))
+                metadata = describe(ledger_id=new_id, verifier=backend.verifier(keys))
+                descriptor = backend.create(metadata, entries_when_full=entries_when_full)
             except LedgerExistsError:
                 if ledger_id is not None:
                     raise
@@ -1120,6 +1126,46 @@ def backend_of(manager: LedgerManager) -> LedgerBackend:
     if not isinstance(manager, LedgerManager):
         raise UsageError(f"manager is {manager!r:.50}; it takes a LedgerManager, such as of LedgerManager.open(path)")
     return manager._usable()
+
+
+def create_when_full(
+    manager: LedgerManager,
+    *,
+    entries: int,
+    password: bytes,
+    ledger_type: str,
+    storage_hints: Iterable[StorageHint],
+    write_flags: WriteFlag,
+    digest_type: DigestType,
+    custom_metadata: Mapping[str, bytes],
+    quorums: tuple[int | None, int | None, int | None],
+    insecure: bool,
+) -> LedgerWriter:
+    """Create a ledger as ``create_ledger`` does, of which a store takes its first entries although it is full.
+
+    Args:
+        manager: Where.
+        entries: How many of them; if any, the ledger is created even then.
+        password: As for ``create_ledger``, like the others.
+        ledger_type: Its type.
+        storage_hints: Its tiers.
+        write_flags: How its entries are written.
+        digest_type: What its entries carry.
+        custom_metadata: The application's own metadata of it.
+        quorums: Ensemble size, write quorum and ack quorum.
+        insecure: Whether it may be without protection.
+    """
+    return manager._create_ledger(
+        user_type(ledger_type),
+        password=password,
+        storage_hints=storage_hints,
+        write_flags=write_flags,
+        digest_type=digest_type,
+        custom_metadata=custom_metadata,
+        quorums=quorums_of(*quorums),
+        insecure=insecure,
+        entries_when_full=entries,
+    )
 
 
 def _unauthorized(metadata: LedgerMetadata) -> UnauthorizedError:

@@ -10,7 +10,7 @@ import pytest
 from pybk import BlobStore, LedgerManager, Log, LogEnd, NewRecord, StorageFullError, WriteAheadLog
 from pybk.config import MIB
 from tests.simdisk import SimFileSystem
-from tests.storage.store_harness import CONFIG
+from tests.storage.store_harness import CONFIG, RESERVE_BYTES, drop_reserve
 from tests.storage.test_refused import fill_the_log
 from tests.storage.test_space import new_ledger, open_small, tick
 
@@ -23,13 +23,14 @@ class Disk:
     """A store on a disk that can be full."""
 
     def __init__(self) -> None:
-        self.fs = SimFileSystem(1, capacity_bytes=8 * MIB)
+        self.fs = SimFileSystem(1, capacity_bytes=8 * MIB + RESERVE_BYTES)
         self.manager: LedgerManager = open_small(self.fs, CONFIG)
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Have no space for another file of the log meanwhile."""
+        """Have no space for another file of the log meanwhile, not even what is reserved for acknowledgements."""
         filler = new_ledger(self.manager)
+        drop_reserve(self.fs)
         ballast = self.fs.create("/ballast", self.fs.free_bytes("/store") - MIB - 4096)
         fill_the_log(self.manager, filler)
         yield

@@ -376,7 +376,7 @@ class ClusterBackend:
         """Return the time in nanoseconds, so that ledgers of one process sort in the order of their creation."""
         return time.time_ns()
 
-    def create(self, metadata: LedgerMetadata) -> RemoteLedger:
+    def create(self, metadata: LedgerMetadata, *, entries_when_full: int = 0) -> RemoteLedger:
         """Choose an ensemble, and write the metadata of a new ledger, and that members miss entries that are away.
 
         The latter is durable before a writer is made, and so before the first entry is acknowledged (AW11). If it

@@ -51,6 +51,7 @@ from pybk.errors import (
     LogSealedError,
     NoSuchLogError,
     PybkError,
+    StorageRefusedError,
     TooManyRequestsError,
     TruncatedError,
     UsageError,
@@ -99,6 +100,7 @@ CHANGES_FACTOR: Final = 8
 RANGES_AT_OPEN: Final = 1024
 """Ranges of a state up to which an open writes it whole."""
 
+_KEEPS_MORE: Final = "subscription %r: the log keeps more than it needs: %s"
 _DELETE_REMEDY: Final = "close it there, or delete it with steal=True, which fences it"
 
 
@@ -235,6 +237,8 @@ class Cursor:
     def close(self) -> None:
         """Let the log drop what is acknowledged, and let go of the cursor; a second call does nothing.
 
+        If there is no space to note what is acknowledged, the log keeps it until the next owner has noted it.
+
         Raises:
             LogFencedError: Another owner has it.
         """
@@ -242,6 +246,8 @@ class Cursor:
             return
         try:
             self.raise_bound()
+        except StorageRefusedError as error:
+            logger.warning(_KEEPS_MORE, self._writer.steps.name, error)
         finally:
             self._writer.close()
 
@@ -479,9 +485,7 @@ class Cursor:
                 pass  # the next acknowledgement says so
             except (PybkError, OSError) as error:
                 if not self.closed:
-                    logger.warning(
-                        "subscription %r: the log keeps more than it needs: %s", self._writer.steps.name, error
-                    )
+                    logger.warning(_KEEPS_MORE, self._writer.steps.name, error)
 
     # ---- staging -------------------------------------------------------------------------------------------------
 

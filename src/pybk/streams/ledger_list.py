@@ -126,12 +126,14 @@ class CreateLedger(NamedTuple):
         epoch: The epoch of its writer.
         generation: The generation of its records.
         predecessor: The ledger of the segment before it; None for the first.
+        when_full: Whether it is made although a store is short of space, because a log is taken over to truncate it.
     """
 
     number: int
     epoch: int
     generation: int
     predecessor: int | None
+    when_full: bool
 
 
 class RecoverLedger(NamedTuple):
@@ -268,7 +270,7 @@ def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
         if found.record.open_segments and found.record.open_segments[-1].number > current:
             owned = Owned(found.record, found.record.open_segments[-1])
             continue
-        ledger_id = yield from _create_ledger(found.record, epoch)
+        ledger_id = yield from _create_ledger(found.record, epoch, when_full=False)
         changed = found.record.rolled(ledger_id, now_ns())
         settled = yield from _list_ledger(name, ledger_id, changed, found.version)
         if settled is not None:
@@ -619,11 +621,13 @@ def held_of(first_seqs: Sequence[int], end_seq: int) -> int:
     return bisect_left(first_seqs, end_seq)
 
 
-def _create_ledger(record: ListRecord, epoch: int, generation: int | None = None) -> Steps[int]:
+def _create_ledger(
+    record: ListRecord, epoch: int, generation: int | None = None, *, when_full: bool = True
+) -> Steps[int]:
     predecessor = record.segments[-1].ledger_id if record.segments else None
-    ledger_id: int = yield CreateLedger(
-        record.next_segment, epoch, record.generation if generation is None else generation, predecessor
-    )
+    if generation is None:
+        generation = record.generation
+    ledger_id: int = yield CreateLedger(record.next_segment, epoch, generation, predecessor, when_full)
     return ledger_id
 
 

@@ -10,7 +10,7 @@ from pybk.credentials import PASSWORD, Secret, checked_password
 from pybk.digest import DigestType
 from pybk.errors import PybkError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.manager import LedgerManager, create_when_full
 from pybk.streams.list_record import ListKind
 from pybk.streams.log_settings import NO_SETTINGS, LogSettings
 from pybk.writer import LedgerWriter
@@ -38,19 +38,27 @@ class LedgerSettings:
     quorums: tuple[int | None, int | None, int | None] = (None, None, None)
     insecure: bool = False
 
-    def create(self, manager: LedgerManager, custom_metadata: Mapping[str, bytes]) -> LedgerWriter:
-        """Create a ledger."""
-        ensemble_size, write_quorum, ack_quorum = self.quorums
-        return manager.create_ledger(
+    def create(
+        self, manager: LedgerManager, custom_metadata: Mapping[str, bytes], *, entries_when_full: int = 0
+    ) -> LedgerWriter:
+        """Create a ledger.
+
+        Args:
+            manager: Where.
+            custom_metadata: The ledger's.
+            entries_when_full: How many of its first entries a store takes although it is too full for others; if any,
+                the ledger is created even then.
+        """
+        return create_when_full(
+            manager,
+            entries=entries_when_full,
             password=self.password,
             ledger_type=self.ledger_type,
             storage_hints=self.storage_hints,
             write_flags=self.write_flags,
             digest_type=self.digest_type,
             custom_metadata=custom_metadata,
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
+            quorums=self.quorums,
             insecure=self.insecure,
         )
 

@@ -76,6 +76,8 @@ _LONG_BYTES: Final = 2 << 10
 _LOOK_SECONDS: Final = 1.0
 """How long after a record could not be read to look again whether records were truncated."""
 
+_ALL_ENTRIES: Final = 1 << 62
+
 T = TypeVar("T")
 
 
@@ -356,7 +358,9 @@ class LedgerSteps:
     def _create(self, step: CreateLedger) -> int:
         header = SegmentHeader(self._uid, self.name, step.number, step.epoch, step.generation, step.predecessor)
         spec = self._full_spec if self.made_as is None else self.made_as()
-        writer = spec.create(self.manager, {SEGMENT_KEY: header.describe()})
+        writer = spec.create(
+            self.manager, {SEGMENT_KEY: header.describe()}, entries_when_full=self._entries_when_full(step)
+        )
         try:
             writer.append(header.encode())
         except NoSuchLedgerError:
@@ -370,6 +374,12 @@ class LedgerSteps:
             raise
         self._writing.created(writer)
         return writer.ledger_id
+
+    def _entries_when_full(self, step: CreateLedger) -> int:
+        """Return how many entries of a segment a store takes although it is full: the header, and acknowledgements."""
+        if self.spec.kind is ListKind.CURSOR:
+            return _ALL_ENTRIES
+        return 1 if step.when_full else 0
 
     def create_blob(self, epoch: int, seq: int, generation: int) -> LedgerWriter:
         """Create the ledger of a blob of this log.
