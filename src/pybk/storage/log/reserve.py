@@ -182,5 +182,11 @@ def _paths(volumes: Volumes) -> list[str]:
 
 def _missing(volumes: Volumes) -> list[str]:
     """Return the paths of the reserved files that are not ready."""
-    fs = volumes.fs
-    return [path for path in _paths(volumes) if not fs.exists(path) or fs.file_bytes(path) != RESERVED_FILE_BYTES]
+    return [path for path in _paths(volumes) if not _is_ready(volumes, path)]
+
+
+def _is_ready(volumes: Volumes, path: str) -> bool:
+    try:
+        return volumes.fs.file_bytes(path) == RESERVED_FILE_BYTES
+    except FileNotFoundError:  # not there, or taken by another thread just now
+        return False
