@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from random import Random
 
 from tests.loss.campaign import Cut, Failure, Run, room
+from tests.loss.covered import COVERED, site_of
 from tests.loss.disk import Loss
 from tests.loss.recording import why_not
 from tests.loss.workloads.every import WORKLOADS
@@ -88,7 +89,9 @@ class Campaign:
         """Print the call sites; return whether no cut failed, and each site was cut before and after."""
         good = not self.failures
         for call in sorted(self.before):
-            verdict = "needed" if self.needed.get(call) else "not seen to be needed"
+            covered = COVERED.get(site_of(call))
+            verdict = f"covered ({covered})" if covered else "not seen to be needed"
+            verdict = "needed" if self.needed.get(call) else verdict
             if not self.before[call] or not self.after[call]:
                 good, verdict = False, "NOT CUT"
             print(f"{self.before[call]:6} before {self.after[call]:6} after, {verdict}: {call}")  # noqa: T201

@@ -13,16 +13,18 @@ from typing import Final
 import pytest
 
 from tests.loss.campaign import Cut, Run, room
+from tests.loss.covered import COVERED, site_of
 from tests.loss.disk import Loss
 from tests.loss.recording import why_not
 from tests.loss.workloads.every import WORKLOADS
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"nothing can be recorded: {why_not()}")
 
 _CUTS: Final = 25
 _CUTS_WITHOUT: Final = 60
 _CUTS_AGAIN: Final = 8
-_SLOW: Final = {"log", "subscription", "blobs", "snapshots", "backups", "bookies", "files"}
+_SLOW: Final = {"rebuilt", "salvage", "log", "subscription", "blobs", "snapshots", "backups", "bookies", "files"}
 _LONG: Final = pytest.mark.long
 
 
@@ -72,6 +74,18 @@ def test_the_name_of_a_directory_that_a_killed_process_made_is_durable() -> None
         killed = Run.of_killed("ledgers", 1, path, made[0] + 1)
         assert killed.records[killed.first - 1].name == "lib"
         assert not list(killed.failures([Cut(len(killed.records), Loss.ALL, 1)]))
+
+
+@pytest.mark.parametrize("site", COVERED)
+def test_a_covered_sync_is_one_of_pybk(site: str) -> None:
+    _, _, file, function = site.split()
+    code = (ROOT / "src" / "pybk" / file).read_text()
+    assert f"def {function}(" in code
+
+
+def test_covered_syncs_are_found_in_a_run(creation: Run) -> None:
+    sites = {site_of(call) for call in creation.syncs}
+    assert {site for site in COVERED if "watermark.py" in site or "catalog.py" in site} <= sites
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:

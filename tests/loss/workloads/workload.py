@@ -25,7 +25,7 @@ class Workload(Protocol):
         ...
 
     def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
-        """Open what a cut left, and go on with it.
+        """Open what a cut left, and continue to work with it.
 
         Args:
             directory: That of the run.
