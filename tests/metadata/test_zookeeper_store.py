@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -478,3 +480,30 @@ def test_thousands_are_read_in_few_round_trips(
     assert trips == ["ask", "look"] * 5, "each answer was waited for before the next request was sent"
     assert len(store.children("many")) == 2000
     store.close()
+
+
+@pytest.mark.parametrize("change", [put, delete])
+def test_a_change_whose_guard_was_removed_by_another_one_is_made_nevertheless(
+    zookeeper_server: ZooKeeperServer, change: Callable[[MetadataStore, int], None]
+) -> None:
+    """A removal removes the guards of others; a key that has the version is not said to have another one."""
+    url = zookeeper_server.url()
+    with ExitStack() as stack:
+        store, other = (stack.enter_context(closing(open_metadata(url, timeout_s=WAIT_S))) for _ in range(2))
+        assert isinstance(store, ZooKeeperMetadataStore)
+        assert isinstance(other, ZooKeeperMetadataStore)
+        version = store.create("logs/old", b"first")
+        transaction = store.client.transaction
+        path = f"{urlsplit(url).path}/logs/old"
+        removed: list[str] = []
+
+        def late() -> object:
+            """Begin the transaction after its guard was removed, once."""
+            for guard in () if removed else other.client.get_children(path):
+                other.client.delete(f"{path}/{guard}")
+                removed.append(guard)
+            return transaction()
+
+        store.client.transaction = late
+        change(store, version)
+        assert len(removed) == 1

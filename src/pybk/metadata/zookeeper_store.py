@@ -339,6 +339,12 @@ class ZooKeeperMetadataStore:
         """
 
         def write(deadline: float) -> list[Any]:
+            while (results := attempt(deadline)) is None:
+                continue
+            return results
+
+        def attempt(deadline: float) -> list[Any] | None:
+            """Try once; return None if another change was in the way, with its guard or by removing this one."""
             guard = f"{path}/{_GUARD}{secrets.token_hex(8)}"
             guarded = self.client.create_async(guard, ephemeral=True)
             found = self.client.get_async(path)
@@ -359,16 +365,18 @@ class ZooKeeperMetadataStore:
             reasons = [each for each in errors if not isinstance(each, RolledBackError | RuntimeInconsistency)]
             if not errors:
                 return results
+            if isinstance(results[0], NoNodeError):
+                return None
             if any(isinstance(each, NotEmptyError) for each in reasons):
                 self._remove_guards(path, deadline)
-                return write(deadline)
+                return None
             self.client.delete_async(guard)
             raise reasons[0] if reasons else BadVersionError
 
         return write
 
     def _remove_guards(self, path: str, deadline: float) -> None:
-        """Remove the guards of other changes, which fail then."""
+        """Remove the guards of other changes, which begin anew then."""
         for child in self._outcome(self.client.get_children_async(path), deadline):
             if child.startswith(_GUARD):
                 with suppress(NoNodeError):
