@@ -693,7 +693,10 @@ class World:
         return [each for each in self.bookies.values() if each.serves and each.state is BookieState.ACTIVE]
 
     def add_ledger(self, *, closed: bool, ensemble: list[str] | None = None, write_quorum: int = 0) -> int | None:
-        """Create a ledger; None if there are too few bookies."""
+        """Create a ledger; None if there are too few bookies.
+
+        What members miss that are away, because an ensemble names them, is marked first (AW11).
+        """
         size = self.random.choice((1, 2, 3, 3, 3, 4)) if ensemble is None else len(ensemble)
         able = self.writable() if ensemble is None else [self.bookies[name] for name in ensemble]
         if len(able) < size:
@@ -713,7 +716,10 @@ class World:
             made = replace(made, length=0)
         self.ledgers[ledger_id] = (made, 0)
         for each in chosen:
-            each.units.add((ledger_id, 0))
+            if each.serves or self.now == BEGIN_NS:
+                each.units.add((ledger_id, 0))
+            else:
+                self.add_cause(MarkKey(ledger_id, each.bookie), RepairReason.MISSING, 0, self.now, 0)
         if not closed:
             self.writers[ledger_id] = SimWriter(ledger_id, f"b{ledger_id % len(self.bookies)}")
         self.feed(lambda auditor: self._send_ledgers(auditor, [ledger_id]))

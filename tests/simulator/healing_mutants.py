@@ -122,6 +122,37 @@ HEALING_MUTANTS = (
     ),
 )
 
+AWAY_MUTANTS = (
+    Mutant(
+        "AW11a",
+        "the mark of a member that was away is not withdrawn when it returns",
+        (
+            Piece(
+                AUDITOR + "_synchronize",
+                "reasons = frozenset(reason for reason in mark.causes_by_reason() if reason in DERIVED)",
+                "reasons = frozenset(mark.causes_by_reason())",
+            ),
+        ),
+    ),
+    Mutant(
+        "AW11b",
+        "a member that was away is replaced once it is lost",
+        (Piece(SITUATION + "_absent", "now_ns < since + grace", "True"),),
+    ),
+    Mutant(
+        "AW11c",
+        "what a member has missed is copied to it before its mark is removed",
+        (
+            Piece(
+                "pybk.healing.ledger_work:_work_of",
+                "return _MarkWork(work, fills=fills, over=False, unended=unended)",
+                "return _MarkWork(work, fills=fills, over=True, unended=unended)",
+            ),
+        ),
+    ),
+)
+"""Broken rules of ledgers that were created while a member was away; scenarios notice them."""
+
 KILLED_AT = {
     "H1a": 0,
     "H2": 3,

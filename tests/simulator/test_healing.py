@@ -5,6 +5,7 @@ A scenario has the number of ``python -m tests.cluster.scenarios``; 10 and 11 ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,8 +17,8 @@ from pybk.metadata.settings import RepairSettings
 from pybk.metadata.underreplication import RepairState
 from tests.sampling import some
 from tests.simulator.healing import BEGIN_NS, GRACE_NS, LEASE_NS, World, run
-from tests.simulator.healing_mutants import HEALING_MUTANTS, KILLED_AT, notices
-from tests.simulator.mutating import Mutant
+from tests.simulator.healing_mutants import AWAY_MUTANTS, HEALING_MUTANTS, KILLED_AT, notices
+from tests.simulator.mutating import Mutant, mutated
 
 SEEDS = some(3, 40)
 LATE = frozenset({"H5", "H6b", "H7"})
@@ -286,6 +287,54 @@ def test_scenario_24_bookies_above_their_line_are_no_targets() -> None:
     made.pass_time(120)
     assert made.done["repaired"] == 10
     assert made.marks == {}
+
+
+def made_without(name: str) -> World:
+    """Return a cluster in which ledgers were created while one of three bookies was away, and another one is, too."""
+    made = world(4)
+    for each in (name, "b3"):
+        made.kill(each)
+    made.pass_time(60)
+    add(made, 5, NAMES[:3])
+    assert len(made.marks) == 5
+    assert "short of copies" in made.unhealthy()
+    return made
+
+
+def repaired_when_it_returns() -> None:
+    made = made_without("b0")
+    made.pass_time(600)
+    assert len(made.marks) == 5, "nobody can take the copies"
+    made.start("b0")
+    made.pass_time(300)
+    assert (made.unhealthy(), made.marks) == ("", {})
+    assert all("b0" in str(metadata.fragments[0].ensemble) for metadata, _ in made.ledgers.values())
+
+
+def repaired_when_another_registers() -> None:
+    made = made_without("b0")
+    made.start("b3")
+    made.pass_time(300)
+    assert (made.unhealthy(), made.marks) == ("", {})
+    assert all("b3" in str(metadata.fragments[0].ensemble) for metadata, _ in made.ledgers.values())
+
+
+AWAY = {"returns": repaired_when_it_returns, "another": repaired_when_another_registers}
+
+
+@pytest.mark.parametrize("repaired", AWAY.values(), ids=AWAY)
+def test_ledgers_that_were_created_while_a_member_was_away_are_repaired(repaired: Callable[[], None]) -> None:
+    repaired()
+
+
+@pytest.mark.parametrize("mutant", AWAY_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_about_a_member_that_was_away_is_noticed(mutant: Mutant) -> None:
+    def all_repaired() -> None:
+        for repaired in AWAY.values():
+            repaired()
+
+    with mutated(mutant), pytest.raises(AssertionError):
+        all_repaired()
 
 
 def test_no_rule_is_broken() -> None:
