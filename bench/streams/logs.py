@@ -60,28 +60,6 @@ def reopen(directory: Path, scale: Scale) -> Iterator[Run]:
     yield opened
 
 
-@contextmanager
-def roll(segments: int, directory: Path, _: Scale) -> Iterator[Run]:
-    """Append to a log and roll it: returns how often in a second of CPU time."""
-    with Log.open(directory, "log", password=PASSWORD) as log, log.writer() as writer:
-
-        def one() -> int:
-            writer.append(PAYLOAD[:100])
-            writer.roll()
-            return 1
-
-        for _number in range(segments):
-            one()
-
-        def in_cpu_time(seconds: float) -> float:
-            begin, count = time.process_time(), 0
-            while time.process_time() - begin < seconds:
-                count += one()
-            return count / (time.process_time() - begin)
-
-        yield in_cpu_time
-
-
 def opened_log(logs: Namespace, number: int) -> Log:
     """Open a log."""
     return logs.log(_name(number))
@@ -122,15 +100,6 @@ CONTESTS: Final = (
         [
             Contestant("empty store", partial(create, False)),
             Contestant("store of many", partial(create, True), [times(0.8, "empty store")]),
-        ],
-    ),
-    Contest(
-        "log-roll",
-        "append to a log and roll it, per second of CPU time",
-        "/s",
-        [
-            Contestant("10 segments", partial(roll, 10)),
-            Contestant("400 segments", partial(roll, 400), [times(0.67, "10 segments")]),
         ],
     ),
     Contest(

@@ -328,6 +328,10 @@ class StoreBackend:
         found = self.store.named.get(name)
         return None if found is None or found.value is None else NamedRecord(found.name, found.version, found.value)
 
+    def read_records(self, names: Sequence[str]) -> list[NamedRecord | None]:
+        """Return records of the store's catalog."""
+        return [self.read_record(each) for each in names]
+
     def write_record(self, name: str, value: bytes | None, version: int | None) -> int:
         """Change a record with one synced write."""
         store = self._live()

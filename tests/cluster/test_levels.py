@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pybk import Log, LogEnd
 from pybk.admin.cli import main
 from pybk.bookie.directory_identity import CLUSTER_KEY
 from pybk.connect import open_cluster
@@ -190,6 +192,57 @@ def test_members_of_two_versions_work_together_until_the_level_is_raised(
             assert old.wait(60) != 0
             assert old.stderr is not None
             assert REFUSED_BY[level] in old.stderr.read()
+
+
+LOG = """
+import sys
+from pybk import LedgerManager, Log, LogEnd
+url = sys.argv[1]
+with LedgerManager.connect(url, cluster_secret=sys.stdin.buffer.read()) as manager:
+    with Log.open(manager, "log", password=b"correct horse", quorums=(1, 1, 1)) as log:
+        with log.reader() as reader:
+            found = [each.data for each in iter(lambda: reader.read(timeout=0), None)]
+        assert found == [b"%d" % number for number in range(200)], found
+        with log.subscribe("sub") as subscription:
+            record = subscription.read(0)
+            assert record.seq == 5, record
+            subscription.ack(record)
+        with log.writer() as writer:
+            writer.append(b"200")
+            writer.roll()
+"""
+
+
+def test_a_log_of_a_cluster_that_is_not_finalized_is_read_and_written_by_the_older_version(
+    tmp_path: Path, older: Callable[[FeatureLevel], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record has more segments than a page, and becomes one of pages only once the level is raised."""
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    with inside(tmp_path, count=1, level=RECENT) as cluster:
+        options: dict[str, Any] = {"password": PASSWORD, "quorums": (1, 1, 1)}
+        with cluster.connect() as manager, Log.open(manager, "log", **options) as log:
+            with log.writer() as writer:
+                for number in range(200):
+                    writer.append(b"%d" % number)
+                    writer.roll()
+            with log.subscribe("sub", start=LogEnd.EARLIEST) as subscription:
+                subscription.ack_through(4)
+        done = run_old(older(RECENT), LOG, cluster.url)
+        assert done.returncode == 0, done.stderr
+        assert main(["upgrade", cluster.url, "--finalize"]) == 0
+        with cluster.connect() as manager, Log.open(manager, "log", **options) as log:
+            with log.writer() as writer:
+                writer.append(b"201")
+            assert len(log.segments()) == 202
+            with log.reader() as reader:
+                found = [each.data for each in iter(lambda: reader.read(timeout=0), None)]
+            assert found == [b"%d" % number for number in range(202)]
+            with log.subscribe("sub") as subscription:
+                record = subscription.read(0)
+                assert record is not None
+                assert record.seq == 6
+        refused = run_old(older(RECENT), LOG, cluster.url)
+        assert "UnsupportedFormatError" in refused.stderr
 
 
 def test_a_bookies_directory_can_be_given_back_to_the_version_of_the_day_before(

@@ -11,6 +11,10 @@ From ``LOSS_SEEDS`` on, ledgers of writers are lost, because too few bookies ans
 Their writer recovers them, and appends what is not there to another ledger (rule T15); it appends transactions of
 several records, too.
 
+From ``PAGE_SEEDS`` on, the level is raised at some time, from when on records are of format 2: with pages of few
+segments, and with bounds of subscriptions in a record of their own, whose changes are lost and late as those of the
+list's record are. Changes of bounds fail while their owner continues.
+
 ``python -m tests.simulator.ledger_lists --seeds N [--seed S]`` runs seeds.
 """
 
@@ -33,6 +37,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.streams import ledger_list
+from pybk.streams.bounds import Bounds
 from pybk.streams.ledger_list import (
     CONFLICT,
     LOST,
@@ -42,18 +47,37 @@ from pybk.streams.ledger_list import (
     DeleteLedger,
     Found,
     MoveList,
+    ReadBounds,
     ReadList,
     ReadOther,
+    ReadPage,
+    ReadShard,
     RecoverLedger,
     RecoverOwn,
     RemoveList,
+    RemovePage,
+    Shard,
     Step,
     Steps,
+    SweepParts,
     SwitchTo,
+    WriteBounds,
     WriteList,
+    WritePage,
+    WriteShard,
     Written,
 )
-from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, SegmentEnd
+from pybk.streams.list_record import (
+    PAGED_FORMAT,
+    Checkpoint,
+    ListKind,
+    ListRecord,
+    Rows,
+    Segment,
+    SegmentEnd,
+    decode_page,
+    encode_page,
+)
 from tests.simulator.subscribers import Subscriber, Subscribers
 
 NAME: Final = "log"
@@ -63,9 +87,12 @@ START_SEQ: Final = 1
 EVENTS: Final = 1000
 WRITERS: Final = 3
 LOSS_SEEDS: Final = 1_000_000
+PAGE_SEEDS: Final = 2_000_000
 
 
-Change = WriteList | RemoveList | MoveList
+Change = WriteList | RemoveList | MoveList | WriteShard
+Sweeping = SweepParts | RemovePage
+Reading = ReadList | ReadOther | ReadPage | ReadBounds | ReadShard
 
 
 class LogRecord(NamedTuple):
@@ -192,15 +219,25 @@ class World:
         self.named_blobs: set[int] = set()
         """Blobs that a record named once."""
         self.cutting: dict[str, int] = {}
-        self.losses = seed >= LOSS_SEEDS
+        self.losses = LOSS_SEEDS <= seed < PAGE_SEEDS
         self.assigned: dict[object, int] = {}
         """The number of each record, by its value."""
         self.trace: list[str] = []
         self.done: dict[str, int] = {}
         self.finishing = False
-        self.subscribers = Subscribers(NAME, self.random) if seed % 3 == 1 else None
+        self.subscribers = Subscribers(NAME, self.random, fail=seed >= PAGE_SEEDS) if seed % 3 == 1 else None
         """None in most seeds, because a log with subscriptions is not cut."""
         self.renamers = [Process("renamer 0"), Process("renamer 1")] if seed % 6 == 5 else []
+        self.page_segments = self.random.choice((2, 3)) if seed >= PAGE_SEEDS else 0
+        self.raised_at = self.random.randrange(EVENTS // 2) if seed >= PAGE_SEEDS else 0
+        """The event before which the level is raised."""
+        self.events = 0
+        self.pages: dict[tuple[bytes, str], Rows] = {}
+        """The pages of all lists, by uid and name."""
+        self.shards: dict[str, Shard] = {}
+        """Sets of bounds, which have one record each here, by name."""
+        self.parts = 0
+        """How many pages and sets there were."""
         self.moved: list[str] = []
         """The names that the log got, in order."""
         self.others = 0
@@ -248,6 +285,8 @@ class World:
                 self.perform(ledger_list.truncate(self.log_name, epoch, generation, 0))
             self.perform(ledger_list.sweep(UID, self.candidates(), list(self.blobs.items())))
         record = self.found.record
+        parts = {name for uid, name in self.pages if uid == UID} | set(self.shards)
+        assert parts <= ledger_list.named_parts(record), "a page or a set of bounds leaked"
         everything = list(self.read(record))
         assert len({entry.value for entry in everything}) == len(everything), "a record is there twice"
         read = {entry.seq: entry for entry in everything}
@@ -258,7 +297,7 @@ class World:
         for seq, entry in self.log.items():
             if seq >= record.first_seq:
                 assert read.get(seq) == entry, f"record {seq} was acknowledged as {entry}, and read as {read.get(seq)}"
-        assert self.own_ledgers() | set(self.blobs) == record.ledgers, "a ledger leaked"
+        assert self.own_ledgers() | set(self.blobs) == self.ledgers_of(record), "a ledger leaked"
         assert record.sealed or not record.pending_deletes
         self.perform(self.watched_drop(ledger_list.drop(self.log_name)))
         self.check_dropped()
@@ -275,7 +314,7 @@ class World:
     def check_told(self, before: ListRecord) -> None:
         """Check that the log lists what it listed, or that its record says that it is deleted."""
         found = self.found
-        told = found is None or found.record.dropped or found.record.ledgers == before.ledgers
+        told = found is None or found.record.dropped or self.ledgers_of(found.record) == self.ledgers_of(before)
         assert told, "a deleted log looks like a sealed one"
 
     def check_dropped(self) -> None:
@@ -283,10 +322,12 @@ class World:
         assert self.found is None
         assert not self.own_ledgers(), "a dropped log leaves ledgers"
         assert not self.blobs, "a dropped log leaves blobs"
+        assert not self.shards, "a dropped log leaves bounds"
+        assert all(uid != UID for uid, _ in self.pages), "a dropped log leaves pages"
 
     def read(self, record: ListRecord) -> Iterator[LogRecord]:
         """Yield the records that a reader finds, as the list has them."""
-        for segment in record.segments:
+        for segment in self.segments_of(record):
             for entry in self.ledgers[segment.ledger_id].entries:
                 if entry.seq >= record.first_seq and (segment.last_seq is None or entry.seq <= segment.last_seq):
                     yield entry
@@ -304,6 +345,7 @@ class World:
 
     def event(self) -> None:
         """Let one thing happen."""
+        self.events += 1
         if self.late and self.random.random() < 0.2:
             self.apply(*self.late.pop(self.random.randrange(len(self.late))))
             return
@@ -343,7 +385,8 @@ class World:
             self.trace.append(f"{process.name}: {process.what}: {shown(step)} -> {shown(answer)}")
             return answer
 
-        what = subscribers.event(max(self.log, default=START_SEQ - 1) + 1, perform)
+        first = 0 if self.found is None else self.found.record.first_seq
+        what = subscribers.event(first, max(self.log, default=START_SEQ - 1) + 1, perform)
         if what:
             self.trace.append(f"subscribers: {what} is done")
             self.done[what] = self.done.get(what, 0) + 1
@@ -464,7 +507,7 @@ class World:
         elif what in ("take over", "cut"):
             record, segment = result
             process.uid = UID
-            assert segment.ledger_id in record.ledgers
+            assert segment.ledger_id in self.ledgers_of(record)
             process.owned = record
             process.current, process.number = segment.ledger_id, segment.number
             assert segment.first_seq is not None
@@ -575,20 +618,22 @@ class World:
         self.given[key] = record.value
         before = self.log.get(record.seq)
         assert before is None or before.generation < record.generation
-        self.log[record.seq] = record
+        if self.found is None or record.seq <= self.found.record.kept_of(record.generation):
+            self.log[record.seq] = record  # else a cut has dropped it, and its writer learns late that it was durable
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def step(self, process: Process, step: Step) -> Any:
         """Perform a step, and return its result."""
-        if self.random.random() < self.faults / 4 and not isinstance(step, ReadList | ReadOther | Change):
+        fails = (self.page_segments or not isinstance(step, Sweeping)) and self.random.random() < self.faults / 4
+        if fails and not isinstance(step, Reading | Change | Sweeping):
             raise LostAnswerError("before it was done")
         match step:
             case ReadList():
                 return self.read_list(process)
             case ReadOther(name):
                 return self.lists.get(name)
-            case WriteList() | RemoveList() | MoveList():
+            case WriteList() | RemoveList() | MoveList() | WriteShard():
                 if isinstance(step, WriteList) and process.what == "repair":
                     self.check_repair(process, step.record)
                 return self.write(process.log, step)
@@ -636,6 +681,48 @@ class World:
                 self.ledgers.pop(ledger_id, None)
                 self.blobs.pop(ledger_id, None)
                 return True
+            case _:
+                return self.part_step(process, step)
+
+    def part_step(self, process: Process, step: Step) -> Any:
+        """Perform a step on pages or bounds, and return its result."""
+        self.parts += 1
+        what = type(step).__name__
+        self.done[what] = self.done.get(what, 0) + 1
+        match step:
+            case ReadPage(name):
+                return self.pages.get((process.seen, name))
+            case WritePage(number, rows):
+                name = f"p.{number}-{self.parts}"
+                self.pages[process.seen, name] = decode_page(encode_page(rows), where="a page")
+                return name
+            case RemovePage(name):
+                self.remove_part(process, name)
+            case SweepParts(kept, below):
+                parts = [name for uid, name in self.pages if uid == process.seen]
+                for name in [*parts, *(self.shards if process.seen == UID else ())]:
+                    if name not in kept and int(name.partition(".")[2].partition("-")[0]) < below:
+                        self.remove_part(process, name)
+            case ReadBounds(bound_set):
+                return self.shards.get(bound_set, Shard((), None)).bounds
+            case ReadShard(bound_set, _):
+                return self.shards.get(bound_set, Shard((), None))
+            case WriteBounds(number, bounds):
+                name = f"b.{number}-{self.parts}"
+                if bounds:
+                    self.versions += 1
+                    self.shards[name] = Shard(bounds, self.versions)
+                return name
+        return None
+
+    def remove_part(self, process: Process, name: str) -> None:
+        """Remove a page or a set of bounds, unless that fails."""
+        if self.random.random() < self.faults / 4:
+            return
+        named = [ledger_list.named_parts(each.record) for each in self.lists.values() if not each.record.dropped]
+        assert not any(name in each for each in named), "a page or a set of bounds is removed that a record names"
+        self.pages.pop((process.seen, name), None)
+        self.shards.pop(name, None)
 
     def fence(self, process: Process, ledger_id: int) -> None:
         """Note that a process recovers a ledger, which ends the writer of another one for good."""
@@ -657,11 +744,21 @@ class World:
         if found is None or process.uid not in (None, found.record.uid):
             return None
         process.seen = found.record.uid
-        return found
+        return found._replace(page_segments=self.page_segments if self.events >= self.raised_at else 0)
+
+    def segments_of(self, record: ListRecord) -> list[Segment]:
+        """Return the segments of a record that were not truncated, those of pages included."""
+        in_pages = [each for page in record.pages for each in self.pages[record.uid, page.name][-page.segments :]]
+        assert [page.segments > 0 for page in record.pages].count(False) == 0
+        return [*in_pages, *record.segments]
+
+    def ledgers_of(self, record: ListRecord) -> frozenset[int]:
+        """Return the ledgers that a record lists, those of pages included."""
+        return record.ledgers | {each.ledger_id for each in self.segments_of(record)}
 
     def listed(self) -> set[int]:
         """Return the ledgers that any list names."""
-        return {ledger_id for each in self.lists.values() for ledger_id in each.record.ledgers}
+        return {ledger_id for each in self.lists.values() for ledger_id in self.ledgers_of(each.record)}
 
     def drain(self, process: Process) -> None:
         """Have everything acknowledged that was appended to the current ledger (rule T3)."""
@@ -681,7 +778,7 @@ class World:
     def write(self, name: str, step: Change) -> Any:
         """Perform a compare-and-set, maybe later or without an answer."""
         chance = self.random.random()
-        if isinstance(step, WriteList | MoveList) and chance < self.faults / 3:
+        if isinstance(step, WriteList | MoveList | WriteShard) and chance < self.faults / 3:
             self.late.append((name, step))
             return UNKNOWN
         if chance < self.faults * 2 / 3:
@@ -691,6 +788,8 @@ class World:
 
     def apply(self, name: str, step: Change) -> Any:
         """Perform a compare-and-set."""
+        if isinstance(step, WriteShard):
+            return self.apply_to_shard(step)
         found = self.lists.get(name)
         if step.version != (None if found is None else found.version):
             return CONFLICT
@@ -710,6 +809,22 @@ class World:
         self.lists[record.name] = Found(record, self.versions)
         return Written(self.versions)
 
+    def apply_to_shard(self, step: WriteShard) -> Any:
+        """Perform a compare-and-set of the record of a set of bounds."""
+        if step.version != self.shards.get(step.bound_set, Shard((), None)).version:
+            return CONFLICT
+        self.versions += 1
+        self.shards[step.bound_set] = Shard(step.bounds, self.versions)
+        return Written(self.versions)
+
+    def bounds(self) -> Bounds:
+        """Return the bounds of all subscriptions of the log."""
+        assert self.found is not None
+        record = self.found.record
+        if not record.bound_set:
+            return record.cursors
+        return self.shards.get(record.bound_set, Shard((), None)).bounds
+
     def changed(self, old: ListRecord, new: ListRecord) -> None:
         """Check that a record follows another."""
         assert new.uid == old.uid, "the record of a log is written over that of another"
@@ -721,7 +836,7 @@ class World:
         assert not (old.sealed and not new.sealed), "a sealed log is open again"
         if new.generation > old.generation:
             if self.subscribers is not None:
-                self.subscribers.check_cut(old)
+                self.subscribers.check_cut(self.bounds())
             for seq in [seq for seq in self.log if seq >= new.end_seq]:
                 del self.log[seq]
 
@@ -739,20 +854,26 @@ class World:
         """Check what always holds."""
         assert self.found is not None
         record = self.found.record
-        listed = [segment.ledger_id for segment in record.segments]
+        assert {each.name for each in record.pages} <= {name for uid, name in self.pages if uid == UID}, (
+            "a page is gone"
+        )
+        assert record.format != PAGED_FORMAT or self.page_segments, "a record has a format that its level has not"
+        listed = [segment.ledger_id for segment in self.segments_of(record)]
         assert len(set(listed)) == len(listed), "a ledger is listed twice"
         assert all(ledger_id in self.ledgers for ledger_id in listed), "a listed ledger is gone"
         blobs = {checkpoint.ledger_id for checkpoint in record.checkpoints}
         assert blobs | set(record.uploads) <= set(self.blobs), "a blob that the record names is gone"
         self.named_blobs |= blobs | set(record.uploads)
+        gone = {each.ledger_id for page in record.gone_pages for each in self.pages.get((UID, page), ())}
+        assert not gone & set(listed), "a ledger is listed, and in a page that was removed from the list"
         kept = record.ledgers | set(record.pending_deletes)
         assert self.named_blobs & set(self.blobs) <= kept, "a blob is forgotten before it is deleted"
         assert not record.checkpoints or record.first_seq <= record.checkpoints[0].seq + 1, "a checkpoint lacks records"
         assert sum(segment.is_open for segment in record.segments) <= 2
         if self.subscribers is not None:
-            self.subscribers.check(record)
+            self.subscribers.check(record, self.bounds())
         for other in self.lists.values():
-            uids = {self.ledgers[each.ledger_id].uid for each in other.record.segments}
+            uids = {self.ledgers[each.ledger_id].uid for each in self.segments_of(other.record)}
             assert uids <= {other.record.uid}, "a ledger of another log is listed"
         held = {entry for ledger_id in listed for entry in self.ledgers[ledger_id].entries}
         for seq, entry in self.log.items():

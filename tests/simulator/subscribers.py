@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from pybk.errors import LogFencedError, NoSuchLogError
 from pybk.streams import ledger_list
+from pybk.streams.bounds import Bounds, CursorBound, bound_of
 from pybk.streams.ledger_list import Steps
-from pybk.streams.list_record import CursorBound, ListRecord
+from pybk.streams.list_record import ListRecord
 
 CURSOR: Final = "subscription"
 SUBSCRIBERS: Final = 2
@@ -35,6 +36,8 @@ class Subscriber:
         self.name = name
         self.owned: CursorBound | None = None
         """What it listed last as the owner."""
+        self.raised = 0
+        """The bound that it tried to list last."""
         self.steps: Steps[Any] | None = None
         self.what = ""
         self.answer: Any = None
@@ -47,19 +50,22 @@ class Subscribers:
     Args:
         log: The log's name.
         random: Decides what happens.
+        fail: Have changes of bounds fail, too.
     """
 
-    def __init__(self, log: str, random: Random) -> None:
+    def __init__(self, log: str, random: Random, *, fail: bool) -> None:
         self._log = log
         self._random = random
+        self._fail = fail
         self.processes = [Subscriber(f"subscriber {number}") for number in range(SUBSCRIBERS)]
         self.cursor: ModelCursor | None = None
         self._uids = 0
 
-    def event(self, end: int, perform: Callable[[Subscriber, Any], Any]) -> str:
+    def event(self, first: int, end: int, perform: Callable[[Subscriber, Any], Any]) -> str:
         """Let one thing happen.
 
         Args:
+            first: The first record that was not truncated.
             end: The record after the last one that is acknowledged.
             perform: Performs a step.
 
@@ -71,7 +77,10 @@ class Subscribers:
             self.crash(process)
             return ""
         if process.steps is None:
-            return self._begin(process, end)
+            return self._begin(process, first, end)
+        if self._fail and process.owned is not None and self._random.random() < 0.02:
+            process.steps = None  # what is under way fails, and may have been done or be done yet
+            return "failed change"
         steps = process.steps
         try:
             if process.error is not None:
@@ -94,7 +103,7 @@ class Subscribers:
         """End a process and start another in its place."""
         process.owned = process.steps = process.answer = process.error = None
 
-    def _begin(self, process: Subscriber, end: int) -> str:
+    def _begin(self, process: Subscriber, first: int, end: int) -> str:
         owned = process.owned
         if owned is None and self._random.random() < 0.7:
             return ""
@@ -116,10 +125,13 @@ class Subscribers:
             self._operate(process, what, ledger_list.remove_cursor(self._log, CURSOR, owned.uid))
             return ""
         seq = cursor.first_unacked if what == "raise" else self._random.randint(0, end)
-        if what == "seek" and seq >= cursor.first_unacked:
-            cursor.first_unacked = seq
+        if what == "seek" and seq >= max(owned.seq, process.raised):
+            cursor.first_unacked = max(seq, first)
             return what
-        self._operate(process, what, ledger_list.move_cursor(self._log, owned._replace(seq=seq)))
+        if what == "raise":
+            process.raised = seq
+        change = ledger_list.raise_cursor if what == "raise" else ledger_list.lower_cursor
+        self._operate(process, what, change(self._log, owned._replace(seq=seq)))
         return ""
 
     def _operate(self, process: Subscriber, what: str, steps: Steps[Any]) -> None:
@@ -141,6 +153,9 @@ class Subscribers:
             self.crash(process)
             return "fenced"
         process.owned = owned
+        if what in ("claim", "raise", "seek"):
+            process.owned = owned._replace(seq=owned.seq if what == "claim" else result)
+            process.raised = process.owned.seq
         if what == "claim" and cursor.first_unacked is None:
             cursor.first_unacked = owned.seq
         elif what == "seek":
@@ -149,13 +164,16 @@ class Subscribers:
             self.cursor = process.owned = None
         return what
 
-    def check_cut(self, record: ListRecord) -> None:
+    def check_cut(self, bounds: Bounds) -> None:
         """Check that no record is dropped that may be acknowledged, because its number is given again."""
-        assert not record.cursors, "a log with subscriptions was cut"
+        cursor = self.cursor
+        found = bound_of(bounds, CURSOR)
+        if found is not None and cursor is not None and found.uid == cursor.uid:
+            assert cursor.first_unacked is None, "a log with subscriptions was cut"
 
-    def check(self, record: ListRecord) -> None:
+    def check(self, record: ListRecord, bounds: Bounds) -> None:
         """Check that the log has all that the subscription has not acknowledged."""
-        found, cursor = record.cursor(CURSOR), self.cursor
+        found, cursor = bound_of(bounds, CURSOR), self.cursor
         if found is None or cursor is None or found.uid != cursor.uid or cursor.first_unacked is None:
             return
         assert found.seq <= cursor.first_unacked, f"the bound {found.seq} passes the cursor, {cursor.first_unacked}"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.sampling import some
 from tests.simulator.ledger_list_mutants import KILLED_AT, LEDGER_LIST_MUTANTS, notices
-from tests.simulator.ledger_lists import LOSS_SEEDS, run
+from tests.simulator.ledger_lists import LOSS_SEEDS, PAGE_SEEDS, run
 from tests.simulator.mutating import Mutant
 
 SEEDS = some(130, 2800)
@@ -36,6 +36,17 @@ def test_no_invariant_is_broken_by_writers_that_recover_their_own_segments() -> 
         for what, count in world.done.items():
             done[what] = done.get(what, 0) + count
     assert min(done["repair"], done["again"]) > some(5, 100)
+
+
+def test_no_invariant_is_broken_with_pages_and_bounds_beside_the_record() -> None:
+    done: dict[str, int] = {}
+    for seed in range(PAGE_SEEDS, PAGE_SEEDS + SEEDS):
+        world, error = run(seed)
+        assert error is None, f"python -m tests.simulator.ledger_lists --seed {seed} --seeds 1: {error}"
+        for what, count in world.done.items():
+            done[what] = done.get(what, 0) + count
+    assert min(done["WritePage"], done["ReadPage"], done["RemovePage"], done["ReadBounds"]) > some(30, 300)
+    assert min(done["raise"], done["seek"], done["failed change"]) > some(30, 300)
 
 
 @pytest.mark.parametrize("mutant", LEDGER_LIST_MUTANTS, ids=lambda mutant: mutant.name)

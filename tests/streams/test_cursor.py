@@ -15,12 +15,13 @@ from pybk.storage import directories
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
+from pybk.streams.bounds import CursorBound
 from pybk.streams.cursor import Cursor, checked_subscription, delete_cursor
 from pybk.streams.cursor_state import CursorState, PartAt, StatePart
 from pybk.streams.deliveries import Handed
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
-from pybk.streams.list_record import SEQ_MAX, CursorBound, ListKind
+from pybk.streams.list_record import SEQ_MAX, ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import cursor_list_name
 from pybk.streams.record_future import RecordFuture
@@ -60,7 +61,7 @@ def truncate(log: ListWriter, seq: int, *, force: bool = False) -> None:
 
 
 def bound_of(log: ListWriter) -> int:
-    bound = log.steps.existing().record.cursor("sub")
+    bound = log.steps.bound("sub")
     assert bound is not None
     return bound.seq
 
@@ -174,7 +175,7 @@ def test_a_subscription_that_is_made_again_begins_anew(manager: LedgerManager, l
     cursor = opened(manager, log)
     cursor.ack([(0, 20)], {"a": 1}, kick=False).result()
     record = log.steps.existing().record
-    bound = record.cursor("sub")
+    bound = log.steps.bound_in(record, "sub")
     assert bound is not None
     # The process that deletes it stops before it has deleted the cursor.
     log.steps.perform(ledger_list.remove_cursor("log", "sub", bound.uid))

@@ -17,14 +17,16 @@ from pybk.errors import CorruptError, UsageError
 from pybk.streams import cursor as cursor_module
 from pybk.streams import ledger_list
 from pybk.streams import retention as retention_module
+from pybk.streams.bounds import CursorBound
 from pybk.streams.cursor import Cursor
 from pybk.streams.ledger_spec import spec_of
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment
+from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.retention import (
     RETENTION_PROPERTY,
     Expired,
+    Held,
     Retention,
     RetentionKeeper,
     dates_of,
@@ -67,7 +69,12 @@ def record_of(
         cursors=bounds,
         checkpoints=checkpoints,
     )
-    return record.truncated(min(first, record.guard_seq, seq))
+    return record.truncated(min(first, record.guard_of(bounds), seq), bounds)
+
+
+def held_of(record: ListRecord) -> Held:
+    """Return what a log without pages holds."""
+    return Held(record, record.segments, record.cursors)
 
 
 RECORDS = st.builds(
@@ -94,8 +101,9 @@ def bytes_of(record: ListRecord) -> int:
 def test_what_is_dropped_may_go_and_no_more(
     record: ListRecord, retention: Retention, now: int, open_bytes: int
 ) -> None:
-    first = first_kept(record, retention, now * SECOND, open_bytes)
-    after = record.truncated(first, force=retention.force_expire)  # raises if a subscription or checkpoint needs it
+    first = first_kept(held_of(record), retention, now * SECOND, open_bytes)
+    # This raises if a subscription or a checkpoint needs what would be dropped.
+    after = record.truncated(first, record.cursors, force=retention.force_expire)
     assert after.open_segments == record.open_segments
     gone = [each for each in record.segments if each not in after.segments]
     assert first == max([record.first_seq, *(each.last_seq + 1 for each in gone if each.last_seq is not None)])
@@ -108,7 +116,7 @@ def test_what_is_dropped_may_go_and_no_more(
         old = retention.max_age is not None and now - each.closed_ns // SECOND > retention.max_age
         assert acked or old or (retention.max_bytes is not None and left > retention.max_bytes)
         left -= each.nbytes
-    assert first_kept(after, retention, now * SECOND, open_bytes) == after.first_seq, "nothing more may go"
+    assert first_kept(held_of(after), retention, now * SECOND, open_bytes) == after.first_seq, "nothing more may go"
 
 
 @given(SEGMENTS, st.integers(0, 500))
@@ -116,7 +124,7 @@ def test_pulsar_11241_size_retention_drops_no_more_than_it_has_to(
     segments: list[tuple[int, int, int]], max_bytes: int
 ) -> None:
     record = record_of(segments, [], None, 0)
-    after = record.truncated(first_kept(record, Retention(max_bytes=max_bytes), 0, 0))
+    after = record.truncated(first_kept(held_of(record), Retention(max_bytes=max_bytes), 0, 0), ())
     gone = record.segments[: len(record.segments) - len(after.segments)]
     assert bytes_of(after) <= max_bytes or len(after.segments) == 1
     if gone:
@@ -126,10 +134,11 @@ def test_pulsar_11241_size_retention_drops_no_more_than_it_has_to(
 @given(RECORDS, st.integers(0, 300))
 def test_a_record_that_is_needed_is_not_dropped(record: ListRecord, now: int) -> None:
     retention = Retention(max_age=1, max_bytes=0)
-    assert first_kept(record, retention, now * SECOND, 0) <= max(record.guard_seq, record.first_seq)
+    needed = max(record.guard_of(record.cursors), record.first_seq)
+    assert first_kept(held_of(record), retention, now * SECOND, 0) <= needed
     covered = record.checkpoints[0].seq + 1 if record.checkpoints else record.end_seq
     forced = replace(retention, force_expire=True)
-    assert first_kept(record, forced, now * SECOND, 0) <= max(covered, record.first_seq)
+    assert first_kept(held_of(record), forced, now * SECOND, 0) <= max(covered, record.first_seq)
 
 
 def dated(*seconds: int) -> ListRecord:
@@ -153,7 +162,7 @@ def dated(*seconds: int) -> ListRecord:
     ],
 )
 def test_a_date_that_the_others_contradict_is_not_believed(seconds: tuple[int, ...], first: int) -> None:
-    assert first_kept(dated(*seconds), Retention(max_age=20), 131 * SECOND, 0) == first
+    assert first_kept(held_of(dated(*seconds)), Retention(max_age=20), 131 * SECOND, 0) == first
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 30), st.data())
@@ -162,7 +171,7 @@ def test_dates_are_between_their_neighbours_and_not_in_the_future(
 ) -> None:
     record = dated(*seconds)
     noted = {each * SECOND: data.draw(st.integers(0, now)) * SECOND for each in seconds if each > now}
-    dates = list(dates_of(record, now * SECOND, noted).values())
+    dates = [date for _, date in dates_of(record.segments, now * SECOND, noted)]
     assert dates == sorted(dates)
     assert dates[-1] <= now * SECOND
     if seconds == sorted(seconds) and max(seconds) <= now:
@@ -171,8 +180,8 @@ def test_dates_are_between_their_neighbours_and_not_in_the_future(
 
 def test_an_open_segment_of_the_future_is_as_old_as_it_is_known() -> None:
     record, retention = dated(1000), Retention(max_age=20)
-    assert not rolls_idle(record, retention, 131 * SECOND, 9)
-    assert rolls_idle(record, retention, 131 * SECOND, 9, {1000 * SECOND: 110 * SECOND})
+    assert not rolls_idle(held_of(record), retention, 131 * SECOND, 9)
+    assert rolls_idle(held_of(record), retention, 131 * SECOND, 9, {1000 * SECOND: 110 * SECOND})
 
 
 def test_records_go_by_age_although_the_clock_was_ahead(writer: ListWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,19 +203,19 @@ def test_records_go_by_age_although_the_clock_was_ahead(writer: ListWriter, monk
 
 def test_a_log_without_subscriptions_keeps_what_nobody_acknowledged() -> None:
     record = record_of([(5, 10, 1), (5, 10, 1)], [], None, 0)
-    assert first_kept(record, Retention(), 10**6 * SECOND, 0) == 0
-    assert first_kept(record, Retention(max_age=5), 10**6 * SECOND, 0) == 10
+    assert first_kept(held_of(record), Retention(), 10**6 * SECOND, 0) == 0
+    assert first_kept(held_of(record), Retention(max_age=5), 10**6 * SECOND, 0) == 10
 
 
 def test_an_open_segment_is_closed_once_it_could_go() -> None:
     bound = CursorBound("sub", 7, "00")
     record = replace(record_of([(5, 10, 1)], [], None, 0), cursors=(bound,))
-    assert not rolls_idle(record, Retention(max_age=5), 5 * SECOND, 6)
-    assert rolls_idle(record, Retention(max_age=5), 7 * SECOND, 6)
-    assert not rolls_idle(record, Retention(max_age=5), 7 * SECOND, 4), "it has no records"
-    assert rolls_idle(record, Retention(idle_roll=3), 7 * SECOND, 6)
-    assert not rolls_idle(record, Retention(idle_roll=3), 7 * SECOND, 7), "record 7 is not acknowledged"
-    assert not rolls_idle(record, Retention(idle_roll=3, keep_acked=True), 7 * SECOND, 6)
+    assert not rolls_idle(held_of(record), Retention(max_age=5), 5 * SECOND, 6)
+    assert rolls_idle(held_of(record), Retention(max_age=5), 7 * SECOND, 6)
+    assert not rolls_idle(held_of(record), Retention(max_age=5), 7 * SECOND, 4), "it has no records"
+    assert rolls_idle(held_of(record), Retention(idle_roll=3), 7 * SECOND, 6)
+    assert not rolls_idle(held_of(record), Retention(idle_roll=3), 7 * SECOND, 7), "record 7 is not acknowledged"
+    assert not rolls_idle(held_of(record), Retention(idle_roll=3, keep_acked=True), 7 * SECOND, 6)
 
 
 @pytest.mark.parametrize(

@@ -653,6 +653,15 @@ class ClusterBackend:
         found = self._metadata.read_pointer(group, rest)
         return None if found is None else NamedRecord(name, found.version, found.value)
 
+    def read_records(self, names: Sequence[str]) -> list[NamedRecord | None]:
+        """Return pointers of the cluster's metadata."""
+        group = names[0].partition("/")[0]
+        found = self._metadata.read_pointers(group, [each.partition("/")[2] for each in names])
+        return [
+            None if each is None else NamedRecord(name, each.version, each.value)
+            for name, each in zip(names, found, strict=True)
+        ]
+
     def write_record(self, name: str, value: bytes | None, version: int | None) -> int:
         """Change a pointer of the cluster's metadata."""
         group, _, rest = name.partition("/")

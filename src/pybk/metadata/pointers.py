@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote
 
@@ -47,6 +47,17 @@ class Pointers(AuthenticatedValues):
         key = pointer_key(group, name)
         node = self._store.get(key, latest=True)
         return None if node is None else Pointer(self._payload_of(ValueKind.POINTER, key, node.value), node.version)
+
+    def read_pointers(self, group: str, names: Sequence[str]) -> list[Pointer | None]:
+        """Return some pointers of a group, as ``read_pointer`` does for each, in few round trips.
+
+        They may be stale, but are not older than what this process has read before.
+        """
+        keys = [pointer_key(group, each) for each in names]
+        return [
+            None if node is None else Pointer(self._payload_of(ValueKind.POINTER, key, node.value), node.version)
+            for key, node in zip(keys, self._store.get_many(keys), strict=True)
+        ]
 
     def write_pointer(self, group: str, name: str, value: bytes, version: int | None) -> int:
         """Replace or create a pointer's value, durably.

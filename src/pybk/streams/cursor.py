@@ -61,6 +61,7 @@ from pybk.manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.background import background
+from pybk.streams.bounds import CursorBound
 from pybk.streams.cursor_state import (
     PART_LEAST,
     RANGE_BYTES,
@@ -78,7 +79,7 @@ from pybk.streams.cursor_state import (
 from pybk.streams.deliveries import Handed
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, UID_BYTES, CursorBound, ListKind, ListRecord, Segment
+from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.range_set import Ranges
@@ -160,6 +161,8 @@ class Cursor:
         self._log = log
         self._writer = writer
         self._bound = bound
+        self._raised = bound.seq
+        """The bound that was tried last, which may be listed or may be yet, although that failed."""
         self._moving = threading.Lock()
         self._in_parts = writer.steps.manager.feature_level >= FeatureLevel.STREAMS
         self._state_bytes = min(replayed.nbytes, RANGE_BYTES * self.state.range_count)
@@ -380,8 +383,10 @@ class Cursor:
             PybkError: With ``outcome_unknown`` it may have moved, else not.
         """
         with self._moving:
-            if seq < self._bound.seq:
-                seq = self._move_bound(seq)
+            if seq < max(self._bound.seq, self._raised):
+                bound = self._bound._replace(seq=seq)
+                seq = self._log.perform(ledger_list.lower_cursor(self._log.name, bound))
+                self._bound, self._raised = bound._replace(seq=seq), seq
             seq = max(seq, self._log.existing().record.first_seq)
             with self.lock:
                 self._append(lambda: [encode_seek(seq)], kick=False).result()
@@ -449,7 +454,9 @@ class Cursor:
                 seq = self.state.first_unacked
             if future is not None:
                 future.result()
-                self._move_bound(seq)
+                bound, self._raised = self._bound._replace(seq=seq), seq
+                found = self._log.perform(ledger_list.raise_cursor(self._log.name, bound))
+                self._bound = bound._replace(seq=found)
 
     def _said_again(self) -> RecordFuture[range] | None:
         """Stage a record that says where the state begins; the caller holds the lock, and keeps repairs away.
@@ -466,13 +473,6 @@ class Cursor:
                 return future
             self._mend()
         return None
-
-    def _move_bound(self, seq: int) -> int:
-        """Change the bound; the caller holds ``_moving``. Returns what there is of the records from ``seq`` on."""
-        bound = self._bound._replace(seq=seq)
-        found = self._log.perform(ledger_list.move_cursor(self._log.name, bound))
-        self._bound = bound._replace(seq=found)
-        return found
 
     def on_timer(self) -> None:
         """Raise the bound, some time after acknowledgements."""
@@ -684,7 +684,7 @@ def delete_cursor(manager: LedgerManager, log: LedgerSteps, name: str, *, steal:
     Raises:
         LogLockedError: A live owner has it, and ``steal`` is False.
     """
-    bound = log.existing().record.cursor(name)
+    bound = log.bound(name)
     if bound is None:
         return False
     writer = _writer_of(manager, log, name)
@@ -734,7 +734,7 @@ def _raise_bound(cursor: weakref.ref[Cursor]) -> None:
 
 def _listed(log: LedgerSteps, name: str, start_seq: Callable[[], int]) -> CursorBound:
     """Return what the log's record says of a subscription, which is listed now unless it was before."""
-    bound = log.existing().record.cursor(name)
+    bound = log.bound(name)
     if bound is None:
         new = CursorBound(name, start_seq(), secrets.token_hex(UID_BYTES))
         bound = log.perform(ledger_list.add_cursor(log.name, new))
@@ -746,7 +746,7 @@ def _list_made(log: LedgerSteps, steps: LedgerSteps, bound: CursorBound) -> bool
     record = steps.perform(ledger_list.create(steps.name, ListKind.CURSOR, bytes.fromhex(bound.uid), 0))
     if record.uid.hex() == bound.uid:
         return True
-    if log.existing().record.cursor(bound.name) == bound:
+    if log.bound(bound.name) == bound:
         _drop(steps, record.uid)
     return False
 
@@ -755,7 +755,7 @@ def _drop_unlisted(log: LedgerSteps, steps: LedgerSteps, bound: CursorBound) -> 
     """Delete the list of a cursor that could not be opened, if the log or the subscription was deleted meanwhile."""
     with suppress(PybkError):
         found = log.read()
-        listed = None if found is None or found.record.dropped else found.record.cursor(bound.name)
+        listed = None if found is None or found.record.dropped else log.bound_in(found.record, bound.name)
         if listed is None or listed.uid != bound.uid:
             _drop(steps, bytes.fromhex(bound.uid))
 

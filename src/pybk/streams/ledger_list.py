@@ -40,20 +40,44 @@ Rules, which the steps' order keeps:
   counts as closed by the writer, if the answer was lost. What it appended and the recovered segment does not hold
   follows in the next segment, first and under the same numbers; a transaction of which a part was kept counts as one
   that was not.
+- **T16** Closed segments move from the record to pages, which never change. A page is written before the record that
+  names it, and its name has the number of the segment that this record adds. So a page whose number is below
+  ``next_segment`` and that the record does not name never will be named, and may be removed; so with sets of bounds.
+  A reader that finds no page of a record that it read before reads the record again.
+- **T17** Bounds that have records of their own are changed by compare-and-set of these. After one was added, claimed or
+  lowered, the list's record is changed (``admissions``), and only then the cursor opens or moves backwards. An
+  operation that drops records, or renames or deletes the log, reads the record, then all bounds, and then changes the
+  record by compare-and-set. So either it has seen the bound, or a higher one to which its owner has raised it since, or
+  the cursor begins with what is left.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
 from pybk.frozen_dict import FrozenDict
-from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment, SegmentEnd, new_list
+from pybk.streams.bounds import Bounds, CursorBound, bound_of, claimed, needing, subscribed, unsubscribed
+from pybk.streams.list_record import (
+    LIST_FORMAT,
+    Checkpoint,
+    ListKind,
+    ListRecord,
+    Rows,
+    Segment,
+    SegmentEnd,
+    new_list,
+)
 from pybk.streams.names import title_of
 
 T = TypeVar("T")
+
+
+class _PageGoneError(Exception):
+    """A page that a record names is gone, so the record has changed since it was read."""
 
 
 class ReadList(NamedTuple):
@@ -61,10 +85,17 @@ class ReadList(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A record and the version that the next ``WriteList`` names."""
+    """A record as it was read.
+
+    Attributes:
+        record: The record.
+        version: The version that the next ``WriteList`` names.
+        page_segments: How many segments a page has, if records of format 2 may be written; else 0.
+    """
 
     record: ListRecord
     version: int
+    page_segments: int = 0
 
 
 class WriteList(NamedTuple):
@@ -183,6 +214,75 @@ class DeleteLedger(NamedTuple):
     ledger_id: int
 
 
+class ReadPage(NamedTuple):
+    """Read a page. Result: its segments; None if there is none of that name."""
+
+    name: str
+
+
+class WritePage(NamedTuple):
+    """Create a page under a name that nothing else has, which begins with a number (T16). Result: the name."""
+
+    number: int
+    rows: Rows
+
+
+class RemovePage(NamedTuple):
+    """Remove a page that the record does not name and never will. Result: None; it may be left to ``SweepParts``."""
+
+    name: str
+
+
+class SweepParts(NamedTuple):
+    """Remove pages and sets of bounds of the list that its record will not name any more (T16). Result: None.
+
+    One that cannot be removed now is left.
+
+    Attributes:
+        kept: Names of those that are not removed.
+        below: The number that those have which are removed is lower.
+    """
+
+    kept: frozenset[str]
+    below: int
+
+
+class ReadBounds(NamedTuple):
+    """Read the bounds of all subscriptions. Result: ``Bounds``."""
+
+    bound_set: str
+
+
+class ReadShard(NamedTuple):
+    """Read the record of a set that has the bound of a subscription. Result: ``Shard``."""
+
+    bound_set: str
+    cursor: str
+
+
+class Shard(NamedTuple):
+    """Some bounds, and the version that the next ``WriteShard`` names; None if there is no such record yet."""
+
+    bounds: Bounds
+    version: int | None
+
+
+class WriteShard(NamedTuple):
+    """Replace the record of a set that has the bound of a subscription. Result: as for ``WriteList``."""
+
+    bound_set: str
+    cursor: str
+    bounds: Bounds
+    version: int | None
+
+
+class WriteBounds(NamedTuple):
+    """Create a set of bounds under a name that nothing else has, which begins with a number. Result: the name."""
+
+    number: int
+    bounds: Bounds
+
+
 Step = (
     ReadList
     | ReadOther
@@ -195,6 +295,14 @@ Step = (
     | CloseLedger
     | RecoverOwn
     | DeleteLedger
+    | ReadPage
+    | WritePage
+    | RemovePage
+    | SweepParts
+    | ReadBounds
+    | ReadShard
+    | WriteShard
+    | WriteBounds
 )
 Steps = Generator[Step, Any, T]
 Clock = Callable[[], int]
@@ -240,7 +348,7 @@ def take_over(name: str, now_ns: Clock) -> Steps[Owned]:
             continue
         ledger_id = yield from _create_ledger(record, record.epoch + 1)
         changed = record.taken_over(ends, ledger_id, now_ns())
-        settled = yield from _list_ledger(name, ledger_id, changed, found.version)
+        settled = yield from _list_ledger(ledger_id, changed, found)
         if settled is not None and settled.epoch == changed.epoch:
             yield from _delete_pending(name, settled)
             return Owned(settled, settled.segments[-1])
@@ -272,7 +380,7 @@ def roll(name: str, epoch: int, current: int, now_ns: Clock) -> Steps[Owned]:
             continue
         ledger_id = yield from _create_ledger(found.record, epoch, when_full=False)
         changed = found.record.rolled(ledger_id, now_ns())
-        settled = yield from _list_ledger(name, ledger_id, changed, found.version)
+        settled = yield from _list_ledger(ledger_id, changed, found)
         if settled is not None:
             _check_owner(settled, epoch)
             owned = Owned(settled, settled.segments[-1])
@@ -330,13 +438,14 @@ def truncate(name: str, epoch: int, generation: int, seq: int, *, force: bool = 
         TruncateGuardError: A checkpoint or a subscription needs records before ``seq``.
     """
 
-    def truncated(record: ListRecord) -> ListRecord:
+    def truncated(record: ListRecord) -> Steps[ListRecord]:
         _check_epoch(record, epoch)
         if seq > record.kept_of(generation) + 1:
             raise UsageError(f"log {name!r} was cut after record {record.kept_of(generation)}; there is no {seq - 1}")
-        return record.truncated(seq, force=force)
+        bounds = yield from _bounds(record)
+        return record.truncated(seq, bounds, (yield from _rows_at(record, seq)), force=force)
 
-    record = yield from update(name, truncated)
+    record = yield from _updated(name, truncated)
     return (yield from _delete_pending(name, record))
 
 
@@ -350,13 +459,19 @@ def cut(name: str, epoch: int, seq: int, now_ns: Clock) -> Steps[Owned]:
     yield from close(name, epoch, now_ns)
     while True:
         found = yield from _read_owned(name, epoch)
-        found.record.check_cut(seq, found.record.end_seq)
+        found.record.check_cut(seq, found.record.end_seq, (yield from _bounds(found.record)))
+        try:
+            rows = yield from _rows_at(found.record, seq)
+        except _PageGoneError:
+            continue
         ledger_id = yield from _create_ledger(found.record, epoch, found.record.generation_after(seq))
-        changed = found.record.cut(seq, ledger_id, now_ns())
-        settled = yield from _list_ledger(name, ledger_id, changed, found.version)
+        changed = found.record.cut(seq, ledger_id, now_ns(), rows)
+        settled = yield from _list_ledger(ledger_id, changed, found)
         if settled is not None:
             _check_owner(settled, epoch)
             yield from _delete_pending(name, settled)
+            for page in rows:
+                yield RemovePage(page)
             return Owned(settled, settled.segments[-1])
 
 
@@ -386,36 +501,53 @@ def checkpoint(name: str, epoch: int, made: Checkpoint, keep: int, *, truncate: 
     Without ``truncate``, checkpoints are dropped and records are not.
     """
 
-    def listed(record: ListRecord) -> ListRecord:
+    def listed(record: ListRecord) -> Steps[ListRecord]:
         _check_owner(record, epoch)
-        return record.checkpointed(made, keep, truncate=truncate)
+        changed = record.checkpointed(made, keep)
+        if not truncate or changed is record:
+            return changed
+        bounds = yield from _bounds(record)
+        seq = min(changed.checkpoints[0].seq + 1, changed.guard_of(bounds))
+        return changed.truncated(seq, bounds, (yield from _rows_at(record, seq)))
 
-    record = yield from update(name, listed)
+    record = yield from _updated(name, listed)
     return (yield from _delete_pending(name, record))
 
 
 def add_cursor(name: str, cursor: CursorBound) -> Steps[CursorBound]:
-    """List a subscription before its cursor exists, unless there is one of that name (rule T9).
+    """List the bound of a subscription before its cursor exists, unless there is one of that name (rule T9).
 
     Returns:
         What is listed under that name then.
     """
-    record = yield from update(name, lambda found: found.subscribed(cursor))
-    return next(each for each in record.cursors if each.name == cursor.name)
+    changed = yield from _change_bounds(
+        name, cursor.name, lambda record, bounds: subscribed(bounds, *record.left_of((cursor,)))
+    )
+    assert changed.bound is not None
+    return changed.bound
 
 
 def claim_cursor(name: str, cursor: str, uid: str, epoch: int) -> Steps[CursorBound]:
     """List the epoch of a subscription's new owner, so that no earlier one changes its bound any more (rule T9).
 
+    Whatever was listed of it before is admitted then, also if its owner ended in between (rule T17).
+
+    Returns:
+        What is listed, without records that were dropped.
+
     Raises:
         LogFencedError: The subscription has a later owner, or was deleted.
     """
-    record = yield from update(name, lambda found: found.claimed(cursor, uid, epoch))
-    return next(each for each in record.cursors if each.name == cursor)
+    changed = yield from _change_bounds(name, cursor, lambda _, bounds: claimed(bounds, name, cursor, uid, epoch))
+    record = yield from _admitted(name, changed)
+    assert changed.bound is not None
+    return record.left_of((changed.bound,))[0]
 
 
-def move_cursor(name: str, cursor: CursorBound) -> Steps[int]:
-    """Change the first record that a subscription needs (rule T9); the caller is its owner.
+def raise_cursor(name: str, cursor: CursorBound) -> Steps[int]:
+    """Let the log drop the records before ``cursor.seq``, as far as a subscription needs them (rule T9).
+
+    The caller is its owner, and has acknowledged them durably.
 
     Returns:
         The first record that it has then: a later one, if records were dropped.
@@ -423,16 +555,88 @@ def move_cursor(name: str, cursor: CursorBound) -> Steps[int]:
     Raises:
         LogFencedError: As ``claim_cursor``.
     """
-    record = yield from update(name, lambda found: found.needing(cursor))
+    changed = yield from _change_bounds(name, cursor.name, lambda _, bounds: needing(bounds, name, cursor))
+    return max(cursor.seq, changed.record.first_seq)
+
+
+def lower_cursor(name: str, cursor: CursorBound) -> Steps[int]:
+    """Have the log keep records for a subscription from ``cursor.seq`` on again (rules T9 and T17).
+
+    The caller is its owner, whose cursor moves backwards afterwards. Result and errors are those of ``raise_cursor``.
+    """
+    changed = yield from _change_bounds(name, cursor.name, lambda _, bounds: needing(bounds, name, cursor))
+    record = yield from _admitted(name, changed)
     return max(cursor.seq, record.first_seq)
 
 
 def remove_cursor(name: str, cursor: str, uid: str) -> Steps[None]:
     """Remove a subscription; its cursor is deleted then."""
-    yield from update(name, lambda found: found.unsubscribed(cursor, uid))
+    yield from _change_bounds(name, cursor, lambda _, bounds: unsubscribed(bounds, cursor, uid))
 
 
-def begin_drop(name: str, locked: Container[str]) -> Steps[ListRecord]:
+class _Changed(NamedTuple):
+    """What a change of bounds results in.
+
+    Attributes:
+        record: The list's record: in format 1 that with the bound, else the one that named the set.
+        bound: The subscription's; None if it has none any more.
+    """
+
+    record: ListRecord
+    bound: CursorBound | None
+
+
+def _change_bounds(name: str, cursor: str, change: Callable[[ListRecord, Bounds], Bounds]) -> Steps[_Changed]:
+    """Write what ``change`` makes of bounds, which must come to the same if it is applied twice.
+
+    Args:
+        name: The list.
+        cursor: The subscription whose bound is changed.
+        change: Given the list's record, and bounds of which one is the subscription's, returns the next ones.
+    """
+    unknown = False
+    while True:
+        found = yield from _read(name)
+        record, shard = found.record, Shard(found.record.cursors, None)
+        if record.bound_set:
+            shard = yield ReadShard(record.bound_set, cursor)
+        with _fenced_after(unknown=unknown):
+            bounds = change(record, shard.bounds)
+        if record.bound_set:
+            step: Step = WriteShard(record.bound_set, cursor, bounds, shard.version)
+        else:
+            record = record.with_cursors(bounds)
+            step = WriteList(record, found.version)
+        result = Written(found.version) if bounds == shard.bounds else (yield step)
+        if isinstance(result, Written):
+            return _Changed(record, bound_of(bounds, cursor))
+        unknown = unknown or isinstance(result, Unknown)
+
+
+def _admitted(name: str, changed: _Changed) -> Steps[ListRecord]:
+    """Change the list's record after a bound was, so that the log keeps records for it (rule T17); returns it.
+
+    Raises:
+        LogFencedError: The record names another set of bounds now, because it was made again.
+    """
+    bound_set = changed.record.bound_set
+    if not bound_set:
+        return changed.record
+    record = yield from update(name, lambda found: found.admitted())
+    if record.bound_set != bound_set:
+        raise LogFencedError(f"the record of log {name!r} was made again meanwhile; subscribe again")
+    return record
+
+
+def _bounds(record: ListRecord) -> Steps[Bounds]:
+    """Return the bounds of all subscriptions that were admitted, as of after the record was read (rule T17)."""
+    if not record.admissions:
+        return record.cursors
+    found: Bounds = yield ReadBounds(record.bound_set)
+    return record.left_of(found)
+
+
+def begin_drop(name: str, locked: Container[str]) -> Steps[Bounds]:
     """Say in the record that the log is deleted, before its subscriptions are (rule T14).
 
     Args:
@@ -440,13 +644,15 @@ def begin_drop(name: str, locked: Container[str]) -> Steps[ListRecord]:
         locked: The subscriptions whose owners are kept away.
 
     Returns:
-        The record. If it names a subscription that is not ``locked``, nothing was changed.
+        The bounds of all subscriptions. If one of them is not ``locked``, nothing was changed.
     """
-
-    def marked(record: ListRecord) -> ListRecord:
-        return record.marked_dropped() if all(each.name in locked for each in record.cursors) else record
-
-    return (yield from update(name, marked, of_dropped=True))
+    while True:
+        found = yield from _read(name, of_dropped=True)
+        bounds = yield from _bounds(found.record)
+        if found.record.dropped or any(each.name not in locked for each in bounds):
+            return bounds
+        if isinstance((yield WriteList(found.record.marked_dropped(), found.version)), Written):
+            return bounds
 
 
 def drop(name: str) -> Steps[None]:
@@ -464,11 +670,12 @@ def drop(name: str) -> Steps[None]:
                 yield WriteList(record.closed(ends, 0).emptied(), found.version)
         elif not record.dropped or not record.sealed or record.segments:
             yield WriteList(record.emptied(), found.version)
-        elif record.pending_deletes:
+        elif record.pending_deletes or record.gone_pages:
             record = yield from _delete_pending(name, record)
-            if record.pending_deletes:
+            if record.pending_deletes or record.gone_pages:
                 return
         else:
+            yield SweepParts(frozenset(), record.next_segment)
             yield RemoveList(found.version)
 
 
@@ -491,7 +698,7 @@ def rename(name: str, target: str, now_ns: Clock) -> Steps[None]:
         if other is not None:
             raise LogExistsError(f"log {target!r} exists; delete it, or choose another name for {name!r}")
         uid = found.record.uid
-        found.record.check_rename()
+        found.record.check_rename((yield from _bounds(found.record)))
         ends = yield from _recovered(found.record)
         if ends is None:
             continue
@@ -510,13 +717,38 @@ def sweep(uid: bytes, ledgers: Iterable[tuple[int, int]], blobs: Iterable[tuple[
         ledgers: Id and segment number of ledgers whose descriptions name the list.
         blobs: Id and epoch of blobs whose descriptions name the list.
     """
-    found: Found | None = yield ReadList()
-    if found is None or found.record.uid != uid:
-        return []
-    record = found.record
+    while True:
+        found: Found | None = yield ReadList()
+        if found is None or found.record.uid != uid:
+            return []
+        record = found.record
+        in_pages = yield from _ledgers_of_pages(record)
+        if in_pages is not None:
+            break
+    yield SweepParts(named_parts(record), record.next_segment)
     never_listed = [ledger_id for ledger_id, number in ledgers if record.sealed or number < record.next_segment]
     never_listed += [ledger_id for ledger_id, epoch in blobs if record.sealed or epoch < record.epoch]
-    return (yield from _deleted(each for each in never_listed if each not in record.ledgers))
+    listed = record.ledgers | in_pages
+    return (yield from _deleted(each for each in never_listed if each not in listed))
+
+
+def _ledgers_of_pages(record: ListRecord) -> Steps[set[int] | None]:
+    """Return the ledgers of all pages; None if one is not there, because the record has changed."""
+    found = set[int]()
+    for page in record.pages:
+        rows: Rows | None = yield ReadPage(page.name)
+        if rows is None:
+            return None
+        found |= {each.ledger_id for each in rows}
+    for name in record.gone_pages:
+        rows = yield ReadPage(name)
+        found |= {each.ledger_id for each in rows or ()}
+    return found
+
+
+def named_parts(record: ListRecord) -> frozenset[str]:
+    """Return the names of the pages and of the set of bounds that a record names."""
+    return frozenset((*(each.name for each in record.pages), *record.gone_pages, record.bound_set))
 
 
 def absent(title: str, found: Found | None) -> NoSuchLogError:
@@ -542,20 +774,42 @@ def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped:
     Returns:
         The record, in which the change has taken effect.
     """
+
+    def changed(record: ListRecord) -> Steps[ListRecord]:
+        yield from ()
+        return change(record)
+
+    return (yield from _updated(name, changed, of_dropped=of_dropped))
+
+
+def _updated(
+    name: str, change: Callable[[ListRecord], Steps[ListRecord]], *, of_dropped: bool = False
+) -> Steps[ListRecord]:
+    """Write what ``change`` makes of the record, as ``update`` does; it may take steps."""
     unknown = False
     while True:
         found = yield from _read(name, of_dropped=of_dropped)
         try:
-            changed = change(found.record)
-        except LogFencedError as error:
-            error.outcome_unknown = unknown
-            raise
+            with _fenced_after(unknown=unknown):
+                changed = yield from change(found.record)
+        except _PageGoneError:
+            continue
         if changed == found.record:
             return changed
         result = yield WriteList(changed, found.version)
         if isinstance(result, Written):
             return changed
         unknown = unknown or isinstance(result, Unknown)
+
+
+@contextmanager
+def _fenced_after(*, unknown: bool) -> Iterator[None]:
+    """Have a LogFencedError say whether an attempt before it may have been done."""
+    try:
+        yield
+    except LogFencedError as error:
+        error.outcome_unknown = unknown
+        raise
 
 
 def _read(name: str, *, of_dropped: bool = False) -> Steps[Found]:
@@ -631,31 +885,108 @@ def _create_ledger(
     return ledger_id
 
 
-def _list_ledger(name: str, ledger_id: int, changed: ListRecord, version: int) -> Steps[ListRecord | None]:
+def _list_ledger(ledger_id: int, changed: ListRecord, found: Found) -> Steps[ListRecord | None]:
     """Write the record that lists a new ledger, and find out whether it took effect (rule T4).
+
+    Args:
+        ledger_id: The ledger.
+        changed: The record that lists it.
+        found: The record before.
 
     Returns:
         The record that lists the ledger; None if it will never be listed, and the ledger is deleted.
     """
+    number = changed.segments[-1].number
+    changed = yield from _paged(changed, found.page_segments)
     while True:
-        result = yield WriteList(changed, version)
+        result = yield WriteList(changed, found.version)
         if isinstance(result, Written):
             return changed
-        found: Found | None = yield ReadList()
-        if found is not None and ledger_id in found.record.ledgers:
-            return found.record
-        if found is None or found.version != version:
+        now: Found | None = yield ReadList()
+        if now is not None and (yield from _lists(now.record, number, ledger_id)):
+            return now.record
+        if now is None or now.version != found.version:
             # The compare-and-set can succeed no more. If it did before, a take-over has removed the empty segment.
             yield DeleteLedger(ledger_id)
+            named = frozenset[str]() if now is None else named_parts(now.record)
+            for page in changed.pages[len(found.record.pages) :]:
+                if page.name not in named:
+                    yield RemovePage(page.name)
             return None
+
+
+def _lists(record: ListRecord, number: int, ledger_id: int) -> Steps[bool]:
+    """Return whether a record lists a ledger as the segment of a number, or may do so in a page that is gone."""
+    page = record.page_numbered(number)
+    if page is None:
+        return ledger_id in record.ledgers
+    rows: Rows | None = yield ReadPage(page.name)
+    return rows is None or any(each.ledger_id == ledger_id for each in rows)
+
+
+def put(record: ListRecord, version: int | None, page_segments: int) -> Steps[bool]:
+    """Write a record of format 1 that was made of ledgers, in pages if it may be; returns whether it was written.
+
+    Args:
+        record: The record.
+        version: That of the record which it replaces; None for none.
+        page_segments: As in ``Found``.
+    """
+    changed = yield from _paged(record, page_segments)
+    return isinstance((yield WriteList(changed, version)), Written)
+
+
+def _paged(record: ListRecord, page_segments: int) -> Steps[ListRecord]:
+    """Write the pages of a record that is written next, and return it, in format 2 (rule T16).
+
+    Args:
+        record: The record. The last number that it has given to a segment is that of its pages.
+        page_segments: As in ``Found``.
+    """
+    number = record.next_segment - 1
+    if page_segments and record.format == LIST_FORMAT:
+        bound_set: str = yield WriteBounds(number, record.cursors)
+        record = record.in_pages(bound_set)
+    while page_segments and (rows := record.surplus(page_segments)):
+        name: str = yield WritePage(number, rows)
+        record = record.with_page(name, rows)
+    return record
+
+
+def _rows_at(record: ListRecord, seq: int) -> Steps[Mapping[str, Rows]]:
+    """Return the segments of the page that has a record, by its name; empty if it is in no page.
+
+    Raises:
+        _PageGoneError: The page is gone.
+    """
+    page = record.page_of(seq)
+    if page is None:
+        return {}
+    rows: Rows | None = yield ReadPage(page.name)
+    if rows is None:
+        raise _PageGoneError
+    return {page.name: rows}
 
 
 def _delete_pending(name: str, record: ListRecord) -> Steps[ListRecord]:
     """Delete the ledgers that were removed from the list, and forget those that are gone (rule T6)."""
     gone = yield from _deleted(record.pending_deletes)
-    if not gone:
-        return record
-    return (yield from update(name, lambda found: found.deleted(gone), of_dropped=record.dropped))
+    if gone:
+        record = yield from update(name, lambda found: found.deleted(gone), of_dropped=record.dropped)
+    for page in record.gone_pages:
+        record = yield from _delete_page(name, record, page)
+    return record
+
+
+def _delete_page(name: str, record: ListRecord, page: str) -> Steps[ListRecord]:
+    """Delete the ledgers of a page that was removed from the list, and then the page."""
+    rows: Rows | None = yield ReadPage(page)
+    ledgers = [each.ledger_id for each in rows or ()]
+    gone = set((yield from _deleted(ledgers)))
+    left = [each for each in ledgers if each not in gone]
+    record = yield from update(name, lambda found: found.without_page(page, left), of_dropped=record.dropped)
+    yield RemovePage(page)
+    return record
 
 
 def _deleted(ledger_ids: Iterable[int]) -> Steps[list[int]]:

@@ -6,7 +6,7 @@ import _thread
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -20,9 +20,11 @@ from pybk.errors import (
     NotEnoughBookiesError,
     PybkError,
     StorageRefusedError,
+    UnsupportedFormatError,
     UsageError,
     VersionConflictError,
 )
+from pybk.feature_level import FeatureLevel
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import encode_json
@@ -30,6 +32,7 @@ from pybk.metadata.store import Watch
 from pybk.reader import LedgerReader
 from pybk.streams import ledger_list
 from pybk.streams.background import background
+from pybk.streams.bounds import Bounds, CursorBound, bound_of
 from pybk.streams.entry_places import EntryPlaces
 from pybk.streams.format import HEADER_BYTES, TIME_BYTES, EntryFlag, SegmentHeader, decode_entry_header, highest_after
 from pybk.streams.ledger_list import (
@@ -43,20 +46,30 @@ from pybk.streams.ledger_list import (
     Found,
     Lost,
     MoveList,
+    ReadBounds,
     ReadList,
     ReadOther,
+    ReadPage,
+    ReadShard,
     RecoverLedger,
     RecoverOwn,
     RemoveList,
+    RemovePage,
+    Shard,
     Step,
     Steps,
+    SweepParts,
     SwitchTo,
     Unknown,
+    WriteBounds,
     WriteList,
+    WritePage,
+    WriteShard,
     Written,
 )
 from pybk.streams.ledger_spec import LedgerSpec, wrong_password
-from pybk.streams.list_record import ListKind, ListRecord, Segment, SegmentEnd
+from pybk.streams.list_parts import AllSegments, ListParts, PageGoneError, live_of
+from pybk.streams.list_record import PAGE_SEGMENTS, ListKind, ListRecord, Page, Rows, Segment, SegmentEnd
 from pybk.streams.log_settings import SETTINGS_PROPERTY, LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import fenced_error
@@ -86,6 +99,11 @@ def names_of(manager: LedgerManager, kind: ListKind, prefix: str = "") -> list[s
     if not isinstance(prefix, str):
         raise UsageError(f"prefix is {prefix!r:.50}; it takes a string, with which names begin")
     return [each.partition("/")[2] for each in backend_of(manager).record_names(f"{kind.group}/{prefix}")]
+
+
+def page_segments_of(manager: LedgerManager) -> int:
+    """Return how many segments a page of a list has; 0 below the feature level of pages."""
+    return PAGE_SEGMENTS if manager.feature_level >= FeatureLevel.STREAMS else 0
 
 
 class SegmentOwner(Protocol):
@@ -138,6 +156,7 @@ class LedgerSteps:
         self.changes = 0
         """How often the record may have changed since ``watch_truncation`` was called."""
         self._backend = backend_of(manager)
+        self._parts: ListParts | None = None
         self._places: EntryPlaces | None = None
         self._truncation: Watch | None = None
         self._kept, self._kept_at = 0, -1
@@ -187,10 +206,11 @@ class LedgerSteps:
         if found is None:
             return None
         known = self._known
+        page_segments = page_segments_of(self.manager)
         if known is not None and known.record.encode() == found.value:
-            return Found(known.record, found.version)
+            return Found(known.record, found.version, page_segments)
         record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
-        return self._keep(Found(record, found.version))
+        return self._keep(Found(record, found.version, page_segments))
 
     def _keep(self, found: Found) -> Found:
         """Keep a record for the next read if it is long, because most logs are short and at rest; returns it.
@@ -276,6 +296,109 @@ class LedgerSteps:
                 return end.last_seq
         return max(record.end_seq, record.first_seq) - 1
 
+    # ---- pages and bounds ----------------------------------------------------------------------------------------
+
+    def bounds_of(self, record: ListRecord) -> Bounds:
+        """Return the bounds of the durable subscriptions, by name, as they are now, or as the record has them."""
+        if not record.admissions:
+            return record.cursors
+        return record.left_of(self._parts_of(record.uid).bounds(record.bound_set))
+
+    def bound(self, cursor: str) -> CursorBound | None:
+        """Return what a subscription needs; None if there is none of that name.
+
+        Raises:
+            NoSuchLogError: There is no such log.
+        """
+        return self.bound_in(self.existing().record, cursor)
+
+    def bound_in(self, record: ListRecord, cursor: str) -> CursorBound | None:
+        """Return what a subscription needs of the log with a record; None if there is none of that name."""
+        if not record.bound_set:
+            return bound_of(record.cursors, cursor)
+        return bound_of(record.left_of(self._parts_of(record.uid).shard(record.bound_set, cursor)[0]), cursor)
+
+    def with_segments(self, use: Callable[[ListRecord, Sequence[Segment]], T]) -> T:
+        """Return what ``use`` returns of the record and of all its segments, which are read when it takes them.
+
+        It is called again if one of them is gone, because the record has changed.
+
+        Raises:
+            NoSuchLogError: There is no such log.
+            CorruptError: A page is missing.
+        """
+        while True:
+            record = self.existing().record
+            try:
+                return use(record, AllSegments(record, self._page))
+            except PageGoneError:
+                continue
+
+    def all_segments(self) -> list[Segment]:
+        """Return all segments of the list.
+
+        Raises:
+            NoSuchLogError, CorruptError: As ``with_segments``.
+        """
+        return self.with_segments(lambda _, segments: list(segments))
+
+    def segment_of(self, record: ListRecord, seq: int) -> Segment | None:
+        """Return the segment that holds record ``seq``, as ``ListRecord.segment_of``; None if its page is gone, too."""
+        page = record.page_of(seq)
+        if page is None:
+            return record.segment_of(seq)
+        with suppress(PageGoneError):
+            return next(each for each in self._page(page) if each.last_seq is not None and seq <= each.last_seq)
+        return None
+
+    def segment_numbered(self, record: ListRecord, number: int) -> Segment | None:
+        """Return the segment of a number; None if the record does not list it, or its page is gone."""
+        page = record.page_numbered(number)
+        if page is None:
+            return next((each for each in record.segments if each.number == number), None)
+        with suppress(PageGoneError):
+            return next((each for each in live_of(page, self._page(page)) if each.number == number), None)
+        return None
+
+    def _page(self, page: Page) -> Rows:
+        rows = self._read_page(page.name)
+        if rows is None:
+            raise PageGoneError
+        return rows
+
+    def _read_page(self, name: str) -> Rows | None:
+        """Return the segments of a page; None if the record does not name it any more.
+
+        Raises:
+            CorruptError: It is missing.
+        """
+        rows = self._own_parts.page(name)
+        if rows is None:
+            found = self.read()
+            if found is not None and any(each.name == name for each in found.record.pages):
+                raise CorruptError(
+                    f"{self.title}: page {name} of its segments is missing; restore it, or make its record again from "
+                    "its ledgers"
+                )
+        return rows
+
+    @property
+    def _own_parts(self) -> ListParts:
+        """The parts of the list that is operated on, or that was read last."""
+        return self._parts_of(self._uid if self.uid is None else self.uid)
+
+    def _parts_of(self, uid: bytes) -> ListParts:
+        """Return the parts of the list of a uid."""
+        parts = self._parts
+        if parts is None or parts.uid != uid:
+            self._parts = parts = ListParts(self._backend, self.spec.kind, uid)
+        return parts
+
+    def watch_bounds(self, record: ListRecord, callback: Callable[[], None]) -> list[Watch]:
+        """Call ``callback`` after changes of bounds, as ``watch``; nothing, if the record has them itself."""
+        names = self._parts_of(record.uid).shard_names(record.bound_set) if record.admissions else []
+        return [self._backend.watch_record(each, callback) for each in names]
+
     def watch(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after changes of the record, from some thread; it must not block."""
         return self._backend.watch_record(self.record_name, callback)
@@ -334,6 +457,28 @@ class LedgerSteps:
                 if self._owner is not None:
                     self._owner.deleted(ledger_id)
                 return self.delete(ledger_id)
+            case _:
+                return self._part_step(step)
+
+    def _part_step(self, step: Step) -> Any:
+        parts = self._own_parts
+        match step:
+            case ReadPage(name):
+                return self._read_page(name)
+            case WritePage(number, rows):
+                return parts.write_page(number, rows)
+            case RemovePage(name):
+                return parts.remove_page(name)
+            case SweepParts(kept, below):
+                return parts.sweep(kept, below)
+            case ReadBounds(bound_set):
+                return parts.bounds(bound_set)
+            case ReadShard(bound_set, cursor):
+                return Shard(*parts.shard(bound_set, cursor))
+            case WriteShard(bound_set, cursor, bounds, version):
+                return _outcome(lambda: parts.write_shard(bound_set, cursor, bounds, version))
+            case WriteBounds(number, bounds):
+                return parts.write_bounds(number, bounds)
 
     @property
     def _writing(self) -> SegmentOwner:
@@ -398,7 +543,16 @@ class LedgerSteps:
         return self.manager.open_ledger(ledger_id, password=self.spec.password, recover=False)
 
     def open_segment(self, segment: Segment, *, recover: bool = False) -> LedgerReader:
-        """Open the ledger of a segment; NoSuchLedgerError if it was deleted."""
+        """Open the ledger of a segment; NoSuchLedgerError if it was deleted.
+
+        Raises:
+            UnsupportedFormatError: The log adopted it from another writer.
+        """
+        if segment.before is not None:
+            raise UnsupportedFormatError(
+                f"{self.title}: segment {segment.number} is ledger {segment.ledger_id} of another writer, which the "
+                "log adopted; install a newer pybk to read it"
+            )
         return self.manager.open_ledger(segment.ledger_id, password=self.spec.password, recover=recover)
 
     def check_password(self, *, of_dropped: bool = False) -> None:

@@ -17,7 +17,8 @@ sequence number that is given again has a higher generation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -27,7 +28,6 @@ from typing import Any, Final, NamedTuple
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
-    LogFencedError,
     RewoundError,
     StorageRefusedError,
     TruncateGuardError,
@@ -36,11 +36,19 @@ from pybk.errors import (
 )
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.streams.bounds import Bounds, CursorBound
 from pybk.streams.format import NOTHING_YET, Highest
 
 LIST_FORMAT: Final = 1
+PAGED_FORMAT: Final = 2
+"""The format of a record that names pages and a set of bounds."""
+
+PAGE_SEGMENTS: Final = 128
+"""Segments of a page. A record has up to as many closed ones itself, and names as many pages at 16 thousand."""
+
 SEQ_MAX: Final = (1 << 63) - 2
 UID_BYTES: Final = 16
+_PAGE_FORMAT: Final = 1
 _OPEN_MAX: Final = 2
 """Segments that are open at a time, always the last ones; a roll overlaps them."""
 
@@ -98,6 +106,8 @@ class Segment:
         nbytes: Payload bytes of its ledger; 0 while it is OPEN.
         created_ns: When it was added, nanoseconds since 1970.
         closed_ns: When it was closed; 0 while it is OPEN.
+        before: The highest event time and transaction id before it, for a ledger that another writer adopted; None for
+            one of a log's writer. This version only keeps it.
     """
 
     number: int
@@ -109,6 +119,7 @@ class Segment:
     nbytes: int = 0
     created_ns: int = 0
     closed_ns: int = 0
+    before: tuple[int, int] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -116,7 +127,17 @@ class Segment:
         return self.last_seq is None
 
 
-_row_of: Final = attrgetter(*Segment.__slots__)
+_ROW_FIELDS: Final = len(Segment.__slots__) - 1
+_fields_of: Final = attrgetter(*Segment.__slots__[:-1])
+
+
+def _row_of(segment: Segment) -> tuple[Any, ...]:
+    fields: tuple[Any, ...] = _fields_of(segment)
+    return fields if segment.before is None else (*fields, segment.before)
+
+
+def _segment_of(row: list[Any]) -> Segment:
+    return Segment(*row[:_ROW_FIELDS], *map(tuple, row[_ROW_FIELDS:]))
 
 
 class Checkpoint(NamedTuple):
@@ -137,21 +158,32 @@ class Checkpoint(NamedTuple):
     created_ns: int
 
 
-class CursorBound(NamedTuple):
-    """What a durable subscription needs of a log.
+class Page(NamedTuple):
+    """Closed segments that have left the record: a record of its own, which never changes.
 
     Attributes:
-        name: The subscription's.
-        seq: It needs no record before this one; at most the first record that it has not acknowledged.
-        uid: That of the ledger list which keeps its cursor, hexadecimal: a subscription that is made again under the
-            same name is another.
-        epoch: The epoch of its owner in that list; an owner of an earlier epoch changes nothing here.
+        name: The page's; it begins with the number of the segment that was added when the page was written.
+        number: The number of its first segment.
+        last_number: That of its last one.
+        first_seq: The first record of its first segment.
+        last_seq: The last record of its last one.
+        segments: How many of its segments were not truncated.
+        nbytes: Payload bytes of these.
     """
 
     name: str
-    seq: int
-    uid: str
-    epoch: int = 0
+    number: int
+    last_number: int
+    first_seq: int
+    last_seq: int
+    segments: int
+    nbytes: int
+
+
+Rows = tuple[Segment, ...]
+"""The segments of a page."""
+
+_NO_ROWS: Final[Mapping[str, Rows]] = FrozenDict({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +212,12 @@ class ListRecord:
         uploads: Blobs that the present owner writes; those of an owner before are deleted.
         cursors: Its durable subscriptions, by name. Records from the lowest bound on are not truncated (rule T9).
         dropped: Whether the log was deleted: it exists no more for any but those who delete what is left (rule T14).
+        format: 1, or 2 for a record that names pages and a set of bounds.
+        pages: The segments before ``segments``, by number (rule T16). There are none if no closed segment is left.
+        gone_pages: Pages that were removed from the list, whose ledgers may not be deleted yet.
+        bound_set: The set of records that has the bounds of subscriptions instead of ``cursors``; empty for none.
+        admissions: How often bounds were added or lowered there (rule T17); 0 if there never was one.
+        producers: The last epoch and sequence of each idempotent producer or query, which this version only keeps.
     """
 
     name: str
@@ -201,12 +239,19 @@ class ListRecord:
     uploads: tuple[int, ...] = ()
     cursors: tuple[CursorBound, ...] = ()
     dropped: bool = False
+    format: int = LIST_FORMAT
+    pages: tuple[Page, ...] = ()
+    gone_pages: tuple[str, ...] = ()
+    bound_set: str = ""
+    admissions: int = 0
+    producers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
     """Its bytes, once it was encoded or if it was decoded from them."""
 
     def __post_init__(self) -> None:
         """Check the invariants; a record that breaks them is neither written nor believed."""
         object.__setattr__(self, "properties", FrozenDict(self.properties))
+        object.__setattr__(self, "producers", FrozenDict(self.producers))
         problem = _problem_of(self)
         if problem:
             raise CorruptError(
@@ -222,7 +267,7 @@ class ListRecord:
 
     @property
     def ledgers(self) -> frozenset[int]:
-        """The ledgers that are listed."""
+        """The ledgers that are listed, but for those of pages."""
         blobs = (each.ledger_id for each in self.checkpoints)
         return frozenset((*(each.ledger_id for each in self.segments), *blobs, *self.uploads))
 
@@ -237,14 +282,34 @@ class ListRecord:
                 return each if each.last_seq is None or seq <= each.last_seq else None
         return None
 
-    def cursor(self, name: str) -> CursorBound | None:
-        """Return what a subscription needs; None if there is no such subscription."""
-        return next((each for each in self.cursors if each.name == name), None)
+    def page_of(self, seq: int) -> Page | None:
+        """Return the page that has the segment of a record; None if a record before it or after it is there."""
+        found = bisect_left(self.pages, seq, key=lambda each: each.last_seq)
+        return self.pages[found] if found < len(self.pages) and self.pages[found].first_seq <= seq else None
+
+    def page_numbered(self, number: int) -> Page | None:
+        """Return the page that has the segment of a number, if there is such a segment in a page."""
+        found = bisect_left(self.pages, number, key=lambda each: each.last_number)
+        return self.pages[found] if found < len(self.pages) and self.pages[found].number <= number else None
 
     @property
-    def guard_seq(self) -> int:
-        """The first record that a checkpoint or a subscription needs; ``SEQ_MAX`` if there is none."""
-        needed = (each.seq for each in self.cursors)
+    def segment_count(self) -> int:
+        """The number of segments, with those in pages."""
+        return len(self.segments) + sum(each.segments for each in self.pages)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of all closed segments."""
+        return sum(each.nbytes for each in self.segments) + sum(each.nbytes for each in self.pages)
+
+    def left_of(self, bounds: Bounds) -> Bounds:
+        """Return bounds without the records that were dropped."""
+        first = self.first_seq
+        return tuple(each if each.seq >= first else each._replace(seq=first) for each in bounds)
+
+    def guard_of(self, bounds: Bounds) -> int:
+        """Return the first record that a checkpoint or a subscription needs; ``SEQ_MAX`` if there is none."""
+        needed = (each.seq for each in bounds)
         return min((*needed, *(each.seq + 1 for each in self.checkpoints[:1])), default=SEQ_MAX)
 
     # ---- changes -------------------------------------------------------------------------------------------------
@@ -271,7 +336,7 @@ class ListRecord:
         """
         if len(self.encode()) > _BYTES_MAX:
             raise StorageRefusedError(
-                f"log {self.name!r} has {len(self.segments)} segments, and its record {_BYTES_MAX} bytes: truncate the "
+                f"log {self.name!r} has {self.segment_count} segments, and its record {_BYTES_MAX} bytes: truncate the "
                 "log, or open it with larger segment_bytes"
             )
         first_seq = None if self.open_segments else self.end_seq
@@ -281,13 +346,17 @@ class ListRecord:
         """Return the record with closed segments; ``ends`` says what each of them holds."""
         return self._closed(ends, now_ns)
 
-    def truncated(self, seq: int, *, force: bool = False) -> ListRecord:
+    def truncated(
+        self, seq: int, bounds: Bounds, rows: Mapping[str, Rows] = _NO_ROWS, *, force: bool = False
+    ) -> ListRecord:
         """Return the record that begins with ``seq``; segments that end before it are removed.
 
         A lower ``seq`` than ``first_seq`` changes nothing. The caller made sure that the record before ``seq`` exists.
 
         Args:
             seq: The first record to keep.
+            bounds: Those of all subscriptions.
+            rows: The segments of the page that has record ``seq``, if there is one, by its name.
             force: Drop records that subscriptions need, too, which begin with ``seq`` then.
 
         Raises:
@@ -299,70 +368,51 @@ class ListRecord:
                 f"those up to {self.checkpoints[0].seq}, and a restart from it replays the others: make another first"
             )
         first = max(seq, self.first_seq)
-        lowest = min(self.cursors, key=lambda each: each.seq, default=None)
+        lowest = min(bounds, key=lambda each: each.seq, default=None)
         if lowest is not None and lowest.seq < first and not force:
             raise TruncateGuardError(
                 f"log {self.name!r}: records before {seq} cannot be dropped, because subscription {lowest.name!r} may "
                 f"need those from {lowest.seq} on; have it acknowledge them (which the log knows some seconds later, "
                 "or once the subscription is closed), delete it, or truncate with force=True"
             )
-        gone = [each for each in self.segments if each.last_seq is not None and each.last_seq < first]
+        gone = {each.number for each in self.segments if each.last_seq is not None and each.last_seq < first}
         cursors = tuple(each._replace(seq=max(each.seq, first)) for each in self.cursors)
         # Of the cuts before the first record the last one stands for all: what one of them made void is dropped anyway.
         before = [each for each in self.cuts if each[1] < first - 1]
-        return self._without(gone, first_seq=first, cursors=cursors, cuts=(*before[-1:], *self.cuts[len(before) :]))
+        changed = self._without_pages(first, rows) if self.pages else self
+        return changed._without(gone, first_seq=first, cursors=cursors, cuts=(*before[-1:], *self.cuts[len(before) :]))
 
-    def subscribed(self, cursor: CursorBound) -> ListRecord:
-        """Return the record with one more subscription, unless there is one of that name.
+    def _without_pages(self, first: int, rows: Mapping[str, Rows]) -> ListRecord:
+        """Return the record without pages that end before a record, and without what the page before it has dropped."""
+        gone = tuple(each.name for each in self.pages if each.last_seq < first)
+        pages = self.pages[len(gone) :]
+        dropped: Rows = ()
+        if pages and first > max(pages[0].first_seq, self.first_seq):
+            live = [each for each in rows[pages[0].name] if _last_of(each) >= self.first_seq]
+            dropped = tuple(each for each in live if _last_of(each) < first)
+            nbytes = pages[0].nbytes - sum(each.nbytes for each in dropped)
+            pages = (pages[0]._replace(segments=len(live) - len(dropped), nbytes=nbytes), *pages[1:])
+        pending = (*self.pending_deletes, *(each.ledger_id for each in dropped))
+        return replace(
+            self, first_seq=first, pages=pages, gone_pages=(*self.gone_pages, *gone), pending_deletes=pending
+        )
+
+    def with_cursors(self, bounds: Bounds) -> ListRecord:
+        """Return a record of format 1 with other bounds of subscriptions.
 
         Raises:
-            StorageRefusedError: The record is as long as it may be.
+            StorageRefusedError: It is as long as it may be, and there is one more.
         """
-        if self.cursor(cursor.name) is not None:
-            return self
-        if len(self.encode()) > _BYTES_MAX:
+        if len(bounds) > len(self.cursors) and len(self.encode()) > _BYTES_MAX:
             raise StorageRefusedError(
                 f"log {self.name!r} has {len(self.cursors)} subscriptions and {len(self.segments)} segments, and its "
                 f"record {_BYTES_MAX} bytes: delete subscriptions, or truncate the log"
             )
-        added = cursor._replace(seq=max(cursor.seq, self.first_seq))
-        return replace(self, cursors=tuple(sorted((*self.cursors, added))))
+        return replace(self, cursors=self.left_of(bounds))
 
-    def claimed(self, name: str, uid: str, epoch: int) -> ListRecord:
-        """Return the record in which a subscription has a new owner.
-
-        Raises:
-            LogFencedError: It has a later owner, or was deleted.
-        """
-        found = self._owned_cursor(name, uid, epoch, claim=True)
-        return self._with_cursor(found._replace(epoch=epoch))
-
-    def needing(self, cursor: CursorBound) -> ListRecord:
-        """Return the record in which a subscription needs records from ``cursor.seq`` on, those that are left of them.
-
-        Raises:
-            LogFencedError: The subscription has a later owner, or was deleted.
-        """
-        self._owned_cursor(cursor.name, cursor.uid, cursor.epoch)
-        return self._with_cursor(cursor._replace(seq=max(cursor.seq, self.first_seq)))
-
-    def unsubscribed(self, name: str, uid: str) -> ListRecord:
-        """Return the record without a subscription."""
-        return replace(self, cursors=tuple(each for each in self.cursors if (each.name, each.uid) != (name, uid)))
-
-    def _owned_cursor(self, name: str, uid: str, epoch: int, *, claim: bool = False) -> CursorBound:
-        found = self.cursor(name)
-        if found is None or found.uid != uid:
-            raise LogFencedError(f"subscription {name!r} of log {self.name!r} was deleted; subscribe again")
-        if found.epoch > epoch or (found.epoch < epoch and not claim):
-            raise LogFencedError(
-                f"subscription {name!r} of log {self.name!r} was taken over: its epoch is {found.epoch}, not {epoch}"
-            )
-        return found
-
-    def _with_cursor(self, cursor: CursorBound) -> ListRecord:
-        cursors = tuple(cursor if each.name == cursor.name else each for each in self.cursors)
-        return replace(self, cursors=cursors)
+    def admitted(self) -> ListRecord:
+        """Return the record after a bound was added or lowered; no two are the same (rule T17)."""
+        return replace(self, admissions=self.admissions + 1)
 
     def uploading(self, ledger_id: int) -> ListRecord:
         """Return the record that names a blob which is being written."""
@@ -377,13 +427,12 @@ class ListRecord:
         left = tuple(each for each in self.uploads if each != ledger_id)
         return replace(self, uploads=left, pending_deletes=(*self.pending_deletes, ledger_id))
 
-    def checkpointed(self, checkpoint: Checkpoint, keep: int, *, truncate: bool = True) -> ListRecord:
-        """Return the record with one more checkpoint, the newest ``keep`` of all, and the records that those need.
+    def checkpointed(self, checkpoint: Checkpoint, keep: int) -> ListRecord:
+        """Return the record with one more checkpoint, and the newest ``keep`` of all.
 
         Args:
             checkpoint: The new one.
             keep: How many to keep.
-            truncate: Drop the records that they do not need.
 
         Raises:
             RewoundError: A cut dropped records that the checkpoint covers.
@@ -410,24 +459,23 @@ class ListRecord:
             )
         kept = (*self.checkpoints, checkpoint)[-keep:]
         dropped = tuple(each.ledger_id for each in self.checkpoints if each not in kept)
-        changed = replace(
+        return replace(
             self,
             checkpoints=kept,
             uploads=tuple(each for each in self.uploads if each != checkpoint.ledger_id),
             pending_deletes=(*self.pending_deletes, *dropped),
         )
-        return changed.truncated(min(kept[0].seq + 1, changed.guard_seq)) if truncate else changed
 
-    def check_cut(self, seq: int, end_seq: int) -> None:
+    def check_cut(self, seq: int, end_seq: int, bounds: Bounds) -> None:
         """Raise UsageError unless the log, whose last record is the one before ``end_seq``, can end with ``seq``."""
         if self.checkpoints and seq < self.checkpoints[-1].seq:
             raise TruncateGuardError(
                 f"log {self.name!r} cannot end with record {seq}: a checkpoint covers those up to "
                 f"{self.checkpoints[-1].seq}"
             )
-        if self.cursors:
+        if bounds:
             raise TruncateGuardError(
-                f"log {self.name!r} cannot end with record {seq}: subscription {self.cursors[0].name!r} may have "
+                f"log {self.name!r} cannot end with record {seq}: subscription {bounds[0].name!r} may have "
                 "acknowledged later ones, whose sequence numbers would be given again; delete its subscriptions first"
             )
         if not self.first_seq - 1 <= seq < end_seq:
@@ -439,17 +487,37 @@ class ListRecord:
         """Return the generation after a cut: a higher one, unless ``seq`` is the last record and none is dropped."""
         return self.generation if seq == self.end_seq - 1 else self.generation + 1
 
-    def cut(self, seq: int, ledger_id: int, now_ns: int) -> ListRecord:
+    def cut(self, seq: int, ledger_id: int, now_ns: int, rows: Mapping[str, Rows] = _NO_ROWS) -> ListRecord:
         """Return the record in which ``seq`` is the last record, with a new open segment.
 
         All segments have to be closed. Those after ``seq`` are removed; the one that holds ``seq`` ends there, although
-        its ledger has more entries.
+        its ledger has more entries. If a page has it, its segments are in the record again.
+
+        Args:
+            seq: The last record.
+            ledger_id: The ledger of the new segment.
+            now_ns: The time, nanoseconds since 1970.
+            rows: As for ``truncated``.
         """
-        gone = [each for each in self.segments if each.first_seq is not None and each.first_seq > seq]
         generation, cuts = self.generation_after(seq), self.cuts
         if generation > self.generation:
             cuts = (*(each for each in cuts if each[1] < seq), (generation, seq))
-        shorter = self._without(gone, last=seq, end_seq=seq + 1, generation=generation, cuts=cuts)
+        found = self.page_of(seq)
+        back = () if found is None else tuple(each for each in rows[found.name] if _last_of(each) >= self.first_seq)
+        pages = tuple(each for each in self.pages if each.last_seq < seq)
+        gone_pages = (*self.gone_pages, *(each.name for each in self.pages if each.first_seq > seq))
+        segments = (*back, *self.segments)
+        gone = {each.number for each in segments if each.first_seq is not None and each.first_seq > seq}
+        shorter = self._without(
+            gone,
+            segments=segments,
+            last=seq,
+            end_seq=seq + 1,
+            generation=generation,
+            cuts=cuts,
+            pages=pages,
+            gone_pages=gone_pages,
+        )
         return shorter._added(ledger_id, self.epoch, seq + 1, now_ns)
 
     def ended(self) -> ListRecord:
@@ -464,13 +532,13 @@ class ListRecord:
         """Return the record of a deleted log without records, blobs and subscriptions; all segments are closed."""
         blobs = (*(each.ledger_id for each in self.checkpoints), *self.uploads)
         bare = replace(self, checkpoints=(), uploads=(), cursors=(), pending_deletes=(*self.pending_deletes, *blobs))
-        return bare.truncated(self.end_seq).ended().marked_dropped()
+        return bare.truncated(self.end_seq, ()).ended().marked_dropped()
 
-    def check_rename(self) -> None:
-        """Raise IllegalOperationError if the log cannot get another name."""
-        if self.cursors:
+    def check_rename(self, bounds: Bounds) -> None:
+        """Raise IllegalOperationError if the log, with the bounds of its subscriptions, cannot get another name."""
+        if bounds:
             raise IllegalOperationError(
-                f"log {self.name!r} has {len(self.cursors)} subscriptions, such as {self.cursors[0].name!r}, whose "
+                f"log {self.name!r} has {len(bounds)} subscriptions, such as {bounds[0].name!r}, whose "
                 "cursors are kept under its name; delete them first, and subscribe under the new name"
             )
 
@@ -530,16 +598,48 @@ class ListRecord:
         pending = (*self.pending_deletes, *gone)
         return replace(self, segments=tuple(segments), end_seq=end_seq, highest=highest, pending_deletes=pending)
 
-    def _without(self, gone: Iterable[Segment], *, last: int = SEQ_MAX, **changes: Any) -> ListRecord:
-        """Return the record without some segments, and without records after ``last`` in the others."""
-        numbers = {each.number for each in gone}
+    def _without(
+        self, gone: Container[int], *, segments: Rows | None = None, last: int = SEQ_MAX, **changes: Any
+    ) -> ListRecord:
+        """Return the record without segments of some numbers, and without records after ``last`` in the others."""
+        segments = self.segments if segments is None else segments
         kept = tuple(
             replace(each, last_seq=last) if each.last_seq is not None and each.last_seq > last else each
-            for each in self.segments
-            if each.number not in numbers
+            for each in segments
+            if each.number not in gone
         )
-        ledgers = tuple(each.ledger_id for each in self.segments if each.number in numbers)
+        ledgers = tuple(each.ledger_id for each in segments if each.number in gone)
         return replace(self, segments=kept, pending_deletes=(*self.pending_deletes, *ledgers), **changes)
+
+    # ---- pages ---------------------------------------------------------------------------------------------------
+
+    def surplus(self, most: int) -> Rows:
+        """Return the closed segments that are to be moved to a page, if more than ``most`` are in the record itself.
+
+        One is always left, so that the record has the last one of a log that has any.
+        """
+        closed = len(self.segments) - len(self.open_segments)
+        return self.segments[:most] if closed > most else ()
+
+    def with_page(self, name: str, rows: Rows) -> ListRecord:
+        """Return the record in which a page has its first segments."""
+        first, last = rows[0], rows[-1]
+        assert first.first_seq is not None
+        nbytes = sum(each.nbytes for each in rows)
+        page = Page(name, first.number, last.number, first.first_seq, _last_of(last), len(rows), nbytes)
+        return replace(self, pages=(*self.pages, page), segments=self.segments[len(rows) :])
+
+    def in_pages(self, bound_set: str) -> ListRecord:
+        """Return the record in format 2, whose bounds are in a set."""
+        admissions = 1 if self.cursors else 0  # those of format 1 were all admitted
+        return replace(self, format=PAGED_FORMAT, cursors=(), bound_set=bound_set, admissions=admissions)
+
+    def without_page(self, name: str, kept: Iterable[int]) -> ListRecord:
+        """Return the record that does not remember a page, whose ledgers are deleted but for some."""
+        if name not in self.gone_pages:
+            return self
+        gone_pages = tuple(each for each in self.gone_pages if each != name)
+        return replace(self, gone_pages=gone_pages, pending_deletes=(*self.pending_deletes, *kept))
 
     # ---- bytes ---------------------------------------------------------------------------------------------------
 
@@ -554,7 +654,7 @@ class ListRecord:
         return encode_json(
             ({"dropped": True} if self.dropped else {})
             | {
-                "format": LIST_FORMAT,
+                "format": self.format,
                 "name": self.name,
                 "kind": self.kind.value,
                 "uid": self.uid.hex(),
@@ -574,7 +674,17 @@ class ListRecord:
                 "uploads": list(self.uploads),
                 "cursors": [list(each) for each in self.cursors],
             }
+            | (self._paged_fields() if self.format == PAGED_FORMAT else {})
         )
+
+    def _paged_fields(self) -> dict[str, Any]:
+        return {
+            "pages": [list(each) for each in self.pages],
+            "gone_pages": list(self.gone_pages),
+            "bound_set": self.bound_set,
+            "admissions": self.admissions,
+            "producers": dict(self.producers),
+        }
 
     @classmethod
     def decode(cls, data: bytes, *, where: str) -> ListRecord:
@@ -586,19 +696,21 @@ class ListRecord:
         """
 
         def make(values: dict[str, Any]) -> ListRecord:
-            number = values.pop("format")
-            if number != LIST_FORMAT:
+            if values["format"] not in (LIST_FORMAT, PAGED_FORMAT):
                 raise UnsupportedFormatError(
-                    f"{where}: format {number}; this pybk reads format {LIST_FORMAT}: install a newer pybk"
+                    f"{where}: format {values['format']}; this pybk reads formats {LIST_FORMAT} and {PAGED_FORMAT}: "
+                    "install a newer pybk"
                 )
             return cls(
                 **values
                 | {
+                    "pages": tuple(Page(*each) for each in values.get("pages", ())),
+                    "gone_pages": tuple(values.get("gone_pages", ())),
                     "kind": ListKind(values["kind"]),
                     "uid": bytes.fromhex(values["uid"]),
                     "highest": Highest(*values["highest"]),
                     "cuts": tuple((number, seq) for number, seq in values["cuts"]),
-                    "segments": tuple(Segment(*each) for each in values["segments"]),
+                    "segments": tuple(map(_segment_of, values["segments"])),
                     "pending_deletes": tuple(values["pending_deletes"]),
                     "checkpoints": tuple(Checkpoint(*each) for each in values["checkpoints"]),
                     "uploads": tuple(values["uploads"]),
@@ -609,6 +721,35 @@ class ListRecord:
         found = decode_json(data, make, where=where)
         object.__setattr__(found, "_encoded", data)
         return found
+
+
+def encode_page(rows: Rows) -> bytes:
+    """Return the segments of a page as JSON."""
+    return encode_json({"format": _PAGE_FORMAT, "segments": list(map(_row_of, rows))})
+
+
+def decode_page(data: bytes, *, where: str) -> Rows:
+    """Decode the result of ``encode_page``; ``where`` names the page in errors.
+
+    Raises:
+        CorruptError: The bytes are not a page.
+        UnsupportedFormatError: A newer pybk wrote it.
+    """
+
+    def make(values: dict[str, Any]) -> Rows:
+        if values["format"] != _PAGE_FORMAT:
+            raise UnsupportedFormatError(
+                f"{where}: format {values['format']}; this pybk reads format {_PAGE_FORMAT}: install a newer pybk"
+            )
+        return tuple(map(_segment_of, values["segments"]))
+
+    return decode_json(data, make, where=where)
+
+
+def _last_of(segment: Segment) -> int:
+    """Return the last record of a closed segment."""
+    assert segment.last_seq is not None, "no open segment is in a page"
+    return segment.last_seq
 
 
 def new_list(name: str, kind: ListKind, uid: bytes, start_seq: int) -> ListRecord:
@@ -623,7 +764,8 @@ def _problem_of(record: ListRecord) -> str:
     ledgers = [*(each.ledger_id for each in record.segments), *blobs, *record.pending_deletes]
     if len(set(ledgers)) < len(ledgers):
         return "a ledger is listed twice, or listed and to be deleted"
-    if any(low >= high for low, high in pairwise([0, *numbers, record.next_segment])):
+    before = record.pages[-1].last_number if record.pages else 0
+    if any(low >= high for low, high in pairwise([before, *numbers, record.next_segment])):
         return f"segments {numbers} do not ascend below {record.next_segment}"
     covered = [each.seq for each in record.checkpoints]
     if covered != sorted(covered) or (covered and record.first_seq > covered[0] + 1):
@@ -643,6 +785,9 @@ def _problem_of(record: ListRecord) -> str:
     closed = record.segments[: len(record.segments) - len(opened)]
     if any(each.is_open for each in closed) or (record.sealed and opened):
         return "more than the last two segments are open, or it is sealed and has an open one"
+    problem = _problem_of_pages(record, closed)
+    if problem:
+        return problem
     first = closed[0].first_seq if closed else record.end_seq
     expected = first
     for each in closed:
@@ -651,8 +796,32 @@ def _problem_of(record: ListRecord) -> str:
         expected = each.last_seq + 1
     if expected != record.end_seq:
         return f"the closed segments end before record {expected}, not before {record.end_seq}"
+    first = record.pages[0].first_seq if record.pages else first
     if first is None or (closed and first > record.first_seq):
         return f"its first segment begins with record {first}, after record {record.first_seq}"
     if opened and opened[0].first_seq != record.end_seq:
         return f"the open segment begins with record {opened[0].first_seq}, not with {record.end_seq}"
+    return ""
+
+
+def _problem_of_pages(record: ListRecord, closed: Rows) -> str:
+    """Return which invariant of pages a record breaks; empty if none.
+
+    Args:
+        record: The record.
+        closed: Its closed segments.
+    """
+    if record.format == LIST_FORMAT:
+        paged = record.pages or record.gone_pages or record.bound_set
+        return "a record of format 1 names pages or a set of bounds" if paged else ""
+    if record.cursors:
+        return "a record of format 2 has bounds itself"
+    if not record.pages:
+        return ""
+    if not closed or record.pages[0].last_seq < record.first_seq:
+        return f"it names pages, but none of the segments after them, or one that ends before {record.first_seq}"
+    following = [(each.number, each.first_seq) for each in record.pages[1:]] + [(closed[0].number, closed[0].first_seq)]
+    for page, (number, first_seq) in zip(record.pages, following, strict=True):
+        if first_seq != page.last_seq + 1 or number <= page.last_number:
+            return f"page {page.name} ends with record {page.last_seq}, and record {first_seq} follows"
     return ""

@@ -505,7 +505,8 @@ class ListWriter:
         def cut() -> None:
             if self.appender.notice_loss():
                 self._repair()
-            self.steps.existing().record.check_cut(seq, self.appender.next_seq)
+            record = self.steps.existing().record
+            record.check_cut(seq, self.appender.next_seq, self.steps.bounds_of(record))
             self.appender.take(self.steps.perform(ledger_list.cut(self._name, self.appender.epoch, seq, time.time_ns)))
 
         self.operate(cut)

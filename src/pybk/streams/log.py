@@ -502,7 +502,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def subscriptions(self) -> list[str]:
         """Return the names of the durable subscriptions, ascending."""
-        return [each.name for each in self._record().cursors]
+        return [each.name for each in self._steps.bounds_of(self._record())]
 
     async def subscriptions_async(self) -> list[str]:
         """Return names as ``subscriptions`` does, in a thread."""
@@ -518,7 +518,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         """
         record, end = self._record(), self.last_seq + 1
         found = []
-        for bound in record.cursors:
+        for bound in self._steps.bounds_of(record):
             state = read_cursor(self._manager, self._steps, bound)
             ranges = len(state.acked_ranges)
             found.append(
@@ -604,6 +604,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def segments(self) -> list[LogSegment]:
         """Return its segments, in the order of their records."""
+        self._check_open()
         return [
             LogSegment(
                 each.number,
@@ -614,7 +615,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
                 each.created_ns,
                 each.closed_ns,
             )
-            for each in self._record().segments
+            for each in self._steps.all_segments()
         ]
 
     async def segments_async(self) -> list[LogSegment]:

@@ -152,8 +152,8 @@ def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bo
         while True:  # until no subscription was added meanwhile
             # Another process may have given the log its first ledger before the lock was taken.
             steps.check_password(of_dropped=True)
-            found = steps.perform(ledger_list.begin_drop(name, cursors))
-            new = [each.name for each in found.cursors if each.name not in cursors]
+            bounds = steps.perform(ledger_list.begin_drop(name, cursors))
+            new = [each.name for each in bounds if each.name not in cursors]
             if not new:
                 break
             for each in new:
@@ -186,11 +186,12 @@ def _sweep_cursors(manager: LedgerManager, names: Iterable[str], spec: LedgerSpe
         steps = LedgerSteps(manager, name, _cursor_spec(spec))
         try:
             found = steps.read()  # before the record of the log, which names a subscription before its list exists
-            of_log = LedgerSteps(manager, log, spec).read()
+            log_steps = LedgerSteps(manager, log, spec)
+            of_log = log_steps.read()
             if found is None or of_log is None:
                 continue
             steps.uid = found.record.uid
-            bound = of_log.record.cursor(subscription)
+            bound = log_steps.bound_in(of_log.record, subscription)
             if bound is None or bound.uid != steps.uid.hex():
                 steps.delete_list()
                 deleted += [*found.record.ledgers, *found.record.pending_deletes]

@@ -23,11 +23,12 @@ from pybk.errors import (
 )
 from pybk.manager import LedgerManager, backend_of
 from pybk.streams.blob import BlobReader
+from pybk.streams.bounds import CursorBound
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader
-from pybk.streams.ledger_list import Steps, WriteList, Written
+from pybk.streams.ledger_list import put
 from pybk.streams.ledger_spec import LedgerSpec
-from pybk.streams.ledger_steps import LedgerSteps, names_of, segment_end
-from pybk.streams.list_record import Checkpoint, CursorBound, ListKind, ListRecord, Segment
+from pybk.streams.ledger_steps import LedgerSteps, names_of, page_segments_of, segment_end
+from pybk.streams.list_record import Checkpoint, ListKind, ListRecord, Segment
 from pybk.streams.names import cursor_list_name
 from pybk.streams.sweep import Described, described_ledgers
 
@@ -110,7 +111,9 @@ def rebuild(manager: LedgerManager, name: str, spec: LedgerSpec, first_seq: int 
         cursors=tuple(_cursors_of(manager, name, spec, begin)),
         highest=Highest(*map(max, *ends.values(), NOTHING_YET, NOTHING_YET)),
     )
-    steps.perform(_listed(record, version))
+    steps.uid = record.uid
+    if not steps.perform(put(record, version, page_segments_of(manager))):
+        raise VersionConflictError(f"the record of log {name!r} changed meanwhile; look at it, and try again")
     listed = {each.ledger_id for each in kept}
     return RebuiltList(
         begin,
@@ -128,7 +131,9 @@ def _version_of(manager: LedgerManager, name: str, spec: LedgerSpec) -> int | No
     if found is None:
         return None
     with suppress(CorruptError):
-        ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        if not record.dropped:
+            LedgerSteps(manager, name, spec).all_segments()
         raise IllegalOperationError(f"log {name!r} has a sound record, so it is not made again; open the log")
     return found.version
 
@@ -158,7 +163,7 @@ def _check_unlisted(manager: LedgerManager, spec: LedgerSpec, uid: bytes, name: 
     for other in names_of(manager, spec.kind):
         with suppress(CorruptError):
             found = LedgerSteps(manager, other, spec).read()
-            if found is not None and found.record.uid == uid:
+            if found is not None and found.record.uid == uid and other != name:
                 raise IllegalOperationError(f"log {name!r} has the name {other!r} now; open that")
 
 
@@ -249,8 +254,3 @@ def _cursors_of(manager: LedgerManager, name: str, spec: LedgerSpec, begin: int)
         found = LedgerSteps(manager, cursor, replace(spec, kind=ListKind.CURSOR)).read()
         if found is not None and not found.record.sealed:  # one that is sealed is being deleted
             yield CursorBound(cursor.removeprefix(prefix), begin, found.record.uid.hex(), found.record.epoch)
-
-
-def _listed(record: ListRecord, version: int | None) -> Steps[None]:
-    if not isinstance((yield WriteList(record, version)), Written):
-        raise VersionConflictError(f"the record of log {record.name!r} changed meanwhile; look at it, and try again")

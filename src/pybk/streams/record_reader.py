@@ -239,8 +239,8 @@ class RecordReader:
                 return None
             except NoSuchLedgerError:
                 record = self._look()  # raises if the next record was truncated or cut
-                reader = self._reader
-                if reader is None or reader.ledger_id in record.ledgers:
+                reader, segment = self._reader, self._segment
+                if reader is None or segment is None or self._steps.segment_numbered(record, segment.number):
                     raise
                 reader.close()  # the segment was read to its end, and truncated since
                 self._reader = None
@@ -304,7 +304,7 @@ class RecordReader:
         """Enter the segment that holds the next record; returns whether there is one."""
         while True:
             record = self._record
-            segment = record.segment_of(self.seq)
+            segment = self._steps.segment_of(record, self.seq)
             if segment is not None and self._open(segment):
                 return True
             if self._look() == record:
@@ -370,7 +370,7 @@ class RecordReader:
         assert self._reader is not None
         if self._segment.is_open:
             record = self._look()
-            segment = next((each for each in record.segments if each.number == self._segment.number), None)
+            segment = self._steps.segment_numbered(record, self._segment.number)
             if segment is not None and segment.is_open:
                 return False
             self._segment = segment

@@ -8,6 +8,7 @@ need not ascend: the first record with at least a value is the one at which the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -53,7 +54,7 @@ def _search(steps: LedgerSteps, too_low: Callable[[Highest], bool], index_in: Ca
     while True:
         record = steps.existing().record
         try:
-            reader = RecordReader(steps, _begin(steps, record, too_low))
+            reader = RecordReader(steps, steps.with_segments(partial(_begin, steps, too_low)))
             try:
                 while (records := reader.read()) is not None:
                     index = index_in(records)
@@ -68,14 +69,16 @@ def _search(steps: LedgerSteps, too_low: Callable[[Highest], bool], index_in: Ca
             continue
 
 
-def _begin(steps: LedgerSteps, record: ListRecord, too_low: Callable[[Highest], bool]) -> int:
+def _begin(
+    steps: LedgerSteps, too_low: Callable[[Highest], bool], record: ListRecord, segments: Sequence[Segment]
+) -> int:
     """Return the first record of the last entry before which the highest value is too low, or the first kept one."""
 
     def is_before(segment: Segment) -> bool:
         with steps.open_segment(segment) as reader:
             return _has_records(reader) and too_low(_highest(reader, _FIRST_ENTRY))
 
-    found = _last(record.segments, is_before)
+    found = _last(segments, is_before)
     if found is None:
         return record.first_seq
     with steps.open_segment(found) as reader:

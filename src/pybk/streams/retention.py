@@ -12,21 +12,25 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
 from pybk.arguments import flag_of
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
 from pybk.frozen_dict import FrozenDict
 from pybk.metadata.authenticated_values import decode_json, encode_json
+from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.background import background
+from pybk.streams.bounds import Bounds
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
-from pybk.streams.list_record import SEQ_MAX, ListRecord
+from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
 from pybk.whole_numbers import whole
 
@@ -100,53 +104,92 @@ class Expired(NamedTuple):
     unacked: Mapping[str, int]
 
 
-def dates_of(record: ListRecord, now_ns: int, noted: Mapping[int, int] = _NONE_NOTED) -> dict[int, int]:
-    """Return when each segment was closed, or added if it is open, by its number; nanoseconds since 1970.
+class Held(NamedTuple):
+    """What a log holds, and for whom.
+
+    Attributes:
+        record: Its record.
+        segments: All its segments, ascending; those of pages may be read when they are asked for.
+        bounds: The bounds of its durable subscriptions.
+    """
+
+    record: ListRecord
+    segments: Iterable[Segment]
+    bounds: Bounds
+
+    @property
+    def needed(self) -> int | None:
+        """The first record that a subscription needs; None without subscriptions."""
+        return min((each.seq for each in self.bounds), default=None)
+
+
+def dates_of(
+    segments: Iterable[Segment], now_ns: int, noted: Mapping[int, int] = _NONE_NOTED
+) -> Iterator[tuple[Segment, int]]:
+    """Yield segments with when each was closed, or added if it is open, nanoseconds since 1970.
 
     Hosts' clocks are wrong at times, but segments are closed in the order of their numbers. So a date in the future is
     not believed: the segment was closed before the next one was, and not later than when it was noted. A date before
     that of an earlier segment is not believed either: it was closed no earlier than that.
 
     Args:
-        record: The log's.
+        segments: The log's, ascending. Those after the one that is yielded are taken only if its date is in the future.
         now_ns: The time, nanoseconds since 1970.
         noted: When each date that is in the future was first seen.
     """
-    believed: dict[int, int] = {}
-    following = now_ns
-    for each in reversed(record.segments):
-        date = each.created_ns if each.is_open else each.closed_ns
+    latest = 0
+    waiting: list[Segment] = []  # dated in the future, so that the date of the next one that is not counts
+    for each in segments:
+        waiting.append(each)
+        if _date_of(each) <= now_ns:
+            for dated, date in _believed(waiting, now_ns, noted):
+                latest = max(latest, date)
+                yield dated, latest
+            waiting.clear()
+    for dated, date in _believed(waiting, now_ns, noted):
+        latest = max(latest, date)
+        yield dated, latest
+
+
+def _date_of(segment: Segment) -> int:
+    return segment.created_ns if segment.is_open else segment.closed_ns
+
+
+def _believed(segments: Sequence[Segment], now_ns: int, noted: Mapping[int, int]) -> list[tuple[Segment, int]]:
+    """Return segments with the date of each, of which all but the last are in the future, and maybe the last."""
+    following, found = now_ns, list[tuple[Segment, int]]()
+    for each in reversed(segments):
+        date = _date_of(each)
         if date > now_ns:
             date = min(noted.get(date, now_ns), following)
-        believed[each.number] = following = date
-    latest, found = 0, dict[int, int]()
-    for each in record.segments:
-        found[each.number] = latest = max(latest, believed[each.number])
-    return found
+        found.append((each, date))
+        following = date
+    return found[::-1]
 
 
 def first_kept(
-    record: ListRecord, retention: Retention, now_ns: int, open_bytes: int, noted: Mapping[int, int] = _NONE_NOTED
+    held: Held, retention: Retention, now_ns: int, open_bytes: int, noted: Mapping[int, int] = _NONE_NOTED
 ) -> int:
     """Return the first record that is to be kept: that of a segment, or the first one that was not dropped before.
 
     Args:
-        record: The log's.
+        held: What it holds.
         retention: Its retention.
         now_ns: The time, nanoseconds since 1970.
         open_bytes: Bytes of its open segments.
         noted: As for ``dates_of``.
     """
-    kept, dates = record.first_seq, dates_of(record, now_ns, noted)
-    total = open_bytes + sum(each.nbytes for each in record.segments)
-    needed = min((each.seq for each in record.cursors), default=SEQ_MAX)
+    record = held.record
+    kept = record.first_seq
+    total = open_bytes + record.nbytes
+    needed = SEQ_MAX if held.needed is None else held.needed
     covered = record.checkpoints[0].seq + 1 if record.checkpoints else SEQ_MAX
-    for each in record.segments:
+    for each, date in dates_of(held.segments, now_ns, noted):
         if each.last_seq is None:
             break
         after = each.last_seq + 1
-        is_acked = bool(record.cursors) and after <= needed
-        is_old = retention.max_age is not None and now_ns - dates[each.number] > retention.max_age * 1e9
+        is_acked = bool(held.bounds) and after <= needed
+        is_old = retention.max_age is not None and now_ns - date > retention.max_age * 1e9
         is_too_much = retention.max_bytes is not None and total > retention.max_bytes
         expires = is_old or is_too_much or (is_acked and not retention.keep_acked)
         if not expires or after > covered or (after > needed and not retention.force_expire):
@@ -157,23 +200,25 @@ def first_kept(
 
 
 def rolls_idle(
-    record: ListRecord, retention: Retention, now_ns: int, last_seq: int, noted: Mapping[int, int] = _NONE_NOTED
+    held: Held, retention: Retention, now_ns: int, last_seq: int, noted: Mapping[int, int] = _NONE_NOTED
 ) -> bool:
     """Return whether the open segment is old enough to be closed, so that it can go.
 
     Args:
-        record: The log's.
+        held: What the log holds; of its pages nothing is read.
         retention: Its retention.
         now_ns: The time, nanoseconds since 1970.
         last_seq: The last record of the log.
         noted: As for ``dates_of``.
     """
+    record = held.record
     if not record.open_segments or last_seq < record.end_seq:
         return False
-    age_s = (now_ns - dates_of(record, now_ns, noted)[record.open_segments[0].number]) / 1e9
+    date = next(date for each, date in dates_of(record.segments, now_ns, noted) if each.is_open)
+    age_s = (now_ns - date) / 1e9
     if retention.max_age is not None and age_s > retention.max_age:
         return True
-    needed = min((each.seq for each in record.cursors), default=-1)
+    needed = -1 if held.needed is None else held.needed
     return not retention.keep_acked and last_seq < needed and age_s > retention.idle_roll
 
 
@@ -211,6 +256,29 @@ def set_retention(steps: LedgerSteps, retention: Retention | None) -> None:
     steps.perform(ledger_list.update(steps.name, changed))
 
 
+class Watches:
+    """Watches that are cancelled together; one that is added afterwards is cancelled at once. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: list[Watch] | None = []
+
+    def add(self, watch: Watch) -> None:
+        """Add one."""
+        with self._lock:
+            if self._watches is not None:
+                self._watches.append(watch)
+                return
+        watch.cancel()
+
+    def cancel(self) -> None:
+        """Cancel all; a second call does nothing."""
+        with self._lock:
+            watches, self._watches = self._watches or [], None
+        for each in watches:
+            each.cancel()
+
+
 class RetentionKeeper:
     """Applies the retention of a log, as long as its writer in this process is open.
 
@@ -229,8 +297,11 @@ class RetentionKeeper:
         self._noted: dict[int, int] = {}
         """As for ``dates_of``: what is dated in the future is as old as this has known it."""
         keeper = weakref.ref(self)
-        self._watch = self._steps.watch(partial(_changed, keeper))
-        self._dropped = weakref.finalize(self, cancel_elsewhere, self._watch)
+        self._watches = Watches()
+        self._watches.add(self._steps.watch(partial(_changed, keeper)))
+        self._watched = ""
+        """The set of bounds that is watched; empty for none."""
+        self._dropped = weakref.finalize(self, cancel_elsewhere, self._watches)
         self._dropped.atexit = False
         self._set_timer()
         self.soon()
@@ -267,7 +338,7 @@ class RetentionKeeper:
                 self.apply()
         except (LogFencedError, NoSuchLogError, ClosedError):
             self._is_over = True
-            self._watch.cancel()
+            self._watches.cancel()
         except (PybkError, OSError) as error:
             if not self._ended:
                 logger.warning("log %r could not drop what its retention allows: %s", self._steps.name, error)
@@ -275,7 +346,7 @@ class RetentionKeeper:
     def close(self) -> None:
         """Stop applying it."""
         self._dropped.detach()
-        self._watch.cancel()
+        self._watches.cancel()
 
     def apply(self) -> Expired:
         """Drop what may go now.
@@ -287,6 +358,7 @@ class RetentionKeeper:
             LogFencedError: Another writer has the log.
         """
         record = self._steps.existing().record
+        self._watch_bounds(record)
         retention = retention_of(record)
         if self._period_s != (period := period_of(retention)):
             self._period_s = period
@@ -294,36 +366,55 @@ class RetentionKeeper:
         if retention is None:
             return Expired(record.first_seq, 0, 0, {})
         appender = self._writer.appender
-        if rolls_idle(record, retention, self._noted_until(record), appender.next_seq - 1, self._noted):
+        held = Held(record, record.segments, self._steps.bounds_of(record))
+        if rolls_idle(held, retention, self._noted_until(record), appender.next_seq - 1, self._noted):
             self._writer.roll()
-            record = self._steps.existing().record
-        first = first_kept(record, retention, self._noted_until(record), appender.segment_bytes, self._noted)
-        if first <= record.first_seq:
-            return Expired(record.first_seq, 0, 0, {})
+        expired = self._steps.with_segments(partial(self._expiring, retention))
+        first = expired.first_seq
+        if not expired.records:
+            return expired
         force, steps = retention.force_expire, self._steps
         self._writer.operate(
             lambda: steps.perform(
                 ledger_list.truncate(steps.name, appender.epoch, appender.generation, first, force=force)
             )
         )
-        expired = _expired(record, first)
         if expired.unacked:
             logger.warning("log %r dropped records that were not acknowledged: %s", steps.name, dict(expired.unacked))
         return expired
 
+    def _expiring(self, retention: Retention, record: ListRecord, segments: Sequence[Segment]) -> Expired:
+        """Return what may go now."""
+        held = Held(record, segments, self._steps.bounds_of(record))
+        open_bytes = self._writer.appender.segment_bytes
+        first = first_kept(held, retention, self._noted_until(record), open_bytes, self._noted)
+        return _expired(held, first)
+
     def _noted_until(self, record: ListRecord) -> int:
-        """Note dates that are in the future now, and forget the others; returns the time."""
+        """Note dates that are in the future now, and forget those that are not any more; returns the time.
+
+        Those of pages were noted before their segments were moved there, or count as noted now.
+        """
         now_ns = time.time_ns()
-        dates = [each.created_ns if each.is_open else each.closed_ns for each in record.segments]
+        dates = {*self._noted, *map(_date_of, record.segments)}
         self._noted = {date: self._noted.get(date, now_ns) for date in dates if date > now_ns}
         return now_ns
 
+    def _watch_bounds(self, record: ListRecord) -> None:
+        """Apply the retention after changes of bounds that are not in the record itself."""
+        if record.bound_set != self._watched and record.admissions:
+            self._watched = record.bound_set
+            for watch in self._steps.watch_bounds(record, partial(_changed, weakref.ref(self))):
+                self._watches.add(watch)
 
-def _expired(record: ListRecord, first: int) -> Expired:
+
+def _expired(held: Held, first: int) -> Expired:
     """Return what is dropped if a log begins with ``first`` from now on."""
-    gone = [each.nbytes for each in record.segments if each.last_seq is not None and each.last_seq < first]
-    unacked = {each.name: first - each.seq for each in record.cursors if each.seq < first}
-    return Expired(first, first - record.first_seq, sum(gone), FrozenDict(unacked))
+    if first <= held.record.first_seq:
+        return Expired(held.record.first_seq, 0, 0, {})
+    gone = takewhile(lambda each: each.last_seq is not None and each.last_seq < first, held.segments)
+    unacked = {each.name: first - each.seq for each in held.bounds if each.seq < first}
+    return Expired(first, first - held.record.first_seq, sum(each.nbytes for each in gone), FrozenDict(unacked))
 
 
 def _is_number(value: object) -> bool:

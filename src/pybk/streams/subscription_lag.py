@@ -24,7 +24,7 @@ from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError
 from pybk.manager import backend_of
 from pybk.metrics import Gauge, MetricKey, Metrics
 from pybk.streams.background import background
-from pybk.streams.list_record import ListRecord
+from pybk.streams.list_record import Segment
 from pybk.streams.list_writer import ListWriter
 
 logger = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ class SubscriptionLag:
     def __init__(self, writer: ListWriter) -> None:
         self._writer = writer
         self._notes = [Note(time.time_ns(), writer.appender.next_seq)]
-        self._seen: tuple[ListRecord, int] | None = None
-        """The log's record as of the last look, and the lowest bound; None if it has no subscriptions."""
+        self._seen: tuple[int, Segment | None] | None = None
+        """The lowest bound as of the last look, and the segment that has it; None if there are no subscriptions."""
         _lags_of(backend_of(writer.steps.manager).metrics).add(self)
         self._set_timer()
 
@@ -87,10 +87,11 @@ class SubscriptionLag:
 
     def _look(self) -> None:
         end = self._writer.appender.next_seq
-        record = self._writer.steps.existing().record
-        lowest = min((each.seq for each in record.cursors), default=None)
+        steps = self._writer.steps
+        record = steps.existing().record
+        lowest = min((each.seq for each in steps.bounds_of(record)), default=None)
         self._notes = noted(self._notes, Note(time.time_ns(), end), lowest)
-        self._seen = None if lowest is None else (record, lowest)
+        self._seen = None if lowest is None else (lowest, steps.segment_of(record, lowest))
 
     def shown(self) -> tuple[int, int | None] | None:
         """Return the records that the last subscription has not acknowledged, and since when the oldest exists.
@@ -100,10 +101,9 @@ class SubscriptionLag:
         seen, notes = self._seen, self._notes
         if seen is None or self._writer.closed:
             return None
-        record, seq = seen
+        seq, segment = seen
         lag = max(0, self._writer.appender.next_seq - seq)
         known = [each.time_ns for each in notes[bisect_right(notes, seq, key=_END) :][:1]]
-        segment = record.segment_of(seq)
         if segment is not None and not segment.is_open:
             known.append(segment.closed_ns)
         return lag, min(known, default=None) if lag else None

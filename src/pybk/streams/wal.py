@@ -422,7 +422,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     @property
     def ledgers(self) -> tuple[int, ...]:
         """The ids of its ledgers, in the order of their records."""
-        return tuple(each.ledger_id for each in self._record().segments)
+        self._record()
+        return tuple(each.ledger_id for each in self._steps.all_segments())
 
     @property
     def first_lsn(self) -> int:
@@ -457,8 +458,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         open_bytes = 0 if appender is None or appender.segment is None else appender.segment_bytes
         return WalStats(
             records=max(durable + 1 - record.first_seq, 0),
-            segments=len(record.segments),
-            payload_bytes=sum(each.nbytes for each in record.segments) + open_bytes,
+            segments=record.segment_count,
+            payload_bytes=record.nbytes + open_bytes,
             checkpoints=len(record.checkpoints),
             uploads=len(record.uploads),
             pending_deletes=len(record.pending_deletes),

@@ -15,9 +15,11 @@ from pybk.admin.http.history import Series
 from pybk.admin.http.rates import Load, Rates
 from pybk.admin.http.routes import Range, Route, route
 from pybk.admin.http.view import View
+from pybk.backend import LedgerBackend
 from pybk.cluster_checks import space_by_tiers
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.manager import backend_of
+from pybk.streams.list_parts import bounds_of
 from pybk.streams.list_record import ListKind, ListRecord
 
 LOGS_MAX: Final = 200
@@ -260,15 +262,16 @@ def logs(view: View, after: str = "", limit: Annotated[int, Range(1, LOGS_MAX)] 
     for name in wanted:
         record = backend.read_record(f"{group}/{name}")
         if record is not None and record.value is not None:  # it may have been deleted meanwhile
-            found += _log_infos(name, record.value)
+            found += _log_infos(backend, name, record.value)
     more = bool(wanted) and wanted[-1] < names[-1]
     return LogPage(logs=tuple(found), next=wanted[-1] if more else None)
 
 
-def _log_infos(name: str, value: bytes) -> list[LogInfo]:
+def _log_infos(backend: LedgerBackend, name: str, value: bytes) -> list[LogInfo]:
     """Return what the record of a log says; nothing of a log that was deleted."""
     try:
         record = ListRecord.decode(value, where=f"the record of log {name!r}")
+        bounds = bounds_of(backend, record)
     except (CorruptError, UnsupportedFormatError) as error:
         return [
             LogInfo(
@@ -291,13 +294,13 @@ def _log_infos(name: str, value: bytes) -> list[LogInfo]:
             name=name,
             first_seq=record.first_seq,
             end_seq=end,
-            bytes=sum(each.nbytes for each in record.segments),
-            ledgers=len(record.segments),
+            bytes=record.nbytes,
+            ledgers=record.segment_count,
             open=bool(record.open_segments),
             sealed=record.sealed,
             subscriptions=tuple(
                 SubscriptionInfo(name=each.name, needs_from=each.seq, backlog_max=max(0, end - each.seq))
-                for each in record.cursors
+                for each in bounds
             ),
         )
     ]
