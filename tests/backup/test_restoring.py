@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -379,3 +381,46 @@ def test_a_store_that_another_restore_put_there_is_not_taken_for_the_own(
         with pytest.raises(StoreLockedError, match="another restore"):
             restored(backup, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def first_ledger(change: Callable[[dict[str, Any]], object]) -> Callable[[list[Any]], object]:
+    """Return a change of the first ledger of a manifest."""
+    return lambda lines: change(next(line for line in lines if "ledger" in line))
+
+
+def spaced(line: dict[str, Any]) -> None:
+    metadata = json.dumps(json.loads(a2b_base64(line["metadata"])), sort_keys=True).encode()
+    line["metadata"] = b2a_base64(metadata, newline=False).decode()
+
+
+FORGED: dict[str, Callable[[list[Any]], object]] = {
+    "last add confirmed": first_ledger(lambda line: line.update(lac=line["lac"] - 1)),
+    "length": first_ledger(lambda line: line.update(length=line["length"] - 1)),
+    "metadata": first_ledger(spaced),
+    "store": lambda lines: lines[0].update(store=lines[0]["store"][:-2]),
+    "name": lambda lines: lines.append({"name": "n" * 501, "version": 1, "value": ""}),
+}
+"""Changes of a manifest that keep it whole."""
+
+
+@pytest.mark.parametrize("run", [1, 2])
+@pytest.mark.parametrize("what", FORGED)
+def test_a_run_that_a_restore_refuses_is_reported(what: str, run: int, tmp_path: Path) -> None:
+    """The entries of a ledger that grew are checked for each run, as a restore of the run checks them."""
+    backup = tmp_path / "backup"
+    with open_quick(tmp_path / "store") as manager:
+        writer = manager.create_ledger(password=PASSWORD)
+        for _ in range(2):
+            writer.append_many(numbered(COUNT))
+            backed_up(manager, backup)
+    assert verify_backup(backup, passwords=KNOWN).problems == ()
+    path = backup / f"run-{run:08d}"
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    end = lines.pop()
+    FORGED[what](lines)
+    path.write_bytes(b"".join(_json(line) + b"\n" for line in (*lines, end)))
+    _rehash(backup, (backup / "pack-00000001").read_bytes()[-32:])
+    with pytest.raises(CorruptError):
+        restored(backup, tmp_path / "new", run=run)
+    with pytest.raises(CorruptError):
+        raise CorruptError(verify_backup(backup, passwords=KNOWN).problems[0])

@@ -76,6 +76,7 @@ class Chain:
         last_hash: The SHA-256 of that manifest; empty before the base.
         ledgers: The ledgers, by id.
         earlier: The last state of each ledger that an earlier run has, and this run has not.
+        before: The states of ledgers in earlier runs that later entries or metadata followed.
         named: The named records, by name.
         packs: The packs of all runs, by number.
         runs: The runs, the oldest first.
@@ -90,6 +91,7 @@ class Chain:
         self.last_hash = b""
         self.ledgers: dict[int, KeptLedger] = {}
         self.earlier: list[KeptLedger] = []
+        self.before: list[KeptLedger] = []
         self.named: dict[str, NamedRow] = {}
         self.packs: dict[int, PackInfo] = {}
         self.runs: list[BackupRunInfo] = []
@@ -122,8 +124,8 @@ class Chain:
         gone = 0
         for ledger_id, kept in manifest.ledgers.items():
             before = self.ledgers.get(ledger_id)
-            if self._collects_earlier and before is not None and not _begins_with(kept, before):
-                self.earlier.append(before)
+            if self._collects_earlier and before is not None:
+                (self.before if _begins_with(kept, before) else self.earlier).append(before)
             if kept is None:
                 self.ledgers.pop(ledger_id, None)
                 gone += 1

@@ -38,6 +38,7 @@ class LedgerCheck:
     """
 
     def __init__(self, checks: LedgerChecks, metadata: LedgerMetadata, first: int, length: int | None) -> None:
+        self._checks = checks
         self._metadata = metadata
         self._seal = checks.seal_of(metadata)
         self._extent = Extent.of(metadata) or Extent(metadata.ledger_id, 0, 1, 0)
@@ -78,17 +79,22 @@ class LedgerCheck:
             raise CorruptError(f"ledger {self._metadata.ledger_id}: {error}") from error
         return int(sizes.sum()) - self._overhead * len(sizes)
 
-    def finish(self, last: int, length: int) -> None:
+    def finish(self, last: int, length: int, metadata: LedgerMetadata | None = None) -> None:
         """Check the end of the ledger, after its last entry was added.
 
         Args:
             last: The last entry that is recorded.
             length: The payload bytes that are recorded.
+            metadata: The ledger's metadata as of this end; None for those that it has now.
 
         Raises:
             CorruptError, SealMismatchError: The ledger ends elsewhere.
         """
-        metadata, end = self._metadata, self._end
+        end, seal = self._end, self._seal
+        if metadata is None:
+            metadata = self._metadata
+        elif metadata != self._metadata:
+            seal = self._checks.seal_of(metadata)
         closed = metadata.state is LedgerState.CLOSED
         if (end is not None and end.length != length) or (
             closed and (metadata.last_entry_id, metadata.length) != (last, length)
@@ -97,7 +103,7 @@ class LedgerCheck:
                 f"ledger {metadata.ledger_id}: its entries up to {last} have "
                 f"{'unknown' if end is None else end.length} bytes, but {length} are recorded"
             )
-        if check_seal(metadata, self._seal) is SealState.RIGHT and end is not None:
+        if check_seal(metadata, seal) is SealState.RIGHT and end is not None:
             check_last(metadata, end)
 
 

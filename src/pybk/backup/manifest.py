@@ -20,6 +20,7 @@ from pybk.backup.pack import PACK_BYTES_MAX, Piece
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.storage.format.index_rows import NamedRow
+from pybk.storage.named_records import NAME_BYTES_MAX
 
 BACKUP_FORMAT: Final = 1
 MANIFEST_BYTES_MAX: Final = 4 << 30
@@ -28,6 +29,7 @@ STORE: Final = "store"
 CLUSTER: Final = "cluster"
 
 _INT_MAX: Final = (1 << 63) - 1
+_ID_BYTES: Final = 16
 _REMEDY: Final = "restore this file from another copy of the backup, or begin a new backup in an empty directory"
 
 
@@ -189,15 +191,15 @@ class Manifest:
                 left_out[_whole(line["left_out"])] = _text(line["why"])
             else:
                 value = None if line["value"] is None else a2b_base64(line["value"], strict_mode=True)
-                named.append(NamedRow(_text(line["name"]), _whole(line["version"]), value))
+                named.append(NamedRow(_name(line["name"]), _whole(line["version"]), value))
         return cls(
             base=head["base"] is True,
-            backup_id=unhex(head["backup"]),
+            backup_id=_id(head["backup"]),
             run=_whole(head["run"]),
             previous=unhex(head["previous"]),
             source=SourceIdentity(
                 _text(head["kind"]),
-                unhex(head["store"]),
+                _id(head["store"]),
                 unhex(head["salt"]),
                 _whole(head["scrypt"]),
                 _whole(head["incarnation"], (1 << 64) - 1),
@@ -252,6 +254,21 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.50} is no text")
     return value
+
+
+def _name(value: Any) -> str:
+    """Return the name of a named record; ValueError if no store takes it."""
+    name = _text(value)
+    if not 1 <= len(name.encode()) <= NAME_BYTES_MAX:
+        raise ValueError(f"{name!r:.50} is no name of 1 to {NAME_BYTES_MAX} bytes in UTF-8")
+    return name
+
+
+def _id(value: Any) -> bytes:
+    found = bytes.fromhex(value)
+    if len(found) != _ID_BYTES:
+        raise ValueError(f"{value!r:.50} has not {_ID_BYTES} bytes")
+    return found
 
 
 def _checked_lines(data: bytes) -> Iterator[Any]:

@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 from pybk.backup.chain import BackupRunInfo, Chain, existing_chain
 from pybk.backup.checking import LedgerCheck, LedgerChecks
-from pybk.backup.manifest import KeptLedger, SourceIdentity
+from pybk.backup.manifest import STORE, KeptLedger, SourceIdentity
 from pybk.backup.pack import LedgerKey, PackedEntries, Piece
 from pybk.backup.target import Target
 from pybk.credentials import Passwords
 from pybk.errors import CorruptError, DigestMismatchError, UnsupportedFormatError
+from pybk.flags import WriteFlag
+from pybk.ledger import LedgerState
 
 Progress = Callable[[int, int], None]
 
@@ -135,6 +137,11 @@ class EntriesCheck:
             if kept.last >= 0
         }
         """The next and the last entry of the ledgers whose entries are not all there yet."""
+        self._is_store = source.kind == STORE
+        self._before: dict[LedgerKey, list[KeptLedger]] = {}
+        """The states of ledgers in earlier runs, by ascending last entry."""
+        for kept in chain.before:
+            self._before.setdefault(LedgerKey.of(kept.decoded()), []).append(kept)
         self.entries = 0
 
     @property
@@ -153,19 +160,49 @@ class EntriesCheck:
         check = self._open.pop(found.key, None) or self._checks.of(kept.decoded(), 0)
         if wanted.first != expected:
             raise _lacking(wanted.ledger_id, expected, wanted.first - 1)
-        part = slice(wanted.low, wanted.high)
-        check.add(wanted.first, found.buffer, found.offsets[part], found.sizes[part])
+        low = wanted.low
+        for state in (*self._before.get(found.key, ()), kept):
+            if wanted.first <= state.last <= wanted.last:
+                low = self._add_part(check, wanted, low, state.last + 1 - found.first)
+                self._finish(check, state)
+        self._add_part(check, wanted, low, wanted.high)
         self.entries += wanted.high - wanted.low
         if wanted.last < kept.last:
             self._open[found.key], self._expected[found.key] = check, (wanted.last + 1, kept.last)
             return False
         del self._expected[found.key]
-        check.finish(kept.last, kept.length)
         return True
+
+    @staticmethod
+    def _add_part(check: LedgerCheck, wanted: WantedEntries, low: int, high: int) -> int:
+        """Check the entries of a record from the one numbered ``low`` up to that before ``high``; return ``high``."""
+        found, part = wanted.found, slice(low, high)
+        if low < high:
+            check.add(found.first + low, found.buffer, found.offsets[part], found.sizes[part])
+        return high
 
     def check_empty(self, kept: KeptLedger) -> None:
         """Check a ledger without entries; raises as ``add``."""
-        self._checks.of(kept.decoded(), 0).finish(kept.last, kept.length)
+        self._finish(self._checks.of(kept.decoded(), 0), kept)
+
+    def _finish(self, check: LedgerCheck, kept: KeptLedger) -> None:
+        """Check that a ledger with these entries becomes what the backup says of it.
+
+        Raises:
+            CorruptError, SealMismatchError: It becomes something else.
+        """
+        metadata = kept.decoded()
+        check.finish(kept.last, kept.length, metadata)
+        if not self._is_store:
+            return
+        unconfirmed = WriteFlag.DEFERRED_FORCE in metadata.write_flags and metadata.state is not LedgerState.CLOSED
+        if kept.lac != kept.last and not unconfirmed:
+            raise CorruptError(
+                f"ledger {metadata.ledger_id}: the backup says that entries up to {kept.lac} are confirmed, of "
+                f"{kept.last}, and the ledger confirms each of its entries"
+            )
+        if metadata.encode() != kept.metadata:
+            raise CorruptError(f"ledger {metadata.ledger_id}: the backup has metadata that no version of pybk writes")
 
     def lacking(self) -> dict[LedgerKey, CorruptError]:
         """Return an error for each ledger of which entries did not come."""
@@ -198,7 +235,7 @@ class _Verification:
             self._check_pack(number)
             done += chain.packs[number].nbytes if number in chain.packs else 0
             progress(done, total)
-        for kept in (*chain.earlier, *chain.ledgers.values()):
+        for kept in (*chain.before, *chain.earlier, *chain.ledgers.values()):
             if kept.last < 0:
                 self._attempt(LedgerKey.of(kept.decoded()), partial(self.check.check_empty, kept))
         self.problems += [str(error) for key, error in self.check.lacking().items() if key not in self._bad]
