@@ -170,6 +170,18 @@ def test_a_device_counts_once_whatever_has_it_in_common() -> None:
     assert found.keys() == {"hdd, nvme, ssd", "hdd", "nvme", "ssd"}
 
 
+def test_devices_of_several_tiers_count_once_if_one_tier_has_more_of_them() -> None:
+    devices = {StorageHint.NVME: "host:1", StorageHint.SSD: "host:1+host:2", StorageHint.HDD: "host:3"}
+    found = space_by_tiers([on_devices("a", devices), on_devices("b", {StorageHint.HDD: "host:2"})])
+    own = DeviceSpace(3, 10, frozenset("b"))
+    assert found == {
+        "hdd, nvme, ssd": DeviceSpace(3, 10, frozenset("ab")),
+        "hdd": DeviceSpace(3, 10, frozenset("a")),
+        "nvme": own,
+        "ssd": own,
+    }
+
+
 def test_bookies_that_register_no_devices_count_by_tier() -> None:
     found = space_by_tiers([on_devices("a", {}), on_devices("b", {})])
     assert found == {tier.value: DeviceSpace(6, 20, frozenset("ab")) for tier in StorageHint}

@@ -33,6 +33,7 @@ from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.keys import KeyRing
 from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
 from pybk.manager import LedgerManager
+from pybk.storage.io.filesystem import OsFileSystem
 from tests.internals import backend_of, digest_of, store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, payloads, python
 from tests.test_everyday import pickled
@@ -516,6 +517,22 @@ def test_opening_a_missing_store_read_only_makes_nothing(tmp_path: Path) -> None
     with pytest.raises(CookieError, match="there is no store"):
         LedgerManager.open(tmp_path / "none", read_only=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_devices_in_the_same_directory_are_told_apart_in_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers: dict[StorageHint, str | list[str]] = {
+        StorageHint.NVME: [str(tmp_path / "a" / "nvme"), str(tmp_path / "b" / "nvme")],
+        StorageHint.SSD: str(tmp_path / "a" / "ssd"),
+        StorageHint.HDD: [str(tmp_path / "c" / "hdd"), str(tmp_path / "d" / "hdd")],
+    }
+    numbers = {"nvme": 1, "ssd": 1, "hdd": 2}
+    monkeypatch.setattr(OsFileSystem, "device", lambda self, path: numbers[Path(path).name])
+    with open_quick(tmp_path / "store", tiers=tiers) as manager:
+        free = manager.health().free_bytes
+        assert len(free) == 2
+        assert ", ".join(tiers[StorageHint.HDD]) in free
 
 
 def test_health_of_a_store_that_is_well(tmp_path: Path) -> None:

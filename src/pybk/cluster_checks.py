@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
@@ -311,27 +311,44 @@ class DeviceSpace:
 def space_by_tiers(bookies: Iterable[BookieStatus]) -> dict[str, DeviceSpace]:
     """Return the space of a cluster by the tiers of its devices, such as ``nvme`` or ``hdd, nvme, ssd``.
 
-    A device that several tiers, or several bookies of one host, have in common counts once. Without what bookies
-    register of devices, each tier of a bookie counts as one.
+    A device that several tiers, or several bookies of one host, have in common counts once. Of tiers that have several
+    devices each, and only some in common, the one with the most devices counts, because the space of a single device is
+    not registered. Without what bookies register of devices, each tier of a bookie counts as one.
     """
-    tiers: dict[str, set[str]] = {}
-    found: dict[str, DeviceSpace] = {}
+    tiers: dict[frozenset[str], set[str]] = {}
+    found: dict[frozenset[str], DeviceSpace] = {}
     for bookie in bookies:
         for tier, free in bookie.free_bytes.items():
-            device = bookie.devices.get(tier, f"{bookie.name} {tier.value}")
+            named = bookie.devices.get(tier)
+            devices = frozenset([f"{bookie.name} {tier.value}"] if named is None else named.split("+"))
             capacity = bookie.capacity_bytes.get(tier)
-            before = found.get(device, DeviceSpace(free, capacity, frozenset()))
+            before = found.get(devices, DeviceSpace(free, capacity, frozenset()))
             names = before.bookies | {bookie.name}
-            found[device] = DeviceSpace(min(before.free_bytes, free), before.capacity_bytes or capacity, names)
-            tiers.setdefault(device, set()).add(tier.value)
+            found[devices] = DeviceSpace(min(before.free_bytes, free), before.capacity_bytes or capacity, names)
+            tiers.setdefault(devices, set()).add(tier.value)
     summed: dict[str, DeviceSpace] = {}
-    for device, each in found.items():
-        key = ", ".join(sorted(tiers[device]))
+    for devices, each in _disjoint(found, tiers).items():
+        key = ", ".join(sorted(tiers[devices]))
         other = summed.get(key, DeviceSpace(0, 0, frozenset()))
         sizes = (other.capacity_bytes, each.capacity_bytes)
         capacity = None if None in sizes else sum(size or 0 for size in sizes)
         summed[key] = DeviceSpace(other.free_bytes + each.free_bytes, capacity, other.bookies | each.bookies)
     return summed
+
+
+def _disjoint(
+    found: Mapping[frozenset[str], DeviceSpace], tiers: Mapping[frozenset[str], set[str]]
+) -> dict[frozenset[str], DeviceSpace]:
+    """Return the space of devices of which no two have one in common; the tiers of the others are added to theirs."""
+    kept: dict[frozenset[str], DeviceSpace] = {}
+    for devices, space in sorted(found.items(), key=lambda each: (-len(each[0]), sorted(each[0]))):
+        larger = next((other for other in kept if other & devices), None)
+        if larger is None:
+            kept[devices] = space
+        else:
+            tiers[larger].update(tiers[devices])
+            kept[larger] = replace(kept[larger], bookies=kept[larger].bookies | space.bookies)
+    return kept
 
 
 # ---- copies --------------------------------------------------------------------------------------------------------

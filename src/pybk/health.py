@@ -20,6 +20,7 @@ A part of the store that works around a failure and retries reports it in ``Stor
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
@@ -144,7 +145,8 @@ class Health:
         reason: The text of the worst reason; empty for ``"ok"``, also if there are notes.
         outstanding_bytes: Bytes appended and not durable yet.
         tail_bytes: Bytes of log that the next open would replay.
-        free_bytes: Free bytes of each device, by the directory in which all of its tier directories lie.
+        free_bytes: Free bytes of each device, by the directory in which all of its tier directories lie, or by all of
+            these if that of another device is the same.
         troubles: Failures and refusals that are being retried, one text each. None of them affects durable entries.
         reasons: All reasons, the worst state first, and then notes, which cause no state; for ``"ok"`` there are only
             notes.
@@ -210,9 +212,11 @@ def read_only_store_health(store: ReadOnlyStore) -> Health:
 
 
 def _free_bytes(store: Store | ReadOnlyStore) -> dict[str, int]:
+    devices = [[each.path for each in directories] for directories in store.volumes.by_device().values()]
+    names = Counter(map(os.path.commonpath, devices))
     return {
-        os.path.commonpath([each.path for each in directories]): store.fs.free_bytes(directories[0].path)
-        for directories in store.volumes.by_device().values()
+        name if names[name := os.path.commonpath(paths)] == 1 else ", ".join(paths): store.fs.free_bytes(paths[0])
+        for paths in devices
     }
 
 

@@ -14,6 +14,7 @@ from pybk.errors import MetadataError, UsageError
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.url import open_metadata
 from tests.certificates import Authority
+from tests.private_files import write_private
 
 
 @pytest.mark.parametrize(
@@ -148,6 +149,7 @@ def test_one_store_is_the_same_with_and_without_its_group(tmp_path: Path) -> Non
         ("auth_file=MISSING", "MISSING is to hold a password or a secret, and cannot be read"),
         ("auth_file=EMPTY", "is to hold user:password for ZooKeeper"),
         ("auth_file=SECRET", "is to hold user:password for ZooKeeper"),
+        ("auth_file=SHARED", "lets every user of this host read or change it: chmod 600"),
         ("acl=x509", "acl=x509 needs tls_cert=FILE"),
         ("acl=x509&tls_cert=CERTIFICATE&auth_file=SECRET", "exclude each other"),
         ("acl=digest", "acl takes x509 alone; for a user and password name auth_file=FILE"),
@@ -156,14 +158,16 @@ def test_one_store_is_the_same_with_and_without_its_group(tmp_path: Path) -> Non
 def test_invalid_settings_of_zookeeper_are_refused_with_the_remedy(query: str, told: str, tmp_path: Path) -> None:
     pytest.importorskip("kazoo")
     authority = Authority(tmp_path)
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "secret").write_bytes(b"sesame")
+    write_private(tmp_path / "empty", b"")
+    write_private(tmp_path / "secret", b"sesame")
+    write_private(tmp_path / "shared", b"pybk:sesame").chmod(0o644)
     for name, path in (
         ("CERTIFICATE", authority.sign("certificate")),
         ("OTHER", authority.sign("other")),
         ("ENCRYPTED", authority.sign("encrypted", password=b"sesame")),
         ("EMPTY", tmp_path / "empty"),
         ("SECRET", tmp_path / "secret"),
+        ("SHARED", tmp_path / "shared"),
     ):
         query = query.replace(f"={name}", f"={path}")
     with pytest.raises(UsageError, match=told) as refused:

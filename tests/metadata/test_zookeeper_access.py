@@ -52,7 +52,7 @@ class Secured(NamedTuple):
     def auth(self, text: str = "pybk:sesame") -> str:
         """Write a file with a user and password; returns the setting."""
         file = self.directory / f"auth-{len(text)}"
-        file.write_text(f"{text}\n")
+        write_private(file, f"{text}\n".encode())
         return f"auth_file={file}"
 
 

@@ -80,6 +80,14 @@ def test_a_store_with_something_else_in_place_of_a_file_is_refused(name: str, tm
     assert set(found.values()) <= refusals, found
 
 
+def test_a_store_with_something_else_in_place_of_a_log_file_is_refused(tmp_path: Path) -> None:
+    with open_quick(tmp_path / "store") as manager:
+        manager.create_ledger(insecure=True).append(b"entry")
+    found = outcomes("store", tmp_path / "store", "0000", tmp_path)
+    assert found.pop("sparse") == "CorruptError"
+    assert set(found.values()) <= {"CorruptError", "StorageFailedError"}, found
+
+
 @pytest.mark.parametrize("name", ["base-", "run-", "pack-"])
 def test_a_backup_with_something_else_in_place_of_a_file_is_refused(name: str, tmp_path: Path) -> None:
     with open_quick(tmp_path / "store") as manager, manager.create_ledger(insecure=True) as writer:

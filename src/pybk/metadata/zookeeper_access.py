@@ -120,7 +120,7 @@ def access_of(url: StoreUrl) -> ZooKeeperAccess:
         return ZooKeeperAccess(tls, identity=f"the certificate {given['tls_cert']}")
     if acl is not None:
         raise url.invalid(": acl takes x509 alone; for a user and password name auth_file=FILE")
-    secret = Secret(file=given.get("auth_file"), variable=ZOOKEEPER_AUTH)
+    secret = Secret(file=given.get("auth_file"), variable=ZOOKEEPER_AUTH, private=True)
     credential = secret.read()
     if credential is None:
         return ZooKeeperAccess(tls)

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pybk.admin.cli import main
+from pybk.admin.cli import main, parser_of
+from pybk.admin.cli.spark import _copy
+from pybk.errors import UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.sink.manifest import SINK_KEY
 from tests.cluster.inside import SECRET, Inside, inside
@@ -161,6 +163,14 @@ def test_export_import_and_copy(cluster: Inside, commands: Commands, tmp_path: P
     status, told = commands.json("import", cluster.url, lake)
     assert (status, told["imported"]) == (0, [ledger_id])
     assert contents(client, told["ledgers"][str(ledger_id)], PASSWORD) == contents(client, ledger_id, PASSWORD)
+
+
+def test_a_secret_of_the_target_that_every_user_may_read_is_refused(tmp_path: Path) -> None:
+    file = write_private(tmp_path / "secret", SECRET)
+    file.chmod(0o644)
+    words = ["spark", "copy", "lmdb:///one", "lmdb:///other", "--target-secret-file", str(file)]
+    with pytest.raises(UsageError, match="lets every user of this host read or change it: chmod 600"):
+        _copy(cast("SparkSession", None), parser_of(words).parse_args(words))
 
 
 def test_orphans_are_collected_without_spark(cluster: Inside, tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def _copy(spark: SparkSession, parsed: argparse.Namespace) -> int:
         parsed.target,
         **_common(parsed),
         **_selection(parsed),
-        target_secret=Secret(file=parsed.target_secret_file).read(),
+        target_secret=Secret(file=parsed.target_secret_file, private=True).read(),
         open_too=parsed.open_too,
         quorums=parsed.quorums,
     )

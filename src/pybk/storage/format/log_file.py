@@ -24,6 +24,9 @@ RESERVED_FILE_BYTES: Final = 512 << 10
 Holds 127 commits of one small change, or the longest record of a log.
 """
 
+LOG_FILE_BYTES_MAX: Final = 1 << 32
+"""A log file is not larger: locations have offsets of 32 bits."""
+
 COMMIT_HEADER_BYTES: Final = 64
 LOG_FORMAT: Final = 1
 

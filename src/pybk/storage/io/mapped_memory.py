@@ -78,18 +78,30 @@ def unreadable(fs: FileSystem, view: memoryview, stop: int, error: OSError) -> S
     )
 
 
-def whole_file(fs: FileSystem, path: str) -> memoryview:
+def whole_file(fs: FileSystem, path: str, bytes_max: int) -> memoryview:
     """Return the bytes of a whole file: a map of it that can be touched, or a copy.
 
     A hole of a file on a full tmpfs cannot be mapped, because the kernel gives it memory; reading it needs none.
 
+    Args:
+        fs: The file system.
+        path: The file.
+        bytes_max: The most bytes that it may have.
+
     Raises:
+        CorruptError: It has more bytes.
         CorruptError, StorageError: As ``populate``.
         OSError: The file cannot be opened.
 
     Cost: the whole file is read.
     """
     view = fs.view(path)
+    if len(view) > bytes_max:
+        raise CorruptError(
+            f"{path} has {len(view)} bytes, and such a file has at most {bytes_max}: it is not read; restore it from a "
+            "backup",
+            path=path,
+        )
     try:
         populate(fs, view, 0, len(view))
     except CorruptError:

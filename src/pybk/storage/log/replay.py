@@ -34,6 +34,7 @@ from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
     COMMIT_MAGIC,
+    LOG_FILE_BYTES_MAX,
     LogFileHeader,
     decode_commit_header,
     decode_file_header,
@@ -67,11 +68,11 @@ class OpenLogFile(NamedTuple):
         """Map a log file and bring all of it into memory, so that reading the map cannot raise SIGBUS.
 
         Raises:
-            CorruptError: The file is being truncated.
+            CorruptError: The file is being truncated, or larger than a log file can be.
             StorageError: The device cannot read it.
             OSError: The file cannot be opened.
         """
-        return cls(file_id, path, whole_file(fs, path))
+        return cls(file_id, path, whole_file(fs, path, LOG_FILE_BYTES_MAX))
 
 
 class ReplayedRecord(NamedTuple):
