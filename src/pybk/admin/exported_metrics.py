@@ -154,7 +154,7 @@ EXPORTED: Final[Mapping[str, Exported]] = {
     "health_reason": Exported(GAUGE, ("code",), "1 for each reason, and for each note, in the manager's health."),
     "outstanding_bytes": Exported(GAUGE, (), "Bytes appended and not durable yet."),
     "tail_bytes": Exported(GAUGE, (), "Bytes of log that the next open would read."),
-    "free_bytes": Exported(GAUGE, ("directory",), "Free bytes of a directory's device."),
+    "free_bytes": Exported(GAUGE, ("directory",), "Free bytes of a device, by the directories of its tiers."),
 }
 
 
