@@ -8,12 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pybk.admin.cli import main, parser_of
-from pybk.admin.cli.spark import _copy
+from pybk.admin.cli.spark import target_secret_of
 from pybk.errors import UsageError
 from pybk.spark.connection import close_connections
 from pybk.spark.sink.manifest import SINK_KEY
@@ -170,7 +170,7 @@ def test_a_secret_of_the_target_that_every_user_may_read_is_refused(tmp_path: Pa
     file.chmod(0o644)
     words = ["spark", "copy", "lmdb:///one", "lmdb:///other", "--target-secret-file", str(file)]
     with pytest.raises(UsageError, match="lets every user of this host read or change it: chmod 600"):
-        _copy(cast("SparkSession", None), parser_of(words).parse_args(words))
+        target_secret_of(parser_of(words).parse_args(words))
 
 
 def test_orphans_are_collected_without_spark(cluster: Inside, tmp_path: Path) -> None:

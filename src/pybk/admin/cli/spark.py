@@ -370,6 +370,11 @@ def _import(spark: SparkSession, parsed: argparse.Namespace) -> int:
     return SOUND
 
 
+def target_secret_of(parsed: argparse.Namespace) -> bytes | None:
+    """Return the secret of the other cluster of a copy; UsageError if every user may read its file."""
+    return Secret(file=parsed.target_secret_file, private=True).read()
+
+
 def _copy(spark: SparkSession, parsed: argparse.Namespace) -> int:
     from pybk.spark.jobs.copy import copy
 
@@ -379,7 +384,7 @@ def _copy(spark: SparkSession, parsed: argparse.Namespace) -> int:
         parsed.target,
         **_common(parsed),
         **_selection(parsed),
-        target_secret=Secret(file=parsed.target_secret_file, private=True).read(),
+        target_secret=target_secret_of(parsed),
         open_too=parsed.open_too,
         quorums=parsed.quorums,
     )
