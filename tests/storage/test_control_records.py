@@ -28,6 +28,7 @@ from pybk.errors import (
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger import LedgerMetadata, LedgerState
 from pybk.manager import LedgerManager
+from pybk.storage import store as store_module
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.log.commit import Commit
@@ -205,6 +206,7 @@ def refuse_commits(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
         store.log.readmit()
 
     monkeypatch.setattr(store.log.writer, "write", refuse)
+    monkeypatch.setattr(store_module, "RETRIES_WHEN_FULL", 0)
     return accept
 
 

@@ -394,7 +394,7 @@ MUTANTS = [
     Mutant(
         "a close that is on its way is waited for",
         undisturbed(close_beside_a_refused_one),
-        [Piece("store:Store.close_ledger", "if closing is not None:\n    ...", "return")],
+        [Piece("store:Store._close_ledger", "if closing is not None:\n    ...", "return")],
     ),
     Mutant(
         "entries that were refused go with their ledger",

@@ -137,7 +137,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_RETRIES_WHEN_FULL: Final = 2
+RETRIES_WHEN_FULL: Final = 2
+"""How often a change that frees space is tried again."""
 
 CHANGED_LEDGERS_MAX: Final = 8192
 """Ledgers changed since the last checkpoint that are kept in memory before the next one is begun."""
@@ -523,7 +524,7 @@ class Store(StoreReader):
         Args:
             change: Raises StorageFullError if nothing was changed. The caller holds no lock.
         """
-        for _ in range(_RETRIES_WHEN_FULL):
+        for _ in range(RETRIES_WHEN_FULL):
             try:
                 return change()
             except StorageFullError:
