@@ -61,5 +61,14 @@ class MapEnvironment:
     def release_dead_readers(self) -> int:
         return 0
 
+    def reserve(self, nbytes: int) -> None:
+        """Memory is reserved by nobody."""
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+    def reusable_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
