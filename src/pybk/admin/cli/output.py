@@ -47,7 +47,7 @@ EXIT_STATUSES: Final[Mapping[int, str]] = {
     DAMAGED: "damage was found, or something is not as it should be",
     FAILED: "wrong usage, or a store or cluster that cannot be opened",
     REFUSED: "a safety check refused it, or the question was not answered with yes; nothing was changed",
-    UNREACHABLE: "something cannot be reached, or took too long; try again",
+    UNREACHABLE: "something cannot be reached, is in use by another process, or took too long; try again",
     PARTLY: "a part was done, and the rest was not",
     INTERRUPTED: "Ctrl-C ended it",
     CUT_OFF: "the reader of its output closed it",
