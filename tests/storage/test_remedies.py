@@ -203,9 +203,9 @@ DAMAGE: dict[str, Damage] = {
         ),
     ),
     "index of garbage": Damage(
-        lambda path: filled_with(b"x" * 9999)(index_of(path)), ("storage/io/lmdb_environment.py:_meaning",)
+        lambda path: filled_with(b"x" * 9999)(index_of(path)), ("storage/io/lmdb_environment.py:_REMEDY",)
     ),
-    "cut index": Damage(lambda path: cut_to(4096)(index_of(path)), ("storage/io/lmdb_environment.py:_cut",)),
+    "cut index": Damage(lambda path: cut_to(4096)(index_of(path)), ("storage/io/lmdb_environment.py:_REMEDY",)),
     "empty index": Damage(change_rows(lose_rows), ("storage/directories.py:checked_mark",)),
     "row of the index": Damage(
         change_rows(lambda transaction: transaction.put(ledger_key(1), b"damaged")),
@@ -237,6 +237,21 @@ DAMAGE: dict[str, Damage] = {
         lose_segments,
         ("storage/directories.py:check_present",),
         IN_HDD,
+    ),
+    "lost records of the SSD tier": Damage(
+        lambda path: (path / "ssd" / "entries" / "data.mdb").unlink(),
+        ("storage/directories.py:check_present", "storage/readonly.py:open_environment_read_only"),
+        frozenset({3, 4}),
+    ),
+    "SSD tier of garbage": Damage(
+        lambda path: filled_with(b"x" * 9999)(path / "ssd" / "entries"),
+        ("storage/io/lmdb_environment.py:_REMEDY",),
+        frozenset({3, 4}),
+    ),
+    "cut SSD tier": Damage(
+        lambda path: cut_to(4096)(path / "ssd" / "entries"),
+        ("storage/io/lmdb_environment.py:_REMEDY",),
+        frozenset({3, 4}),
     ),
     "cold segment that is lost while the store is open": Damage(
         lambda path: None,
@@ -294,7 +309,7 @@ def errors_of(path: Path, later: Callable[[Path], object]) -> list[str]:
 
 
 def run(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run a command as it is printed in a text; with the option that it names itself, if it asks for that."""
+    """Run a command as it is printed in a text; with ``--accept-loss``, if it asks for that, and the text names it."""
     for command in COMMAND.findall(text):
         words = [str(path) if word == "PATH" else word for word in shlex.split(command)[1:]]
         if str(path) not in words:
@@ -305,6 +320,7 @@ def run(text: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out, err = capsys.readouterr()
         assert status in (0, 1), (words, out, err)
         if status == 1 and "give --accept-loss" in out + err:
+            assert "--accept-loss" in text, "the remedy as it is printed changes nothing"
             assert main([*words, "--accept-loss"]) == 0
 
 

@@ -208,13 +208,13 @@ def refuse_older(
         raise CorruptError(
             f"{volumes.path_of(row)} has {size} bytes, but the index says that it has {row.bytes}: it was cut, or is "
             f"an older copy; restore it from a backup, or run `pybk store rebuild-index {os.fspath(volumes.root)}`, "
-            "which lists the entries that are missing, and continues without them if asked to",
+            "with --accept-loss to continue without the entries that it lists as missing",
             path=volumes.path_of(row),
             offset=size,
         )
     remedy = (
-        f"put the newer one back; or run `pybk store rebuild-index {os.fspath(volumes.root)}`, which lists the entries "
-        "that are missing, and continues without them if asked to"
+        f"put the newer one back; or run `pybk store rebuild-index {os.fspath(volumes.root)}`, with --accept-loss to "
+        "continue without the entries that it lists as missing"
     )
     for row, end in older_log_files(volumes, files.values()).items():
         raise CorruptError(

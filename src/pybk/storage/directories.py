@@ -202,7 +202,8 @@ def store_directories(
             raise CookieError(
                 f"{directory.path} is not there or has no cookie, but store {root} keeps its {directory.tier} tier "
                 "there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if it is "
-                f"lost, make an empty directory there, and run `pybk store rebuild-index {root}`"
+                f"lost, make an empty directory there, and run `pybk store rebuild-index {root}`, with --accept-loss "
+                "to continue without the entries that it lists as missing"
             )
         check_cookie(found, replace(expected, instance=found.instance), directory.path)
     return directories
@@ -226,7 +227,7 @@ def check_doubtful(
                 f"{directory.path} is not there or has no cookie, but store {volumes.root} keeps its {directory.tier} "
                 "tier there; mount the device, or name where it is now: LedgerManager.open(path, tiers={...}); if this "
                 f"is the directory, and it is empty, run `pybk store rebuild-index {volumes.root}`, which makes its "
-                "cookie again"
+                "cookie again, with --accept-loss to continue without the entries that it lists as missing"
             )
         logger.warning(
             "the cookie of %s is lost or damaged; it is made again, because the files that belong there are there",
@@ -386,7 +387,8 @@ def check_present(volumes: Volumes) -> None:
     for row in missing_files(volumes):
         raise CorruptError(
             f"{volumes.path_of(row)} is missing or empty, and the index says that entries lie in it; restore it from a "
-            f"backup, or run `pybk store rebuild-index {volumes.root}` to continue without it"
+            f"backup, or run `pybk store rebuild-index {volumes.root}`, with --accept-loss to continue without the "
+            "entries that it lists as missing"
         )
 
 

@@ -58,7 +58,11 @@ def open_environment_read_only(path: str) -> Environment:
     """
     file = os.path.join(path, LMDB_FILE)
     if not os.path.exists(file) or not os.path.getsize(file):
-        raise CorruptError(f"{file} is missing or empty; run `pybk store rebuild-index` on the store", path=path)
+        raise CorruptError(
+            f"{file} is missing or empty; run `pybk store rebuild-index` on the store, with --accept-loss to continue "
+            "without the entries that it lists as missing",
+            path=path,
+        )
     return LmdbEnvironment(path, read_only=True)
 
 

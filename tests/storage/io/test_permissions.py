@@ -379,7 +379,7 @@ def test_the_command_changes_no_store_that_is_open(tmp_path: Path, capsys: pytes
     with LedgerManager.open(store):
         widen(store)
         assert shown(capsys, str(store))[0] == 1
-        assert main(["permissions", str(store), "--narrow"]) == 2
+        assert main(["permissions", str(store), "--narrow"]) == 4
         assert "locked by this very process" in capsys.readouterr().err
     assert modes(store)["directories"] == {0o755}
 

@@ -150,13 +150,17 @@ _CORRUPT: Final = (
     lmdb.BadDbiError,
 )
 
+_REMEDY: Final = (
+    "close the store and run `pybk store rebuild-index` on it, with --accept-loss to continue without the entries that "
+    "it lists as missing"
+)
+
 
 def _meaning(path: str, error: lmdb.Error) -> StorageError:
     """Return the pybk error for an LMDB error."""
     if isinstance(error, _CORRUPT):
         return CorruptError(
-            f"{path}: the LMDB environment is damaged: {error}; close the store and run `pybk store rebuild-index` on "
-            "it",
+            f"{path}: the LMDB environment is damaged: {error}; {_REMEDY}",
             path=path,
         )
     if isinstance(error, lmdb.MapFullError) or error.code in (errno.ENOSPC, errno.EDQUOT):
@@ -169,7 +173,7 @@ def _meaning(path: str, error: lmdb.Error) -> StorageError:
 
 
 def _cut(path: str, problem: str) -> CorruptError:
-    return CorruptError(f"{problem}; close the store and run `pybk store rebuild-index` on it", path=path)
+    return CorruptError(f"{problem}; {_REMEDY}", path=path)
 
 
 def _make_missing(path: str, access: Access) -> bool:

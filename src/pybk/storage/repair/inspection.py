@@ -84,7 +84,8 @@ class RecordReader:
             raise CorruptError(
                 f"{where}: the record at offset {offset} is ledger {header.ledger_id}, (first, count, stride, body, "
                 f"flags) {said}, not ledger {ledger_id}, {(first, count, stride, body_bytes, flags)}; run "
-                f"`pybk store rebuild-index {volumes.root}`"
+                f"`pybk store rebuild-index {volumes.root}`, with --accept-loss to continue without the entries that "
+                "it lists as missing"
             )
         return header
 

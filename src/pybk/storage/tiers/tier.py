@@ -219,7 +219,8 @@ def checked_record(
     if header.kind != RecordKind.ENTRIES or header.ledger_id != ledger_id or header.first_entry_id != first:
         raise CorruptError(
             f"{where}: offset {start} holds ledger {header.ledger_id} from entry {header.first_entry_id}, "
-            f"not ledger {ledger_id} from entry {first}; run `pybk store rebuild-index {root}`"
+            f"not ledger {ledger_id} from entry {first}; run `pybk store rebuild-index {root}`, with --accept-loss to "
+            "continue without the entries that it lists as missing"
         )
     body = buffer[start + RECORD_HEADER_BYTES : start + RECORD_HEADER_BYTES + header.body_bytes]
     check_body(header, body, where=where)
