@@ -113,13 +113,19 @@ def test_too_few_bookies_for_a_log_names_the_argument_of_a_log(tmp_path: Path) -
         assert "quorums=(1, 1, 1)" in str(caught.value)
 
 
+def closed_ones(log: Log) -> int:
+    """Return how many segments of a log are closed."""
+    return sum(each.last_seq is not None for each in log.segments())
+
+
 def test_a_writer_rolls_by_the_settings_of_its_log(tmp_path: Path) -> None:
     with LedgerManager.open(tmp_path / "store") as manager, Log.open(manager, "log", password=PASSWORD) as log:
         log.set_settings(LogSettings(segment_records=1, storage_hints=frozenset({StorageHint.SSD})))
         with log.writer() as writer:
             for count in range(2, 5):
                 writer.append(b"record")
-                wait_until(lambda count=count: len(log.segments()) == count)  # type: ignore[misc]
+                # A segment is listed before the writer switches to it, and the one before is closed after that.
+                wait_until(lambda count=count: closed_ones(log) == count - 1)  # type: ignore[misc]
         assert {each.storage_hints for each in backend_of(manager).ledgers()} == {frozenset({StorageHint.SSD})}
 
 
@@ -148,6 +154,9 @@ def test_settings_are_no_property_of_the_application(tmp_path: Path) -> None:
     ("make", "shown"),
     [
         (lambda: LogSettings(quorums=3), "quorums is 3"),  # type: ignore[arg-type]
+        (lambda: LogSettings(quorums=(1, 2, 3)), r"\(1, 2, 3\).*none larger than the one before.*\(3, 2, 2\)"),
+        (lambda: LogSettings(quorums=(3, 0, None)), r"\(3, 0, None\).*at least 1"),
+        (lambda: LogSettings(quorums=(2, None, 3)), r"\(2, None, 3\).*none larger than the one before"),
         (lambda: LogSettings(segment_bytes=0), "segment_bytes"),
         (lambda: LogSettings(segment_age_s=0), "segment_age_s is 0"),
         (lambda: LogSettings(segment_records=0), "segment_records"),
@@ -157,6 +166,16 @@ def test_settings_are_no_property_of_the_application(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(make: Callable[[], Any], shown: str) -> None:
     with pytest.raises(UsageError, match=shown):
         make()
+
+
+def test_impossible_quorums_that_an_older_version_kept_do_not_keep_a_log_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = LogSettings(quorums=(3, 2, 1), segment_records=7).as_properties()[SETTINGS_PROPERTY]
+    properties = {SETTINGS_PROPERTY: kept.replace("3, 2, 1", "1, 2, 3").replace("3,2,1", "1,2,3")}
+    assert properties[SETTINGS_PROPERTY] != kept
+    assert LogSettings.kept_in(properties, "log") == LogSettings(segment_records=7)
+    assert "'log' keeps the quorums (1, 2, 3), which cannot be" in caplog.text
 
 
 def test_settings_come_back_from_their_property() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
@@ -12,6 +13,8 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.metadata.authenticated_values import decode_json, encode_json
 
+logger = logging.getLogger(__name__)
+
 SETTINGS_PROPERTY: Final = "pybk.settings"
 """The property of a list that has its settings, as JSON; it is missing if none was given."""
 
@@ -21,7 +24,18 @@ _SEQ_MAX: Final = (1 << 63) - 2
 def _quorums_of(quorums: object) -> tuple[int | None, int | None, int | None]:
     if not isinstance(quorums, (tuple, list)) or len(quorums) != 3:
         raise UsageError(f"quorums is {quorums!r:.50}; it takes ensemble size, write quorum and ack quorum: (3, 2, 2)")
-    return quorums_of(*quorums)
+    plain = quorums_of(*quorums)
+    if not _can_be(plain):
+        raise UsageError(
+            f"quorums is {plain}; ensemble size, write quorum and ack quorum are each at least 1, and none larger than "
+            "the one before it: give for example (3, 2, 2)"
+        )
+    return plain
+
+
+def _can_be(quorums: tuple[int | None, int | None, int | None]) -> bool:
+    given = [each for each in quorums if each is not None]
+    return all(each >= 1 for each in given) and given == sorted(given, reverse=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +108,11 @@ class LogSettings:
             digest = values["digest_type"]
             hints = frozenset(map(StorageHint, values["storage_hints"]))
             digest_type = None if digest is None else DigestType[digest]
-            return cls(**{**values, "storage_hints": hints, "digest_type": digest_type})
+            quorums = quorums_of(*values["quorums"])
+            if not _can_be(quorums):  # kept by a version that did not refuse them; no ledger was made with them
+                logger.warning("log %r keeps the quorums %s, which cannot be; the defaults count", name, quorums)
+                quorums = (None, None, None)
+            return cls(**{**values, "storage_hints": hints, "digest_type": digest_type, "quorums": quorums})
 
         return decode_json(text.encode(), make, where=f"the settings of log {name!r}")
 
