@@ -224,6 +224,8 @@ def test_a_pass_reads_pages_and_takes_its_time(four: Inside, monkeypatch: pytest
     monkeypatch.setattr(surplus_drop, "PAGE", 2)
     client = four.connect()
     ledgers = [fill(client, ensemble_size=4) for _ in range(5)]
+    # Ledgers are closed once two bookies have their entries; this one may be late.
+    wait_until(lambda: service_of(four.bookies[0]).replicas.ledgers() == ledgers)
     drops = drops_of(four.bookies[0], delay_s=60.0)
     assert drops.pause_s == 20.0
     metadata = cluster_backend_of(four.bookies[0]).membership.metadata
