@@ -103,17 +103,17 @@ def test_the_reason_that_a_bookie_does_not_serve_is_one_line(tmp_path: Path, url
         manager.create_ledger(insecure=True)
     with LedgerManager.open(tmp_path / "a", listen="tcp://127.0.0.1:*", metadata=url, cluster_secret=SECRET):
         common = ("--listen", "tcp://127.0.0.1:*", "--metadata", url)
-        for arguments, variables, message in (
-            ((tmp_path / "b", *common), {}, "--cluster-secret-file FILE or PYBK_CLUSTER_SECRET"),
-            ((tmp_path / "b", *common), {"PYBK_CLUSTER_SECRET": "x" * 32}, "PYBK_CLUSTER_SECRET"),
-            ((tmp_path / "embedded", *common), {"PYBK_CLUSTER_SECRET": SECRET.decode()}, "embedded"),
-            ((tmp_path / "a", *common), {"PYBK_CLUSTER_SECRET": SECRET.decode()}, str(os.getpid())),
-            ((tmp_path / "c", "--listen", "tcp://0.0.0.0:*", "--metadata", f"{url}-2"), {}, "secret"),
-            ((url, *common), {}, "directory"),
+        for arguments, variables, message, status in (
+            ((tmp_path / "b", *common), {}, "--cluster-secret-file FILE or PYBK_CLUSTER_SECRET", 2),
+            ((tmp_path / "b", *common), {"PYBK_CLUSTER_SECRET": "x" * 32}, "PYBK_CLUSTER_SECRET", 2),
+            ((tmp_path / "embedded", *common), {"PYBK_CLUSTER_SECRET": SECRET.decode()}, "embedded", 2),
+            ((tmp_path / "a", *common), {"PYBK_CLUSTER_SECRET": SECRET.decode()}, str(os.getpid()), 4),
+            ((tmp_path / "c", "--listen", "tcp://0.0.0.0:*", "--metadata", f"{url}-2"), {}, "secret", 2),
+            ((url, *common), {}, "directory", 2),
         ):
             process = start(*arguments, **variables)
             out, err = process.communicate(timeout=PROCESS_S)
-            assert (process.returncode, out) == (2, ""), message
+            assert (process.returncode, out) == (status, ""), message
             assert err.startswith("pybk: ")
             assert err.count("\n") == 1
             assert message in err

@@ -24,4 +24,4 @@ def test_a_fresh_process_plans_for_the_loss_of_a_bookie() -> None:
 def test_unknown_figures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["speed", "--directory", str(tmp_path)])
-    assert "there is no speed; there are loss, plan, idle" in capsys.readouterr().err
+    assert "there is no speed; there are loss, plan, audit, idle" in capsys.readouterr().err

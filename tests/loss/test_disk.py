@@ -99,7 +99,7 @@ def test_what_was_not_synced_may_be_there_in_any_part(space: Path) -> None:
 def test_a_sync_that_is_not_recorded_ends_the_program(space: Path, call: str) -> None:
     program = f"{WRITTEN}import mmap; m = mmap.mmap(fd, 3)\n"
     program += "m.flush()" if call == "msync" else "import ctypes; ctypes.CDLL(None).syncfs(fd)"
-    with pytest.raises(AssertionError, match=f"ended with 97:\nloss recorder: {call}"):
+    with pytest.raises(AssertionError, match=rf"ended with 97:\s+loss recorder: {call}"):
         recorded(space, program)
 
 

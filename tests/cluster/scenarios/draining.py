@@ -131,20 +131,19 @@ def scenario_18_stale(directory: Path) -> Figures:
             patch.setattr(membership, "refresh", lambda: None)  # what it knows of bookies is of before the drain
             it.admin.drain(victim)
             it.until(lambda: it.seen(victim).read_only, "the bookie to be read-only")
+            written = _count_writes(membership)
             writers = [stale.create_ledger(password=PASSWORD, **SHAPE) for _ in range(10)]
-            chosen = [each for each in writers if victim in it.ensemble(each.ledger_id)]
-            assert chosen, "no ledger chose the bookie"
-        written = _count_writes(membership)
         for writer in writers:
             writer.append(b"an entry")
             it.until(partial(_has_left, it, victim, writer.ledger_id), "another ensemble")
             writer.append(b"another entry")
-        assert written == {each.ledger_id: 1 for each in chosen}, f"changes of ensembles: {written}"
+        assert written, "no ledger chose the bookie"
+        assert set(written.values()) == {1}, f"changes of ensembles: {written}"
         for writer in writers:
             writer.close()
         it.until_whole()
         it.check()
-        return {"ledgers that chose it": len(chosen), "ensemble changes of each": 1}
+        return {"ledgers that chose it": len(written), "ensemble changes of each": 1}
 
 
 def _has_left(it: Stage, name: str, ledger_id: int) -> bool:

@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import CommandParser, takes_confirmation, whole_number
 from pybk.admin.cli.credentials import password_of
@@ -28,7 +28,6 @@ from pybk.admin.cli.logs import (
     verbs_of,
 )
 from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json
-from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.streams.position import Position
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
     from pybk.streams.log import Log
     from pybk.streams.log_reader import Start
     from pybk.streams.namespace import Namespace
+
+DIGESTS: Final = ("CRC32C", "NONE", "HMAC_SHA256", "XXH3")
+"""The names of digests, without the import of what computes them."""
 
 _PLACE = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
@@ -77,7 +79,7 @@ def add(parser: CommandParser) -> None:
     settings.add_argument(
         "--quorums", type=_quorums, metavar="E/W/A", help="ensemble size, write and ack quorum: 3/2/2"
     )
-    settings.add_argument("--digest", choices=[each.name for each in DigestType], help="what guards the records")
+    settings.add_argument("--digest", choices=DIGESTS, help="what guards the records")
     settings.add_argument(
         "--storage-hint", choices=[each.value for each in StorageHint], help="where its ledgers should live"
     )
@@ -268,6 +270,8 @@ def _subscriptions(parsed: argparse.Namespace) -> int:
 
 
 def _settings(parsed: argparse.Namespace) -> int:
+    from pybk.digest import DigestType
+
     given = {
         "quorums": parsed.quorums,
         "digest_type": parsed.digest and DigestType[parsed.digest],
