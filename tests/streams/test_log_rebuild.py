@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, Log, LogEnd, NewRecord, OutOfOrderError, TxId
+from pybk import LedgerManager, Log, LogEnd, NewRecord, OutOfOrderError, TxId, WriteAheadLog
+from pybk.admin.cli import main
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -127,6 +133,46 @@ def test_a_damaged_record_is_replaced(manager: LedgerManager) -> None:
     assert Log.rebuild(manager, "log", password=PASSWORD).last_seq == 8
     with opened(manager) as log:
         assert len(log) == 9
+
+
+def garble_record(manager: LedgerManager, name: str) -> None:
+    found = backend_of(manager).read_record(name)
+    assert found is not None
+    backend_of(manager).write_record(name, b"{}", found.version)
+
+
+def garble_invariant(manager: LedgerManager, name: str) -> None:
+    found = backend_of(manager).read_record(name)
+    assert found is not None
+    wrong = re.sub(rb'"end_seq":\d', b'"end_seq":9', found.value)
+    assert wrong != found.value
+    backend_of(manager).write_record(name, wrong, found.version)
+
+
+@pytest.mark.parametrize("harm", [garble_record, garble_invariant])
+@pytest.mark.parametrize("kind", ["log", "wal"])
+def test_the_command_that_the_error_of_a_damaged_record_names_makes_it_again(
+    kind: str,
+    harm: Callable[[LedgerManager, str], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYBK_PASSWORD", PASSWORD.decode())
+    open_kind: Callable[..., Log | WriteAheadLog] = Log.open if kind == "log" else WriteAheadLog.open
+    with LedgerManager.open(tmp_path) as manager:
+        with open_kind(manager, "my log", password=PASSWORD) as log, ExitStack() as stack:
+            writer = log if isinstance(log, WriteAheadLog) else stack.enter_context(log.writer())
+            writer.append(b"a")
+            writer.append(b"b")
+        harm(manager, f"{kind}s/my log")
+        with pytest.raises(CorruptError) as raised, open_kind(manager, "my log", password=PASSWORD) as log:
+            len(log)
+    (command,) = re.findall(r"`pybk ([^`]+)`", str(raised.value))
+    words = [str(tmp_path) if word == "PATH" else word for word in shlex.split(command)]
+    assert main(words) == 0, capsys.readouterr()
+    with LedgerManager.open(tmp_path) as manager, open_kind(manager, "my log", password=PASSWORD) as log:
+        assert len(log) == 2
 
 
 def test_what_a_dead_process_left_is_swept_and_nothing_else(manager: LedgerManager) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import logging
+import shlex
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -209,8 +210,18 @@ class LedgerSteps:
         page_segments = page_segments_of(self.manager)
         if known is not None and known.record.encode() == found.value:
             return Found(known.record, found.version, page_segments)
-        record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        try:
+            record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
+        except CorruptError as error:
+            raise CorruptError(f"{error}{self._remedy(name)}") from error
         return self._keep(Found(record, found.version, page_segments))
+
+    def _remedy(self, name: str) -> str:
+        """Return what makes a damaged record again, for its error; the error of a cursor says what its owner can do."""
+        kind = self.spec.kind
+        if kind is ListKind.CURSOR:
+            return ""
+        return f"; `pybk {kind} rebuild PATH {shlex.quote(name)}` makes the record again from the ledgers"
 
     def _keep(self, found: Found) -> Found:
         """Keep a record for the next read if it is long, because most logs are short and at rest; returns it.
@@ -378,7 +389,7 @@ class LedgerSteps:
             if found is not None and any(each.name == name for each in found.record.pages):
                 raise CorruptError(
                     f"{self.title}: page {name} of its segments is missing; restore it, or make its record again from "
-                    "its ledgers"
+                    f"its ledgers{self._remedy(self.name)}"
                 )
         return rows
 

@@ -254,9 +254,7 @@ class ListRecord:
         object.__setattr__(self, "producers", FrozenDict(self.producers))
         problem = _problem_of(self)
         if problem:
-            raise CorruptError(
-                f"the ledger list of {self.name!r}: {problem}; restore its record, or make it again from its ledgers"
-            )
+            raise CorruptError(f"the ledger list of {self.name!r}: {problem}; restore its record")
 
     # ---- what it says --------------------------------------------------------------------------------------------
 
@@ -587,7 +585,7 @@ class ListRecord:
             if end.first_seq != end_seq:
                 raise CorruptError(
                     f"log {self.name!r}: segment {each.number} (ledger {each.ledger_id}) begins with record "
-                    f"{end.first_seq}, but record {end_seq} comes next; run `pybk log check {self.name}`"
+                    f"{end.first_seq}, but record {end_seq} comes next; restore its record, or the ledgers before"
                 )
             segments.append(
                 replace(each, first_seq=end_seq, last_seq=end.last_seq, nbytes=end.nbytes, closed_ns=now_ns)

@@ -10,11 +10,12 @@ from urllib.request import urlopen
 import pytest
 
 from pybk import LedgerManager
-from pybk.admin.cli import whole_parser
+from pybk.admin.cli import ALIASES, whole_parser
 from pybk.admin.cli.output import EXIT_STATUSES
 from pybk.admin.http import AdminServer
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from tests.paths import ROOT
+from tests.storage.test_remedies import COMMAND, remedies
 
 TEXT = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"^```\{.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
@@ -67,6 +68,17 @@ def test_each_command_that_is_named_exists() -> None:
         assert ours or (len(words) == 1 and words[0] in nouns), text
         for option in re.findall(r"(--[a-z-]+)", text):
             assert ours is None or option in COMMANDS[ours].format_help(), text
+
+
+def test_each_command_that_a_text_of_the_code_names_exists() -> None:
+    texts = [re.sub(r"\\(.)", r"\1", text) for found in remedies("").values() for text in found]
+    named = {command for text in texts for command in COMMAND.findall(text)}
+    assert len(named) > 20
+    nouns = {command.split()[0] for command in COMMANDS} | set(ALIASES)
+    for command in named:
+        words = re.sub(r"( --|[^a-z -]).*", "", command, flags=re.DOTALL).split()[1:]
+        known = any(" ".join(words[:count]) in COMMANDS for count in (3, 2, 1))
+        assert known or (len(words) == 1 and words[0] in nouns), command
 
 
 def test_each_route_that_is_named_exists() -> None:
