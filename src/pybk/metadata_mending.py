@@ -190,8 +190,8 @@ class Mending:
         self._values: dict[str, bytes] = {}
         """What the export has, or the store."""
         self._stored: dict[int, LedgerMetadata | None] = {}
-        self._folded: dict[str, list[IdRange]] = {}
         """The ledgers in it; None for a tombstone."""
+        self._folded: dict[str, list[IdRange]] = {}
         self._unreadable: set[int] = set()
         """Ledgers whose values in it are damaged."""
         self._running: list[str] = []

@@ -230,6 +230,27 @@ def test_a_folded_tombstone_is_deleted_for_ever_also_for_two_auditors(monkeypatc
     assert [one.is_folded(each) for each in (1, 2, 3)] == [True, True, False]
 
 
+def test_an_id_whose_tombstone_is_folded_while_it_is_taken_is_not_given_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor, client = cluster_on(world.open()), cluster_on(world.open())
+    auditor.claim_cookie(bookie(1))
+    page = deleted_on_a_page(auditor, 7)
+    look = client.is_folded
+
+    def folded_after_the_look(ledger_id: int, *, latest: bool = True) -> bool:
+        found = look(ledger_id, latest=latest)
+        auditor.record_deletion_position(bookie(1), page)
+        auditor.trim_deletions()
+        return found
+
+    monkeypatch.setattr(client, "is_folded", folded_after_the_look)
+    with pytest.raises(LedgerExistsError):
+        client.create_ledger(ledger(7))
+    with pytest.raises(LedgerDeletedError):
+        auditor.read_ledger(7)
+
+
 def test_what_is_appended_is_bounded() -> None:
     cluster = cluster_on(SimWorld().open())
     for ids in ((), range(PAGE_LEDGERS_MAX + 1), (-1,)):

@@ -246,9 +246,9 @@ class ClusterBackend:
         Those that name a bookie that is away or leaves show the others that they live, or their ledgers could be taken
         for abandoned (H12).
         """
-        leaving = self.membership.leaving
 
         def look_again() -> None:
+            leaving = self.membership.leaving
             for writing in self._live_writings():
                 writing.bookies_changed(time.monotonic_ns(), leaving)
                 if not all(map(self.membership.keeps, writing.ensemble)):

@@ -123,7 +123,14 @@ class Membership:
                 if name in self._drain_watches:
                     continue
                 self._drain_watches[name] = self.metadata.watch_cookie(name, partial(self._cookie_changed, name))
-            self._cookie_changed(name)
+            try:
+                self._cookie_changed(name)
+            except BaseException:  # the next ensemble with it looks again
+                with self._drain_lock:
+                    watch = self._drain_watches.pop(name, None)
+                if watch is not None:
+                    watch.cancel()
+                raise
 
     def _cookie_changed(self, name: str) -> None:
         """Note whether a bookie is drained, and call ``on_change`` if that has changed."""
