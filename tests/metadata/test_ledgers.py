@@ -161,6 +161,8 @@ def test_ids_come_in_blocks_and_never_twice(world: World) -> None:
     threads = [threading.Thread(target=take, args=(cluster,)) for cluster in (one, two, one)]
     for thread in threads:
         thread.start()
+        if isinstance(world, SimWorld):  # knows no threads
+            thread.join()
     for thread in threads:
         thread.join()
     assert len(set(taken)) == len(taken) == 3 * (ID_BLOCK + 10)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pybk import LedgerManager, UsageError, WriteAheadLog
 from pybk.errors import IllegalOperationError, LogLockedError
+from pybk.manager import create_when_full
+from pybk.streams import ledger_spec
 from tests.interrupting import interrupted_at
 from tests.sampling import every
 from tests.storage.real_store import python
@@ -152,18 +155,19 @@ def test_a_promotion_that_is_refused_is_repeated(tmp_path: Path) -> None:
         standby.close()
 
 
-def test_a_roll_that_fails_is_tried_again_without_traffic(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_roll_that_fails_is_tried_again_without_traffic(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LedgerManager.open(tmp_path) as manager:
         wal = WriteAheadLog.open(manager, "a", insecure=True, segment_bytes=100)
-        create = manager.create_ledger
         failures = [OSError("no space"), OSError("no space")]
 
-        def create_ledger(**options: object) -> object:
+        def create(*arguments: Any, **options: Any) -> object:
             if failures:
                 raise failures.pop()
-            return create(**options)  # type: ignore[arg-type]
+            return create_when_full(*arguments, **options)
 
-        manager.create_ledger = create_ledger  # type: ignore[method-assign,assignment]
+        monkeypatch.setattr(ledger_spec, "create_when_full", create)
         wal.append(bytes(200))
         wait_until(lambda: len(wal.ledgers) == 2 and not failures)
         assert caplog.text.count("could not roll") == 2
