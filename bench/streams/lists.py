@@ -1,4 +1,4 @@
-"""Contests of logs with many segments and subscriptions: what a change of their list costs, beside that of a short one.
+"""Contests of logs with many segments and subscriptions: what a change of their list costs, and that of a short one.
 
 The closed segments are rows whose ledgers do not exist, because nothing here reads them.
 """

@@ -1,8 +1,8 @@
 """The parts of a ledger list that are not in its record: pages of segments, and bounds of subscriptions.
 
-They are named records beside that of the list, in a group of the first byte of its uid, so that no group has too many.
-The group sorts after that of the lists, so whatever copies all records in order has a list before its pages. A part's
-name begins with the list's uid, which a rename of the list leaves as it is.
+They are named records apart from that of the list, in a group of the first byte of its uid, so that no group has too
+many. The group sorts after that of the lists, so whatever copies all records in order has a list before its pages. A
+part's name begins with the list's uid, which a rename of the list leaves as it is.
 
 ``pybk.streams.ledger_list`` says when parts are written and removed (rules T16 and T17).
 """
