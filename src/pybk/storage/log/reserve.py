@@ -45,7 +45,7 @@ class ReserveUse(enum.Enum):
     NONE = RESERVE_FILES
     """It has entries that the store refuses while space is short."""
     FURTHER_ENTRIES = 2
-    """It has acknowledgements of a subscription, of which there may be many."""
+    """The commit has acknowledgements of a subscription, which may write many such commits."""
     FIRST_ENTRY = 1
     """It has the first entry of a ledger with which a log is taken over. A file with entries stays as they do."""
     CONTROLS = 0
