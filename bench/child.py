@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.moving import moves
 from bench.payloads import BATCH, ENTRY_BYTES, PASSWORD, PAYLOADS
 from pybk import LedgerManager, StorageHint, StoreConfig, TierPolicy
-from pybk.local_backend import StoreBackend
+from pybk.manager.local_backend import StoreBackend
 from pybk.storage.store import Store
 
 

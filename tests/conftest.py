@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pybk import keys
+from pybk.ledger import keys
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
 

@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
-from pybk.digest import EntryDigest
 from pybk.flags import LedgerType
 from pybk.healing.repairing import Candidate, Repairer
 from pybk.healing.throttle import TokenBucket
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
+from pybk.ledger.digest import EntryDigest
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter, keeping_log
+from pybk.manager.local_backend import StoreBackend
 from pybk.replication.inflight import Inflight
 from pybk.replication.writer import WriterMachine
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
-from pybk.writer import LedgerWriter, keeping_log
 from tests.waiting import wait_until
 
 

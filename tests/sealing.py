@@ -9,8 +9,8 @@ from typing import Any
 
 from pybk.config import StoreConfig
 from pybk.feature_level import FeatureLevel
-from pybk.ledger import LedgerMetadata
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.store import Store
 from tests.internals import store_view_of
 

@@ -21,7 +21,7 @@ from pybk.errors import (
     TooManyRequestsError,
     UsageError,
 )
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 

@@ -16,11 +16,11 @@ from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import Passwords
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
-from pybk.repair import rebuild_index, verify
-from pybk.writer import LedgerWriter
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.operations.store_repair import rebuild_index, verify
 from tests.internals import descriptor_of
 from tests.storage.real_store import open_quick
 from tests.waiting import WAIT_S

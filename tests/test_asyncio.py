@@ -15,10 +15,10 @@ from pybk import BlobStore, ClusterAdmin, Log, LogReader, LogWriter, Namespace, 
 from pybk.config import StoreConfig
 from pybk.errors import ClosedError, LedgerClosedError, NoSuchLedgerError, ReadRangeError, UnauthorizedError
 from pybk.flags import ReadFlag, StorageHint, WriteFlag
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
-from pybk.writer import LedgerWriter
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.internals import descriptor_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S, wait_until

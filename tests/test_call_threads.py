@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import pytest
 
 from pybk import BlobStore, LedgerManager, Log, LogFencedError, LogLockedError, WriteAheadLog
-from pybk.call_threads import SHARED_MAX, in_own_thread, in_thread
 from pybk.errors import StorageRefusedError
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from pybk.testing import TestCluster as Cluster
+from pybk.threads.call_threads import SHARED_MAX, in_own_thread, in_thread
 from tests.cluster.inside import Inside, inside
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S, WAIT_S, wait_until
@@ -227,7 +227,7 @@ def test_a_close_is_made_though_the_system_gives_no_thread(monkeypatch: pytest.M
 
     async def use() -> None:
         await in_thread(int)  # a shared thread runs
-        monkeypatch.setattr("pybk.call_threads.start_thread", refuse)
+        monkeypatch.setattr("pybk.threads.call_threads.start_thread", refuse)
         assert await in_own_thread(int) == 0
 
     asyncio.run(use())
@@ -248,7 +248,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 def test_the_interpreter_waits_for_a_call_that_runs(tmp_path: Path) -> None:
     program = (
         "import asyncio, pathlib, sys, time\n"
-        "from pybk.call_threads import in_thread\n"
+        "from pybk.threads.call_threads import in_thread\n"
         "began, done = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])\n"
         "def call():\n"
         "    began.touch()\n"

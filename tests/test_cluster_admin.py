@@ -23,10 +23,10 @@ from pybk import (
     SafetyCheckError,
     UsageError,
 )
-from pybk import cluster_admin as cluster_admin_module
-from pybk.connect import open_cluster
 from pybk.healing import auditing
+from pybk.manager.connect import open_cluster
 from pybk.metadata.cluster import ClusterMetadata
+from pybk.operations import cluster_admin as cluster_admin_module
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.healing.quick import repair_quickly

@@ -8,7 +8,12 @@ from dataclasses import replace
 import pytest
 
 from pybk.admin.cli.cluster_check import CHECKS
-from pybk.cluster_checks import (
+from pybk.flags import StorageHint
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.metadata.registration import BookieState
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
+from pybk.operations.cluster_checks import (
     SPACE_FACTOR,
     BookieStatus,
     ClusterVerdict,
@@ -20,13 +25,8 @@ from pybk.cluster_checks import (
     status_with_report,
     stop_check,
 )
-from pybk.flags import StorageHint
-from pybk.frozen_dict import FrozenDict
-from pybk.ledger import Bookie
-from pybk.metadata.registration import BookieState
-from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
+from pybk.values.frozen_dict import FrozenDict
 from tests.healing.clusters import bookie, ledger, mapped
 
 

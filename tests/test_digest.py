@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from pybk import digest as digests
-from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry
 from pybk.errors import DigestMismatchError, UsageError
-from pybk.keys import KEY_BYTES
-from pybk.native import CORE
+from pybk.ledger import digest as digests
+from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry
+from pybk.ledger.keys import KEY_BYTES
+from pybk.ledger.native import CORE
 from tests.paths import GOLDEN
 
 GOLDEN_ENTRIES = json.loads((GOLDEN / "entries.json").read_text(encoding="utf-8"))["entries"]

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from pybk import closing
-from pybk.closing import settle_dropped
 from pybk.errors import IllegalOperationError
 from pybk.flags import WriteFlag
-from pybk.manager import LedgerManager
+from pybk.manager.closing import settle_dropped
+from pybk.manager.ledger_manager import LedgerManager, closing
 from tests.cluster.inside import inside
 from tests.internals import cluster_backend_of, store_of
 from tests.storage.real_store import contents, numbered, open_quick, python

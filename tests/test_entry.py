@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybk import entry as entries_of
-from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry, gather
 from pybk.errors import UsageError
-from pybk.native import CORE
+from pybk.ledger import entry as entries_of
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, decode_entry, gather
+from pybk.ledger.native import CORE
 
 
 def encoded(entry: Entry, digest: bytes) -> bytes:

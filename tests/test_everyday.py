@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from pybk import __version__
-from pybk.entry import EntryBatch
 from pybk.errors import ClosedError, LedgerClosedError, ReadRangeError, UsageError
-from pybk.ledger import Bookie, LedgerMetadata
-from pybk.manager import LedgerManager
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
+from pybk.ledger.native import CORE
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.registration import BookieRegistration
-from pybk.native import CORE
 from tests.paths import ROOT
 from tests.storage.real_store import numbered, open_quick, stop_syncing
 

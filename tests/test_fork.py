@@ -20,7 +20,7 @@ from pybk import BlobStore, Log, LogEnd, WriteAheadLog
 from pybk.admin.http import AdminServer
 from pybk.errors import ForkedProcessError, StoreLockedError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.admin.http.test_server import Client
 from tests.internals import descriptor_of, store_of
 from tests.storage.log.test_interrupts import APPEND_PATH

@@ -13,13 +13,13 @@ import pytest
 
 from pybk.errors import AppendTimeoutError, LedgerFencedError
 from pybk.flags import WriteFlag
-from pybk.futures import AppendFuture
-from pybk.manager import LedgerManager
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.ledger_manager import LedgerManager
 from tests.interrupting import interrupted_at
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 
-WAITING: Final = ("pybk/futures.py", "pybk/wake_up.py", "/threading.py")
+WAITING: Final = ("pybk/manager/append_future.py", "pybk/threads/wake_up.py", "/threading.py")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pybk.group_commit import Completion, GroupCommit
+from pybk.threads.group_commit import Completion, GroupCommit
 from tests.storage.log import test_interrupts
 from tests.waiting import WAIT_S, wait_until
 
@@ -266,7 +266,7 @@ def finish_all(group: GroupCommit, completions: tuple[Completion, ...]) -> None:
 
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_leaves_the_leadership_with_no_dead_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_interrupts, "APPEND_PATH", ("pybk/group_commit.py",))
+    monkeypatch.setattr(test_interrupts, "APPEND_PATH", ("pybk/threads/group_commit.py",))
     line, fired = 0, True
     while fired:
         own, others, after = completions = Completion(), Completion(), Completion()

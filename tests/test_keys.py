@@ -10,10 +10,10 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from pybk import keys as keys_module
-from pybk.digest import DigestType, entry_digest
 from pybk.errors import OutOfMemoryError, UsageError
-from pybk.keys import KeyRing
+from pybk.ledger import keys as keys_module
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.keys import KeyRing
 
 STORE, SALT = b"store id 16 byte", b"scrypt salt 16 b"
 
@@ -138,7 +138,7 @@ def test_no_memory_for_a_password_is_an_error_that_says_how_much_it_takes(monkey
     def derive(self: object, password: bytes) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr("pybk.keys.Scrypt", lambda **arguments: type("None", (), {"derive": derive})())
+    monkeypatch.setattr("pybk.ledger.keys.Scrypt", lambda **arguments: type("None", (), {"derive": derive})())
     with pytest.raises(OutOfMemoryError, match="128 MiB"):
         ring(cost=1 << 17).root(b"password")
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import StorageFullError
-from pybk.group_commit import Completion
-from pybk.keys import KEY_BYTES
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.keys import KEY_BYTES
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.commit import Commit
+from pybk.threads.group_commit import Completion
 from tests.cluster.inside import inside
 from tests.internals import store_of
 from tests.interrupting import interrupted_at

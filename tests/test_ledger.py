@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import CUSTOM_METADATA_BYTES_MAX, Bookie, Fragment, LedgerMetadata, LedgerState
 
 GOLDEN = (
     b'{"ack_quorum":1,"advanced":true,"creation_sequence":4,"creation_time_ns":1700000000000000000,'

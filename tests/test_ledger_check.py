@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pybk.digest import DigestType, entry_digest
-from pybk.entry import EntryBatch
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import LastEntry, LengthCheck, contradictions
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_check import LastEntry, LengthCheck, contradictions
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 
 LEDGER = 3
 

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import (
     ClosedError,
     CookieError,
@@ -30,9 +29,10 @@ from pybk.errors import (
 )
 from pybk.feature_level import NEWEST_STORE_LEVEL
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.keys import KeyRing
-from pybk.ledger import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.keys import KeyRing
+from pybk.ledger.ledger_metadata import CUSTOM_METADATA_BYTES_MAX, LedgerState, LedgerSummary
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.io.filesystem import OsFileSystem
 from tests.internals import backend_of, digest_of, store_of
 from tests.storage.real_store import QUICK, contents, numbered, open_quick, payloads, python

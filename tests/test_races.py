@@ -9,12 +9,12 @@ import pytest
 
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.group_commit import Completion
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.log.commit import Commit
 from pybk.storage.store import Store
-from pybk.writer import LedgerWriter
+from pybk.threads.group_commit import Completion
 from tests.internals import descriptor_of, stage, store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import open_store

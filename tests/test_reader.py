@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybk.digest import DigestType
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag, StorageHint
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.metrics import READ_BYTES, READ_ENTRIES, READ_LATENCY, MetricKey
-from pybk.reader import LedgerReader
 from tests.internals import descriptor_of, waiting_followers
 from tests.storage.real_store import numbered, open_quick, payloads
 from tests.waiting import WAIT_S, wait_until

@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
-from pybk import keys
-from pybk.digest import DigestType, entry_digest
 from pybk.errors import LedgerUnsealedError, SealMismatchError, UnauthorizedError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.keys import KeyRing
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.keys import KeyRing
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState, keys
+from pybk.ledger.seal import LedgerSeal, keys_of
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metrics import UNSEALED_LEDGERS, MetricKey
-from pybk.seal import LedgerSeal, keys_of
 from tests.internals import descriptor_of, digest_of, store_of
 from tests.sealing import PASSWORD, copied, open_at, open_sealing, tamper
 

@@ -20,8 +20,8 @@ import pytest
 
 from pybk.errors import ClosedError, IllegalOperationError
 from pybk.flags import WriteFlag
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.interrupting import takes_no_interrupt
 from tests.paths import ROOT
 from tests.simdisk import SimFileSystem
@@ -105,7 +105,9 @@ def test_a_close_on_top_of_any_line_of_a_close_raises_and_the_first_continues() 
         manager = open_store(fs)
         writer = manager.create_ledger(write_flags=WriteFlag.DEFERRED_FORCE, insecure=True)
         writer.append_many(numbered(3))
-        handler = handled(line, ("pybk/manager.py", "pybk/closing.py"), manager.close, manager.close)
+        handler = handled(
+            line, ("pybk/manager/ledger_manager.py", "pybk/manager/closing.py"), manager.close, manager.close
+        )
         again = open_store(fs)
         assert contents(again, 0, recover=True) == numbered(3)
         again.close()

@@ -306,7 +306,7 @@ def test_without_a_hook_nothing_of_spans_is_called(tmp_path: Path, monkeypatch: 
 
     for owner, name in ((StagedEntries, "report_to"), (contextvars, "copy_context")):
         monkeypatch.setattr(owner, name, called)
-    monkeypatch.setattr("pybk.reader.operation", called)
+    monkeypatch.setattr("pybk.manager.ledger_reader.operation", called)
     with LedgerManager.open(tmp_path / "data", config=small_config()) as manager:
         with manager.create_ledger(insecure=True) as writer:
             writer.append_many([b"x"] * 10)

@@ -15,9 +15,9 @@ import pytest
 
 from pybk.errors import LedgerClosedError
 from pybk.flags import WriteFlag
-from pybk.futures import AppendFuture
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.storage.real_store import contents, numbered, open_quick, stop_syncing
 from tests.waiting import WAIT_S
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import LedgerFencedError, NoSuchLedgerError
 from pybk.flags import ReadFlag, StorageHint
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads
 from tests.waiting import WAIT_S

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import (
     AppendTimeoutError,
     CorruptError,
@@ -28,9 +27,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import WriteFlag
-from pybk.futures import AppendFuture, PiecesFuture
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.append_future import AppendFuture, PiecesFuture
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import StagedEntries
 from pybk.storage.log.commit import Commit
 from tests.internals import store_of

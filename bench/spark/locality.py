@@ -19,7 +19,7 @@ from bench.spark.bookies import Colocated, colocated
 from bench.spark.reading import fill, turns
 from bench.spark.session import session
 from pybk import DigestType, LedgerManager, StoreConfig
-from pybk.connect import connect
+from pybk.manager.connect import connect
 from pybk.spark import read_local
 
 REMOTE: Final = "remote replica"

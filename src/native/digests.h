@@ -1,4 +1,4 @@
-/* The digests of many entries at once; see pybk/digest.py for what they are. */
+/* The digests of many entries at once; see pybk/ledger/digest.py for what they are. */
 
 #ifndef PYBK_DIGESTS_H
 #define PYBK_DIGESTS_H
@@ -10,7 +10,7 @@
 #define HMAC_KEY_BYTES 32
 #define DIGEST_BYTES_MAX 32
 
-/* The codes of pybk.digest.DigestType. */
+/* The codes of pybk.ledger.digest.DigestType. */
 enum { DIGEST_CRC32C = 3, DIGEST_NONE = 4, DIGEST_HMAC_SHA256 = 100, DIGEST_XXH3 = 101 };
 
 /* One entry: its header, its payload, and the place of its digest. */

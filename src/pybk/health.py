@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
-from pybk.frozen_dict import FrozenDict
 from pybk.replication.quorum import Quorum
 from pybk.storage.troubles import CHECKING
+from pybk.values.frozen_dict import FrozenDict
 
 if TYPE_CHECKING:
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.registration import BookieState
     from pybk.storage.readonly import ReadOnlyStore
     from pybk.storage.store import Store

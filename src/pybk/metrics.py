@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from pybk.errors import PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.frozen_dict import FrozenDict
+from pybk.values.frozen_dict import FrozenDict
 from pybk.version import __version__
 
 APPENDED_ENTRIES: Final = "appended_entries"

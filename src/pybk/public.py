@@ -1,8 +1,6 @@
 """All names that applications use; ``pybk`` itself has them, and imports this module at the first use of one."""
 
-from pybk.arguments import ClusterOptions, LedgerOptions, Tiers
-from pybk.atomic_group import AtomicGroup
-from pybk.backend import Replicated
+from pybk.backend.ledger_backend import Replicated
 from pybk.backup import (
     back_up,
     back_up_async,
@@ -20,22 +18,8 @@ from pybk.backup.chain import BackupRunInfo
 from pybk.backup.pruning import PruneReport
 from pybk.backup.restoring import RestoreReport
 from pybk.backup.verifying import BackupCheckReport
-from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import (
-    BookieStatus,
-    ClusterStatus,
-    ClusterVerdict,
-    DrainProgress,
-    OrphanReport,
-    RebalanceProgress,
-    RebalanceStart,
-    RemovalProof,
-    StopCheck,
-)
 from pybk.config import StoreConfig, TierPolicy
 from pybk.credentials import ClusterSecret, Passwords, Secret
-from pybk.digest import DigestType
-from pybk.entry import Entry, EntryBatch
 from pybk.errors import (
     AppendTimeoutError,
     BlobError,
@@ -98,14 +82,21 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.futures import AppendFuture
 from pybk.healing.rebalance import RebalanceMove, RebalancePlan, TierFullness
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubProgress, ScrubStatus
 from pybk.healing.scrubbing import ScrubReport
 from pybk.health import Health, HealthReason, HealthState
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.entry import Entry, EntryBatch
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState, LedgerSummary
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.arguments import ClusterOptions, LedgerOptions, Tiers
+from pybk.manager.atomic_group import AtomicGroup
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter, Payload
+from pybk.manager.opening import Opening
 from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieRegistration, BookieState
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataProblem, MetadataRestoreReport
@@ -113,7 +104,20 @@ from pybk.metadata.resealing import SecretStatus
 from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings, ScrubSettings
 from pybk.metadata.store import Watch
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
-from pybk.metadata_repair import (
+from pybk.metrics import HistogramSnapshot, MetricKey, MetricsSnapshot
+from pybk.operations.cluster_admin import ClusterAdmin
+from pybk.operations.cluster_checks import (
+    BookieStatus,
+    ClusterStatus,
+    ClusterVerdict,
+    DrainProgress,
+    OrphanReport,
+    RebalanceProgress,
+    RebalanceStart,
+    RemovalProof,
+    StopCheck,
+)
+from pybk.operations.metadata_repair import (
     check_metadata,
     check_metadata_async,
     destroy_metadata,
@@ -125,10 +129,7 @@ from pybk.metadata_repair import (
     restore_metadata,
     restore_metadata_async,
 )
-from pybk.metrics import HistogramSnapshot, MetricKey, MetricsSnapshot
-from pybk.opening import Opening
-from pybk.reader import LedgerReader
-from pybk.repair import rebuild_index, rebuild_index_async, verify, verify_async
+from pybk.operations.store_repair import rebuild_index, rebuild_index_async, verify, verify_async
 from pybk.replication.replica_check import ReplicaProblem, ReplicasCheck
 from pybk.spans import OnSpan, Span, SpanAttributes
 from pybk.storage.repair.rebuild import LostEntries, RebuildReport
@@ -159,7 +160,6 @@ from pybk.streams.subscription import Acked, DeadLetters, Subscription, Subscrip
 from pybk.streams.wal import RecoveryInfo, Transaction, WalOptions, WalStats, WriteAheadLog
 from pybk.streams.wal_follower import WalFollower
 from pybk.streams.wal_record import WalRecord
-from pybk.writer import LedgerWriter, Payload
 
 __all__ = [
     "Acked",

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 _NAMES: Final = {
-    "pybk.arguments": "ClusterOptions LedgerOptions Tiers",
-    "pybk.atomic_group": "AtomicGroup",
-    "pybk.backend": "Replicated",
+    "pybk.manager.arguments": "ClusterOptions LedgerOptions Tiers",
+    "pybk.manager.atomic_group": "AtomicGroup",
+    "pybk.backend.ledger_backend": "Replicated",
     "pybk.backup": (
         "back_up back_up_async list_backup_runs list_backup_runs_async prune_backup prune_backup_async "
         "restore_backup restore_backup_async verify_backup verify_backup_async"
@@ -20,15 +20,15 @@ _NAMES: Final = {
     "pybk.backup.pruning": "PruneReport",
     "pybk.backup.restoring": "RestoreReport",
     "pybk.backup.verifying": "BackupCheckReport",
-    "pybk.cluster_admin": "ClusterAdmin",
-    "pybk.cluster_checks": (
+    "pybk.operations.cluster_admin": "ClusterAdmin",
+    "pybk.operations.cluster_checks": (
         "BookieStatus ClusterStatus ClusterVerdict DrainProgress OrphanReport RebalanceProgress "
         "RebalanceStart RemovalProof StopCheck"
     ),
     "pybk.config": "StoreConfig TierPolicy",
     "pybk.credentials": "ClusterSecret Passwords Secret",
-    "pybk.digest": "DigestType",
-    "pybk.entry": "Entry EntryBatch",
+    "pybk.ledger.digest": "DigestType",
+    "pybk.ledger.entry": "Entry EntryBatch",
     "pybk.errors": (
         "AppendTimeoutError BlobError BlobExistsError BlobGivenUpError BlobLockedError ClosedError "
         "CookieError CorruptError DigestMismatchError DuplicateEntryError EntryError EntryUnknownError "
@@ -44,14 +44,14 @@ _NAMES: Final = {
     ),
     "pybk.feature_level": "FeatureLevel",
     "pybk.flags": "LedgerType ReadFlag StorageHint WriteFlag",
-    "pybk.futures": "AppendFuture",
+    "pybk.manager.append_future": "AppendFuture",
     "pybk.healing.rebalance": "RebalanceMove RebalancePlan TierFullness",
     "pybk.healing.scrub": "ScrubKind",
     "pybk.healing.scrub_status": "ScrubProgress ScrubStatus",
     "pybk.healing.scrubbing": "ScrubReport",
     "pybk.health": "Health HealthReason HealthState",
-    "pybk.ledger": "Bookie Fragment LedgerMetadata LedgerState LedgerSummary",
-    "pybk.manager": "LedgerManager",
+    "pybk.ledger.ledger_metadata": "Bookie Fragment LedgerMetadata LedgerState LedgerSummary",
+    "pybk.manager.ledger_manager": "LedgerManager",
     "pybk.metadata.orphan_records": "OrphanReplicas",
     "pybk.metadata.registration": "BookieRegistration BookieState",
     "pybk.metadata.reports": "MetadataCheckReport MetadataExportReport MetadataProblem MetadataRestoreReport",
@@ -59,15 +59,15 @@ _NAMES: Final = {
     "pybk.metadata.settings": "ClusterSettings PlacementSettings RepairSettings ScrubSettings",
     "pybk.metadata.store": "Watch",
     "pybk.metadata.underreplication": "RepairReason RepairState UnderReplicatedLedger",
-    "pybk.metadata_repair": (
+    "pybk.operations.metadata_repair": (
         "check_metadata check_metadata_async destroy_metadata destroy_metadata_async export_metadata "
         "export_metadata_async rebuild_metadata rebuild_metadata_async restore_metadata "
         "restore_metadata_async"
     ),
     "pybk.metrics": "HistogramSnapshot MetricKey MetricsSnapshot",
-    "pybk.opening": "Opening",
-    "pybk.reader": "LedgerReader",
-    "pybk.repair": "rebuild_index rebuild_index_async verify verify_async",
+    "pybk.manager.opening": "Opening",
+    "pybk.manager.ledger_reader": "LedgerReader",
+    "pybk.operations.store_repair": "rebuild_index rebuild_index_async verify verify_async",
     "pybk.replication.replica_check": "ReplicaProblem ReplicasCheck",
     "pybk.spans": "OnSpan Span SpanAttributes",
     "pybk.storage.repair.rebuild": "LostEntries RebuildReport",
@@ -92,7 +92,7 @@ _NAMES: Final = {
     "pybk.streams.wal": "RecoveryInfo Transaction WalOptions WalStats WriteAheadLog",
     "pybk.streams.wal_follower": "WalFollower",
     "pybk.streams.wal_record": "WalRecord",
-    "pybk.writer": "LedgerWriter Payload",
+    "pybk.manager.ledger_writer": "LedgerWriter Payload",
 }
 
 HOMES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}

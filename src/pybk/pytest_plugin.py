@@ -13,7 +13,7 @@ import pytest
 __all__ = ["pybk_cluster", "pybk_store"]
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.testing import TestCluster
 
 

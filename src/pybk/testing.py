@@ -14,7 +14,7 @@ from unittest import mock
 
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 __all__ = ["SECRET", "TestCluster", "cheap_keys", "open_store", "small_config"]
 
@@ -42,7 +42,7 @@ def small_config() -> StoreConfig:
 @contextmanager
 def cheap_keys() -> Iterator[None]:
     """Have stores and clusters that are made meanwhile derive keys cheaply, for good. For one thread at a time."""
-    with mock.patch("pybk.keys.SCRYPT_COST", _SCRYPT_COST):
+    with mock.patch("pybk.ledger.keys.SCRYPT_COST", _SCRYPT_COST):
         yield
 
 

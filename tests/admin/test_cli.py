@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import main
-from pybk.digest import DigestType
 from pybk.flags import StorageHint, WriteFlag
+from pybk.ledger.digest import DigestType
 from pybk.storage.format.index_rows import ledger_key
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from tests.private_files import write_private

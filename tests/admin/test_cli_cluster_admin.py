@@ -23,10 +23,10 @@ from pybk import (
     UsageError,
     destroy_metadata,
 )
-from pybk import cluster_admin as cluster_admin_module
 from pybk.admin.cli import main
 from pybk.config import StoreConfig
-from pybk.connect import join, open_cluster
+from pybk.manager.connect import join, open_cluster
+from pybk.operations import cluster_admin as cluster_admin_module
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import QUICK
 from tests.waiting import WAIT_S, wait_until

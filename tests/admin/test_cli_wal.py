@@ -12,7 +12,7 @@ import pytest
 
 from pybk import LedgerManager, StoreConfig, WriteAheadLog
 from pybk.admin.cli import main
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from tests.waiting import PROCESS_S
 
 

@@ -18,7 +18,7 @@ from pybk.admin.demo.reading import LostEntryError
 from pybk.admin.demo.replicas import BookieDirectory
 from pybk.admin.demo.source import Source
 from pybk.errors import DigestMismatchError, PybkError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 
 LINES = [b"line %d\n" % number for number in range(900)]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import LedgerClosedError, StorageFailedError
 from pybk.flags import StorageHint
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.metrics import APPEND_ERRORS, APPEND_LATENCY, APPENDED_BYTES, APPENDED_ENTRIES, MetricKey
 from pybk.storage.io.filesystem import OsFile
 from tests.storage.real_store import open_quick, python

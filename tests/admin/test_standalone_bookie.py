@@ -26,7 +26,7 @@ from pybk.admin.standalone_bookie import serve
 from pybk.bookie.server import BookieServer
 from pybk.credentials import Secret
 from pybk.errors import CookieError, MetadataUnreachableError, UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.registration import BookieState
 from tests.admin.http.test_server import Client
 from tests.bookie.test_states import become

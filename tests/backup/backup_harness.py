@@ -12,7 +12,7 @@ from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.source import Cut, Source, StoreSource
 from pybk.backup.target import DirectoryTarget, Target
 from pybk.credentials import Passwords
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.internals import store_view_of
 
 PASSWORD = b"a password that no backup has"

@@ -13,23 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from pybk import keys
 from pybk.backup import back_up, back_up_async, restore_backup_async, verify_backup, verify_backup_async
 from pybk.backup.target import DirectoryTarget
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
-from pybk.digest import DigestType
-from pybk.entry import EntryBatch
 from pybk.errors import CookieError, CorruptError, StorageRefusedError, StoreLockedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.ledger import LedgerMetadata
-from pybk.manager import LedgerManager
-from pybk.repair import verify
+from pybk.ledger.digest import DigestType
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import LedgerMetadata, keys
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.operations.store_repair import verify
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.named_records import NamedChange
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.transaction_group import LedgerEntries
-from pybk.writer import LedgerWriter
 from tests.backup.backup_harness import (
     KNOWN,
     PASSWORD,

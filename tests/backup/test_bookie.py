@@ -14,7 +14,7 @@ from pybk.client import limbo_repair
 from pybk.client.limbo_repair import LimboRepair
 from pybk.config import StoreConfig
 from pybk.errors import CookieError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.backup.backup_harness import backed_up, restored
 from tests.client.test_limbo_repair import PASSWORD, payload, service_of
 from tests.cluster.inside import Inside, inside

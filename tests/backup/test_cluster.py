@@ -10,12 +10,12 @@ import pytest
 
 from pybk.backup import back_up, restore_backup, verify_backup
 from pybk.credentials import Passwords
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, LedgerExistsError, MetadataUnreachableError, UsageError
 from pybk.flags import WriteFlag
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.backup.backup_harness import KNOWN, PASSWORD, backed_up, files
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of

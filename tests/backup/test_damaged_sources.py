@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pybk.backup import list_backup_runs, restore_backup, verify_backup
-from pybk.digest import DigestType
-from pybk.entry import EntryBatch
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, StorageError, StorageFullError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.entry import EntryBatch
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.readonly import ReadOnlyStore
 from tests.backup.backup_harness import KNOWN, PASSWORD, StoppedError, backed_up, files, restored
 from tests.storage.real_store import contents, numbered, open_quick

@@ -15,11 +15,11 @@ from pybk.backup.checking import LedgerChecks
 from pybk.backup.manifest import STORE, KeptLedger, Manifest, SourceIdentity
 from pybk.backup.pack import LedgerKey, PackBuilder, PackedEntries, Piece, check_pack, read_pack
 from pybk.backup.verifying import EntriesCheck, WantedEntries
-from pybk.digest import DigestType, entry_digest
-from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, StorageRefusedError, UnsupportedFormatError, UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.index_rows import NamedRow
 from tests.backup.backup_harness import KNOWN, PASSWORD, backed_up
 from tests.storage.real_store import contents, numbered, open_quick

@@ -17,7 +17,7 @@ from pybk.backup.pruning import Pruning
 from pybk.backup.target import DirectoryTarget
 from pybk.backup.target_url import open_target
 from pybk.errors import CorruptError, StoreLockedError, UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.backup.backup_harness import (
     KNOWN,
     PASSWORD,

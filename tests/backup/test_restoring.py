@@ -16,7 +16,6 @@ import pytest
 from pybk import BlobStore, WriteAheadLog, keys
 from pybk.backup import restore_backup, verify_backup
 from pybk.backup.pack import PackBuilder, check_pack, read_pack
-from pybk.entry import EntryBatch
 from pybk.errors import (
     CookieError,
     CorruptError,
@@ -27,7 +26,8 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.cookie import read_cookie
 from pybk.storage.format.record import RECORD_HEADER_BYTES, decode_header
 from pybk.storage.io.filesystem import OsFileSystem

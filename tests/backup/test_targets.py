@@ -14,7 +14,7 @@ from pybk.backup.backing_up import BackupRun
 from pybk.backup.target import DirectoryTarget, target_error
 from pybk.backup.target_url import open_target
 from pybk.errors import CorruptError, StorageFailedError, StorageFullError, StorageRefusedError, UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.io.filesystem import FileSystem
 from tests.backup.backup_harness import KNOWN, PASSWORD, HookedSource, backed_up, files, restored
 from tests.storage.real_store import contents, numbered, open_quick

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from pybk import keys
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
 from pybk.bookie.replicas import Replicas
-from pybk.digest import DigestType, entry_digest
 from pybk.flags import LedgerType, StorageHint, WriteFlag
+from pybk.ledger import keys
+from pybk.ledger.digest import DigestType, entry_digest
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.log import preallocation
 from pybk.storage.repair.verify import verify_store

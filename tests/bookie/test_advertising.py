@@ -11,7 +11,7 @@ from pybk.bookie import advertising
 from pybk.bookie.advertising import advertised
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport.codec import Ping
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, make_cluster

@@ -9,10 +9,10 @@ import pytest
 
 from pybk.bookie.durable_position import PositionRecorder
 from pybk.errors import MetadataUnreachableError, PybkError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.durable_positions import DurablePosition, DurablePositions
-from pybk.reader import LedgerReader
 from pybk.replication.messages import Status
 from tests.client.test_limbo_repair import payload, service_of
 from tests.cluster.inside import inside

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pybk.client.wire import BookieWire
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport.client_links import OUTSTANDING_BYTES_MAX
 from tests.cluster.inside import Inside, inside
 

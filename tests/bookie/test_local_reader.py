@@ -13,12 +13,12 @@ import pytest
 from pybk.bookie.local_reader import LocalReader
 from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
-from pybk.connect import connect
-from pybk.digest import DigestType
-from pybk.entry import EntryBatch
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
+from pybk.ledger.digest import DigestType
+from pybk.ledger.entry import EntryBatch
+from pybk.manager.connect import connect
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import QUICK

@@ -16,7 +16,8 @@ import pytest
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import NotEnoughBookiesError, OwnerNeededError
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.settings import ClusterSettings
 from pybk.metrics import MEMBER_RECOVERIES
 from pybk.replication.bookie import BookieEffect
@@ -25,7 +26,6 @@ from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys, MemberKey, RightsKey
 from pybk.transport.codec import Answer, AuthorizeMember, LacPacket, WireRequest
 from pybk.transport.frames import FrameError
-from pybk.writer import LedgerWriter
 from tests.bookie.test_hostile import Member, one
 from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import Inside, inside

@@ -21,7 +21,7 @@ from pybk.bookie.directory_identity import (
 from pybk.bookie.metadata_age import AgeWatch
 from pybk.bookie.replicas import Replicas
 from pybk.config import StoreConfig
-from pybk.connect import open_cluster
+from pybk.manager.connect import open_cluster
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.epochs import MetadataEpoch
 from pybk.metadata.url import open_metadata

@@ -11,10 +11,10 @@ import pytest
 from pybk.bookie.replicas import Replicas
 from pybk.errors import NoSuchLedgerError, StorageFailedError, StorageFullError
 from pybk.flags import LedgerType
-from pybk.group_commit import Completion
 from pybk.replication.messages import Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.extent import Extent
+from pybk.threads.group_commit import Completion
 from tests.bookie.replica_harness import (  # noqa: F401  # fixtures among them
     LEDGER,
     add,

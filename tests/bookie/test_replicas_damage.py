@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pybk.bookie.replicas import Replicas
-from pybk.entry import EntryBatch
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
+from pybk.ledger.entry import EntryBatch
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import LacReply, ReadLac, Status
 from pybk.storage.descriptor import LedgerDescriptor

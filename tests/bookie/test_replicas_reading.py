@@ -9,7 +9,7 @@ import pytest
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CorruptError, StorageFailedError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import Add, LacReply, Read, ReadLac, ReadReply, Reply, Status
 from pybk.storage.format.extent import Extent

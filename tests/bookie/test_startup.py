@@ -25,13 +25,13 @@ from pybk.client.limbo_repair import LimboRepair
 from pybk.config import StoreConfig
 from pybk.errors import CookieError, CorruptError, LedgerFencedError
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, Fragment, LedgerState
-from pybk.manager import LedgerManager
-from pybk.repair import rebuild_index
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.operations.store_repair import rebuild_index
 from pybk.replication.bookie import BookieMachine, Respond
 from pybk.replication.messages import NEGATIVE, Add, EntryRun, Read, ReadReply, Reply, Request, Status
 from pybk.testing import TestCluster
-from pybk.writer import LedgerWriter
 from tests.client.test_limbo_repair import PASSWORD, check, fill, payload, service_of
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of

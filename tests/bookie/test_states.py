@@ -13,7 +13,7 @@ import pytest
 from pybk.bookie import server
 from pybk.errors import CookieError, NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieCookie, BookieState
 from pybk.transport.in_process import InProcessLink

@@ -17,7 +17,7 @@ import pytest
 from pybk.config import StoreConfig
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.processes import Child
 from tests.storage.real_store import QUICK

@@ -21,10 +21,9 @@ from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.client.writer import Writing
-from pybk.digest import DigestType, entry_digest
 from pybk.errors import ClosedError, LedgerDeletedError, MetadataUnreachableError, NoSuchLedgerError
-from pybk.group_commit import GroupCommit
-from pybk.ledger import LedgerState
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metrics import Metrics
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
@@ -38,6 +37,7 @@ from pybk.replication.messages import (
     WriteMetadata,
 )
 from pybk.replication.replica_check import ReplicaCheckMachine
+from pybk.threads.group_commit import GroupCommit
 from tests.replication.driving import LEDGER, bookie, metadata
 from tests.replication.driving import entry as named
 from tests.replication.driving import run as run_of

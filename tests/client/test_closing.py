@@ -22,11 +22,11 @@ from pybk.client.wire import BookieWire
 from pybk.client.writer import Writing
 from pybk.errors import ClosedError, LedgerRecoveryError, NoSuchLedgerError, PybkError
 from pybk.flags import WriteFlag
-from pybk.futures import AppendFuture
-from pybk.group_commit import Completion
-from pybk.manager import LedgerManager
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.threads.group_commit import Completion
 from pybk.transport.client_links import Links
-from pybk.writer import LedgerWriter
 from tests.cluster.child import PATIENCE
 from tests.cluster.inside import inside
 from tests.cluster.processes import BookieProcess, Cluster, running

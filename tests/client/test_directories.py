@@ -13,7 +13,7 @@ from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
 from pybk.config import StoreConfig
 from pybk.errors import CookieError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK

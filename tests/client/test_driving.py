@@ -11,10 +11,10 @@ import pytest
 from pybk.client import driver as driver_module
 from pybk.client.driver import Conversation, Driver
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.group_commit import Completion, GroupCommit
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.replication import writer as machine
 from pybk.replication.messages import Effect, Event, Failed, Reason, Status, WakeAt
-from pybk.writer import LedgerWriter
+from pybk.threads.group_commit import Completion, GroupCommit
 from tests.client.test_limbo_repair import PASSWORD, service_of
 from tests.cluster.inside import Inside, inside
 from tests.healing.test_repairing import metadata_of

@@ -16,13 +16,13 @@ from pybk.client.backend import ClusterBackend
 from pybk.client.reader import LacReading
 from pybk.client.wire import BookieWire
 from pybk.errors import ClosedError, MetadataUnreachableError, NoSuchLedgerError, PybkError
-from pybk.ledger import Bookie, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.reader import LedgerReader
 from pybk.replication.bookie import POLL_NS_MAX
 from pybk.replication.messages import ReadLac, Request
-from pybk.writer import LedgerWriter
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.storage.real_store import numbered

@@ -13,8 +13,8 @@ import pytest
 
 from pybk.client.wire import BookieWire
 from pybk.errors import LedgerRecoveryError, PybkError
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport.client_links import Links
 from pybk.transport.server import Server
 from tests.cluster.inside import inside
@@ -24,7 +24,13 @@ from tests.transport.wire_harness import BOOKIE, INSTANCE, KEYS, TCP, add
 from tests.waiting import WAIT_S
 
 _TRANSPORT = ("pybk/transport/client_links", "pybk/transport/in_process", "pybk/transport/server")
-_FILES = ("pybk/client/", "pybk/group_commit.py", "pybk/replication/", "pybk/writer.py", *_TRANSPORT)
+_FILES = (
+    "pybk/client/",
+    "pybk/threads/group_commit.py",
+    "pybk/replication/",
+    "pybk/manager/ledger_writer.py",
+    *_TRANSPORT,
+)
 
 
 def one_round(client: LedgerManager, line: int, others: int) -> bool:

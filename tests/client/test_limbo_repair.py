@@ -24,8 +24,8 @@ from pybk.errors import (
     UnauthorizedError,
 )
 from pybk.flags import StorageHint, WriteFlag
-from pybk.ledger import Bookie, Fragment, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport.client_links import Links

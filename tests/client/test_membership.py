@@ -17,7 +17,7 @@ from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import MetadataUnreachableError, NotEnoughBookiesError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.ledger import Bookie, Fragment
+from pybk.ledger.ledger_metadata import Bookie, Fragment
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BOOKIES_KEY, COOKIES_KEY, BookieRegistration, BookieState, RegisteredBookie
 from pybk.metadata.settings import PlacementSettings, RepairSettings

@@ -14,8 +14,8 @@ from pybk.bookie.server import BookieServer
 from pybk.client import surplus_drop
 from pybk.client.surplus_drop import SurplusDrops
 from pybk.errors import MetadataError, StorageFullError
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 from tests.waiting import wait_until

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 
 from pybk.client.remote_ledger import RemoteLedger
-from pybk.digest import EntryDigest
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import EntryDigest
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Read
 from pybk.replication.quorum import Quorum

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 from pybk.admin.cli import main
 from pybk.client import wire
 from pybk.errors import NotEnoughBookiesError, PybkError
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport import client_links, curve
 from tests.internals import cluster_backend_of
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
-    from pybk.futures import AppendFuture
-    from pybk.writer import LedgerWriter
+    from pybk.manager.append_future import AppendFuture
+    from pybk.manager.ledger_writer import LedgerWriter
 
 PASSWORD = b"the password of all ledgers here"
 PATIENCE: list[tuple[object, str, int]] = [

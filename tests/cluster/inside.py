@@ -11,7 +11,7 @@ from typing import Any
 from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.url import open_metadata
 from pybk.transport.cluster_keys import ClusterKeys

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 
 from pybk.errors import PybkError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.checker import check_writer
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from pybk.credentials import ClusterSecret
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.child import Orders, route
 from tests.cluster.inside import SECRET, make_cluster
 from tests.cluster.proxy import Proxy

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from pybk.bookie.server import BookieServer
-from pybk.digest import DigestType
 from pybk.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
@@ -21,8 +20,9 @@ from pybk.errors import (
     SealMismatchError,
     UnauthorizedError,
 )
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.settings import ClusterSettings
 from pybk.metrics import MEMBER_RECOVERIES

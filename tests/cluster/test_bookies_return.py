@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pybk.errors import LedgerRecoveryError, LogFencedError, NotEnoughBookiesError, TooManyRequestsError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.log import Log
 from pybk.streams.log_writer import LogWriter
 from pybk.streams.position import Position

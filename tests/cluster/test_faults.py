@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pybk.errors import LedgerError, NotEnoughBookiesError
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.processes import BookieProcess, Child, Cluster, running

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pybk.errors import LogFencedError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.log import Log
 from pybk.streams.wal import WriteAheadLog
 from tests.cluster.inside import Inside, inside

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pybk import LedgerDeletedError, LedgerManager, rebuild_metadata
-from pybk.connect import open_cluster
+from pybk.manager.connect import open_cluster
 from tests.cluster.inside import SECRET, inside
 
 BOOKIES = 3

@@ -28,8 +28,8 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint, WriteFlag
-from pybk.ledger import Bookie, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.replication.messages import Read, Request
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of

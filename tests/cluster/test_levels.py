@@ -20,12 +20,12 @@ import pytest
 from pybk import Log, LogEnd
 from pybk.admin.cli import main
 from pybk.bookie.directory_identity import CLUSTER_KEY
-from pybk.connect import open_cluster
 from pybk.errors import NotEnoughBookiesError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.flags import LedgerType
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.connect import open_cluster
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
@@ -74,9 +74,9 @@ with LedgerManager.connect(url, cluster_secret=sys.stdin.buffer.read()) as manag
 MARK = """
 import sys
 from pybk import LedgerManager
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 try:
-    from pybk.connect import open_cluster
+    from pybk.manager.connect import open_cluster
 except ImportError:
     from pybk.cluster import open_cluster
 url, ledger_id, first = sys.argv[1:]

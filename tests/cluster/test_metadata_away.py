@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pybk.errors import MetadataUnreachableError
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.replication.writer import METADATA_TRIES
 from pybk.streams.log import Log

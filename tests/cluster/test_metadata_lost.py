@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.inside import SECRET

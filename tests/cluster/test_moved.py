@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from pybk.client.wire import BookieWire
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.replication.messages import ReadLac
 from pybk.transport.client_links import Links
 from tests.cluster.processes import BookieProcess, running

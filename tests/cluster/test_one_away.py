@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pybk import LogEnd, LogReader, LogRecord, Subscription
-from pybk.ledger import Bookie, Fragment
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie, Fragment
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.log import Log
 from tests.cluster.checker import check_writer, last_acked

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pybk.errors import LedgerFencedError, NotEnoughBookiesError
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.cluster.checker import check_ledger, check_writer, last_acked
 from tests.cluster.child import PASSWORD, PATIENCE, payload, route
 from tests.cluster.processes import BookieProcess, Cluster, running

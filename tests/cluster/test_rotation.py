@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pybk.cluster_admin import ClusterAdmin
-from pybk.connect import open_cluster
 from pybk.credentials import Secret
 from pybk.errors import IllegalOperationError, MetadataForgedError, PybkError, SafetyCheckError, UsageError
 from pybk.feature_level import FeatureLevel
-from pybk.manager import LedgerManager
+from pybk.manager.connect import open_cluster
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.metadata_repair import check_metadata, export_metadata, restore_metadata
+from pybk.operations.cluster_admin import ClusterAdmin
+from pybk.operations.metadata_repair import check_metadata, export_metadata, restore_metadata
 from pybk.transport.client_links import Links
 from pybk.transport.cluster_keys import ClusterKeys
 from pybk.transport.codec import Ping

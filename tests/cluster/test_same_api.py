@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.transport.client_links import Link
 from pybk.transport.in_process import InProcessLink
 from tests import test_advanced, test_manager, test_reader, test_standard_futures, test_writer

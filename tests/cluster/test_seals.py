@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, LedgerUnsealedError, SealMismatchError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import WriteFlag
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
 from tests.internals import cluster_backend_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import CookieError, LedgerFencedError, MetadataError, PybkError, UnauthorizedError, UsageError
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.internals import cluster_backend_of, descriptor_of
 from tests.storage.real_store import contents, numbered
@@ -49,7 +49,7 @@ def test_a_client_that_skips_the_password_check_is_refused_by_every_bookie(
     writer = cluster.connect().create_ledger(password=PASSWORD)
     writer.append(b"first")
     intruder = cluster.connect()
-    monkeypatch.setattr("pybk.seal.hmac.compare_digest", lambda *_: True)
+    monkeypatch.setattr("pybk.ledger.seal.hmac.compare_digest", lambda *_: True)
     with pytest.raises(PybkError) as refused:
         intruder.open_ledger(writer.ledger_id, password=b"wrong")
     monkeypatch.undo()

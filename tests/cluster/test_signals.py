@@ -14,13 +14,13 @@ from tests.storage.real_store import contents, python
 from tests.test_signals import handled
 from tests.waiting import PROCESS_S
 
-_FILES = ("client/", "replication/", "transport/client_links", "pybk/writer.py")
+_FILES = ("client/", "replication/", "transport/client_links", "pybk/manager/ledger_writer.py")
 
 _BEGIN = """
 import os, random, signal, sys
 from pybk.errors import ClosedError, IllegalOperationError, PybkError
 from pybk.flags import WriteFlag
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 url, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
 """
 

@@ -20,7 +20,7 @@ from pybk.admin.bookie_options import OPTIONS
 from pybk.admin.cli import NOUNS, whole_parser
 from pybk.admin.exported_metrics import EXPORTED, exported_name
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
-from pybk.arguments import join_cluster
+from pybk.manager.arguments import join_cluster
 from pybk.metadata.authenticated_values import ValueKind
 from pybk.metadata.pointers import POINTER_BYTES_MAX
 from pybk.metadata.settings import ClusterSettings
@@ -184,7 +184,7 @@ def test_the_defaults_of_a_bookie_that_stand_on_the_page_are_those_of_the_code(m
     def join(root: str, listen: list[str], url: str, secret: object, config: StoreConfig, **others: Any) -> None:
         taken.update(others, cluster_secret=secret, replace=others["replace_lost"])
 
-    monkeypatch.setattr("pybk.connect.join", join)
+    monkeypatch.setattr("pybk.manager.connect.join", join)
     needed: ClusterOptions = {"listen": "tcp://127.0.0.1:*", "metadata": "lmdb:///x"}
     join_cluster("x", None, StoreConfig(), read_only=False, options=needed)
     [words] = [words for source, _, words in tables() if source is ClusterOptions]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pybk.bookie.directory_identity import SeenEpoch
 from pybk.bookie.metadata_age import AgeWatch
 from pybk.bookie.replicas import Replicas
-from pybk.cluster_admin import ClusterAdmin
 from pybk.config import StoreConfig
 from pybk.errors import (
     EntryUnknownError,
@@ -27,11 +26,12 @@ from pybk.errors import (
     OwnerNeededError,
     SafetyCheckError,
 )
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.epochs import MetadataEpoch
 from pybk.metadata.url import open_metadata
+from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Reply, Status
 from pybk.streams.log import Log
 from pybk.transport.codec import LacPacket

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from pybk.errors import PybkError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import Inside, inside
 from tests.storage.real_store import open_quick
 

@@ -44,11 +44,11 @@ from pybk.errors import (
     VersionConflictError,
 )
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
-from pybk.repair import rebuild_index
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.operations.store_repair import rebuild_index
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.streams.wal import WriteAheadLog
-from pybk.writer import LedgerWriter
 from tests.error_situations.situation import PASSWORD, Scene, Situation, entries_of, raises
 from tests.internals import backend_of
 from tests.storage.real_store import open_quick, stop_syncing
@@ -212,7 +212,7 @@ def no_memory_for_a_password(scene: Scene) -> Situation:
         nonlocal short
         short = False
 
-    scene.monkeypatch.setattr("pybk.keys.Scrypt", Short)
+    scene.monkeypatch.setattr("pybk.ledger.keys.Scrypt", Short)
     return Situation(lambda: manager.create_ledger(password=PASSWORD), free, lambda: ids(manager))
 
 

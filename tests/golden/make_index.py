@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.catalog import CatalogWriter
 from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
 from pybk.storage.index.index import CheckpointMark, FileRow, Index, LedgerRow

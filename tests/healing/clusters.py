@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.situation import SECOND_NS, BookieFacts, MarkTable, Situation, Space
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import UnderReplicatedLedger
 

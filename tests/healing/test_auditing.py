@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from pybk import cluster_admin
 from pybk.bookie import server
-from pybk.cluster_admin import ClusterAdmin
 from pybk.healing import auditing, situation
 from pybk.healing.auditing import Auditing
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import LEDGERS_KEY
 from pybk.metadata.registration import BookieState
 from pybk.metrics import Metrics
+from pybk.operations import cluster_admin
+from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.bookie import BookieEffect
 from tests.client.test_limbo_repair import fill, service_of
 from tests.cluster.inside import Inside, inside

@@ -14,8 +14,8 @@ from pybk.client import limbo_repair
 from pybk.flags import WriteFlag
 from pybk.healing import situation, surplus_dropping, writer_watch
 from pybk.healing.service import Autorecovery
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from tests.client.test_limbo_repair import check, fill, service_of, unclean

@@ -15,7 +15,7 @@ from pybk.errors import CorruptError, LedgerDeletedError, MetadataUnreachableErr
 from pybk.healing import scrubbing
 from pybk.healing.bookie_scrub import BookieScrub, placed_entries
 from pybk.healing.scrub import ScrubKind
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.settings import ClusterSettings, ScrubSettings
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Metrics
 from pybk.replication.messages import Status

@@ -6,7 +6,7 @@ import tracemalloc
 from random import Random
 
 from pybk.healing.cluster_map import ClusterMap
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from tests.healing.clusters import bookie, ledger, mapped
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ from pybk.healing import scrubbing
 from pybk.healing.embedded_scrub import EmbeddedScrub, p99_of
 from pybk.healing.scrub import PARTS, ScrubKind
 from pybk.healing.scrubbing import ScrubTerms, StoreScrub
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager, backend_of
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.local_backend import StoreBackend
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
 from pybk.storage.repair.scrub_notes import NOTES_NAME
 from pybk.storage.store import Store

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
 from pybk.healing.ledger_work import FragmentWork, LedgerWork, Presence, ledger_work, live_copies
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 
 HERE, LEAVING, ABSENT = Presence

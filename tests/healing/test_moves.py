@@ -22,7 +22,7 @@ from pybk import (
 from pybk.admin.cli import main
 from pybk.bookie.server import BookieServer
 from pybk.healing import repairing, surplus_dropping
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieRegistration
 from tests.client.test_limbo_repair import service_of

@@ -13,8 +13,8 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.healing import repairing
 from pybk.healing.open_fragment import misses_nothing, needed_of
 from pybk.healing.repairing import Repairer
-from pybk.ledger import Bookie, Fragment, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason
 from pybk.replication.replica_check import Span

@@ -9,7 +9,7 @@ import pytest
 from pybk.flags import StorageHint
 from pybk.healing.plan import Plan, Task, plan
 from pybk.healing.situation import SECOND_NS, HoldReason, MarkKey, Situation, Space
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger

@@ -11,7 +11,7 @@ import pytest
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.rebalance import PlacedFragment, RebalancePlan, placed_fragments, plan_rebalance
-from pybk.ledger import Bookie, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
 from pybk.replication.locations import ANYWHERE, Location, PlacementPolicy, judge, span
 from pybk.replication.placement import Candidate
 from tests.replication.driving import bookie, metadata

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from pybk import cluster_admin
 from pybk.client.membership import Membership
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
-from pybk.cluster_admin import ClusterAdmin
 from pybk.errors import EntryUnknownError
 from pybk.healing import repairing
 from pybk.healing.repairing import (
@@ -33,13 +31,15 @@ from pybk.healing.repairing import (
     overtaking,
 )
 from pybk.healing.throttle import ForegroundCap, TokenBucket
-from pybk.ledger import Bookie, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState
 from pybk.metrics import REPAIR_COPIED_BYTES, Histogram, MetricKey
+from pybk.operations import cluster_admin
+from pybk.operations.cluster_admin import ClusterAdmin
 from pybk.replication.messages import Event, WriteMetadata
 from tests.client.test_limbo_repair import PASSWORD, check, fill, service_of
 from tests.cluster.inside import Inside, inside

@@ -11,7 +11,7 @@ import pytest
 from pybk.healing import scrubbing
 from pybk.healing.scrub import ScrubKind, part_of
 from pybk.healing.scrubbing import ScrubTerms, StoreScrub
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metrics import SCRUB_BYTES, Metrics
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.store import Store

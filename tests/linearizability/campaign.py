@@ -21,7 +21,7 @@ from tests.linearizability.models import LedgerEnd, Register, StandbyLog
 from tests.waiting import PROCESS_S, wait_until
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.linearizability.worker", "pybk.connect", "pybk.metadata.lmdb_store"])
+_CONTEXT.set_forkserver_preload(["tests.linearizability.worker", "pybk.manager.connect", "pybk.metadata.lmdb_store"])
 
 PROCESSES = 3
 """Processes that do the same at once."""

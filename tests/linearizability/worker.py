@@ -15,8 +15,8 @@ from typing import Any
 from pybk import LedgerManager, LogLockedError, StoreLockedError, WalRecord, WriteAheadLog
 from pybk.config import StoreConfig
 from pybk.errors import MetadataExistsError, MetadataUnreachableError, MetadataVersionError, PybkError
-from pybk.futures import AppendFuture
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.append_future import AppendFuture
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.url import open_metadata
 from tests.cluster.inside import SECRET

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.cluster import ClusterIdentity, ClusterMetadata
 from pybk.metadata.locks import Lease
 from pybk.metadata.metadata_keys import MetadataKeys

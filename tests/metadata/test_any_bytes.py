@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pybk.bookie.directory_identity import IDENTITY_KEY, DirectoryIdentity
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription

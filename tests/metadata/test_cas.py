@@ -14,7 +14,7 @@ from pybk.errors import (
     MetadataUnreachableError,
     MetadataVersionError,
 )
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import ID_BLOCK
 from tests.metadata.records import bookie, cluster_on, ledger, registration

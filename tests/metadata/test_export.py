@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pybk import CorruptError, MetadataForgedError, UsageError, check_metadata, export_metadata, restore_metadata
-from pybk.connect import open_cluster
-from pybk.ledger import Bookie, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
+from pybk.manager.connect import open_cluster
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.url import open_metadata
 from tests.cluster.inside import SECRET, make_cluster

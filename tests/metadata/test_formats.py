@@ -21,7 +21,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import (
+from pybk.ledger.ledger_metadata import (
     CUSTOM_METADATA_BYTES_MAX,
     DESCRIPTION_BYTES_MAX,
     DESCRIPTION_BYTES_MAX_BASE,

@@ -19,7 +19,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.ledger import Fragment, LedgerState
+from pybk.ledger.ledger_metadata import Fragment, LedgerState
 from pybk.metadata import ledgers
 from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterMetadata

@@ -17,7 +17,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.ledgers import leaves_after
 from pybk.metadata.locks import Election

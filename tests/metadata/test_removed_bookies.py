@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.registration import BookieState

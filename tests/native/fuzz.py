@@ -14,11 +14,11 @@ from contextlib import suppress
 import numpy as np
 import numpy.typing as npt
 
-from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
 from pybk.errors import DigestMismatchError
-from pybk.keys import KEY_BYTES
-from pybk.native import CORE, NativeCore
+from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
+from pybk.ledger.keys import KEY_BYTES
+from pybk.ledger.native import CORE, NativeCore
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, padding
 from pybk.storage.format.record import encode_entries
 

@@ -6,9 +6,9 @@ from array import array
 from struct import Struct
 from typing import Any, TypeVar
 
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
 from pybk.replication.messages import (

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from pybk.digest import DigestType, entry_digest
+from pybk.ledger.digest import DigestType, entry_digest
 from pybk.replication.entry_runs import cut, entries_of, length_at, since
 from pybk.replication.messages import EntryRun
 from pybk.replication.quorum import Quorum

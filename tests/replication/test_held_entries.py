@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybk.ledger import Bookie, Fragment
+from pybk.ledger.ledger_metadata import Bookie, Fragment
 from pybk.replication.held_entries import HeldRun, Quorums, ensembles_hold, find_ensembles, unknown_bookie
 from pybk.replication.quorum import Quorum
 

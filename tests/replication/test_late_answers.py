@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.replication.messages import (
     ChooseBookies,
     EntryRun,

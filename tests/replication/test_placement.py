@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
 from pybk.replication.messages import UnderReplicated
 from pybk.replication.placement import Candidate, Choice, choose, choose_first, fits, remedy, tier_of

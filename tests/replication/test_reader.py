@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.messages import (
     EntriesRead,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import (
     Add,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.replication.messages import EntriesRead, Read, ReadEnded, ReadReply, Status
 from pybk.replication.replica_check import ReplicaCheckMachine, Span, joined, spans_of
 from tests.replication.driving import Driven, bookie, metadata, run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pybk.ledger import Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Fragment, LedgerMetadata, LedgerState
 from pybk.replication import rereplication
 from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import (

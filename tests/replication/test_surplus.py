@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.messages import (
     AnnounceDrop,
     Answered,

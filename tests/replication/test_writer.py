@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from pybk.ledger import Bookie, Fragment, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerState
 from pybk.replication.messages import (
     Acknowledged,
     Add,

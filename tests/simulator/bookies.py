@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from pybk.errors import StorageError
-from pybk.ledger import INSTANCE_BYTES, Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie, LedgerMetadata, LedgerState
 from pybk.replication.bookie import BookieEffect, BookieMachine, LookUp, Respond
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import LacReply, ReadReply, Reply, Request, Status

@@ -7,7 +7,7 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import cut
 from pybk.replication.inflight import Batch
 from pybk.replication.messages import (

@@ -13,7 +13,7 @@ from random import Random
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.entry_runs import entries_of, length_at
 from pybk.replication.messages import NEGATIVE, EntryRun, LacReply, Read, ReadLac, ReadReply, Reply, Request, Status
 from tests.simulator.disk import ModelReplicas

@@ -59,7 +59,7 @@ from pybk.healing.cluster_map import ClusterMap
 from pybk.healing.ledger_work import Fits, FragmentWork, Presence, ledger_work
 from pybk.healing.plan import plan
 from pybk.healing.situation import SECOND_NS, BookieFacts, MarkKey, Space
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings, PlacementSettings, RepairSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger

@@ -6,9 +6,9 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import ChooseBookies, Done, Failed, Reason
 from pybk.replication.placement import Candidate, choose, choose_first

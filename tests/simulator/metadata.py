@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.replication.messages import (
     Event,
     MetadataRead,

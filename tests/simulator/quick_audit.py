@@ -20,7 +20,7 @@ from pybk.healing import quick_audit  # by its module, because mutants replace i
 from pybk.healing.auditor import AuditorMachine, Elected, LeaseExtended, PublishMark, ReplicaChecked, SavedState
 from pybk.healing.quick_audit import Sample, Suspects
 from pybk.healing.situation import SECOND_NS
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.replication.messages import Answered, EntryRun, Event, Read, ReadEnded, ReadReply, Send, Status, Unanswered
 from pybk.replication.replica_check import ReplicaCheckMachine
 from tests.healing.clusters import bookie, ledger

@@ -6,8 +6,8 @@ from random import Random
 
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
-from pybk.digest import DigestType
 from pybk.flags import LedgerType, WriteFlag
+from pybk.ledger.digest import DigestType
 from pybk.replication.entry_runs import entries_of
 from pybk.replication.messages import EntryRun, Status
 from tests.bookie.replica_harness import drop, open_replicas

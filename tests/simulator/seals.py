@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from pybk.digest import DigestType, EntryDigest
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import SealMismatchError
 from pybk.flags import LedgerType, WriteFlag
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
-from pybk.seal import LedgerSeal
+from pybk.ledger.digest import DigestType, EntryDigest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal
 
 PASSWORD: Final = b"the password of a simulated ledger"
 KEY_SALT: Final = bytes(16)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.replication.messages import Done
 from pybk.replication.quorum import Quorum
 from tests.internals import has_waited_for_bookies

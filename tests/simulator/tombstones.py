@@ -23,7 +23,7 @@ from typing import Any
 
 from pybk.bookie.deleted_ledgers import DeletedLedgers
 from pybk.errors import LedgerDeletedError, LedgerExistsError, MetadataUnreachableError, NoSuchLedgerError, PybkError
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.ledgers import LEDGERS_KEY, ledger_path
 from pybk.metadata.registration import BookieState
 from tests.metadata.records import bookie, cluster_on, ledger

@@ -15,11 +15,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.options import SinkOptions, sink_options
 from pybk.spark.sink.writer import StreamWriter
-from pybk.writer import LedgerWriter
 from pyspark_pybk import DefaultSource
 
 ACTIONS: Final[tuple[tuple[type, str], ...]] = (

@@ -16,8 +16,8 @@ import pytest
 
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import PybkError
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors.executor import Process, is_locked
 from tests.cluster.checker import copies

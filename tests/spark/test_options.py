@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pybk.credentials import Secret
-from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.ledger.digest import DigestType
 from pybk.spark.connection import StoreOrCluster
 from pybk.spark.options import Positions, sink_options, source_options
 

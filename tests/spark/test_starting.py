@@ -16,7 +16,7 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 from pyspark.sql import SparkSession
 
 from pybk.errors import IllegalOperationError, NotEnoughBookiesError, PybkError, UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.spark import configure, start_bookies
 from pybk.spark.executors import daemon, task_placement
 from pybk.spark.executors.bookies import BookieSettings

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pybk import keys
 from pybk.config import StoreConfig
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
+from pybk.ledger import keys
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.io.filesystem import OsFile
 from tests.paths import ROOT
 from tests.waiting import WAIT_S

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pybk import keys
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.startup import put_all_in_limbo
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, keys
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import NEGATIVE, Status
 from pybk.storage.log import preallocation

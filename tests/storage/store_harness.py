@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from pybk import keys
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import LedgerFencedError, NoSuchLedgerError, PybkError, StorageFailedError, StorageRefusedError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager
+from pybk.ledger import keys
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.manager.local_backend import StoreBackend
 from pybk.storage.format import catalog
 from pybk.storage.log import preallocation
 from pybk.storage.store import Store
-from pybk.writer import LedgerWriter
 from tests.internals import store_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 

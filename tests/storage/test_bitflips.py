@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.local_backend import StoreBackend
 from pybk.storage.format.catalog import read_catalog
 from pybk.storage.format.record import RECORD_HEADER_BYTES
 from pybk.storage.readonly import ReadOnlyStore

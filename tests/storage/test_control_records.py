@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import (
     IllegalOperationError,
     LedgerClosedError,
@@ -26,8 +25,10 @@ from pybk.errors import (
     VersionConflictError,
 )
 from pybk.flags import StorageHint, WriteFlag
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage import store as store_module
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.record import RecordKind, encode_control
@@ -37,7 +38,6 @@ from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.transaction_group import LedgerEntries
-from pybk.writer import LedgerWriter
 from tests.internals import digest_of, store_of
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.beside import Beside

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.catalog import read_catalog
 from pybk.storage.index.catalog_files import catalog_path
 from pybk.storage.repair.rebuild import rebuild_index

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pybk.config import StoreConfig
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from tests.internals import store_of

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from pybk.flags import WriteFlag
-from pybk.group_commit import GroupCommit
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.log.log import BUFFERED_NS, Log
 from pybk.storage.store import Store
-from pybk.writer import LedgerWriter
+from pybk.threads.group_commit import GroupCommit
 from tests.cluster.processes import running
 from tests.internals import store_of
 from tests.simdisk import SimFileSystem

@@ -12,8 +12,8 @@ import pytest
 
 from pybk.errors import NoSuchLedgerError, StorageFullError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.record import RecordKind, encode_control
 from pybk.storage.log.commit import Commit

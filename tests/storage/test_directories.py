@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, StorageError, UsageError
 from pybk.flags import StorageHint
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.local_backend import StoreBackend
 from pybk.storage.store import Store
 from pybk.storage.store_parts import PartsOpener
 from tests.internals import store_of

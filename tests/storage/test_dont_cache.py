@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pybk.digest import DigestType
 from pybk.flags import ReadFlag, StorageHint
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from tests.internals import descriptor_of, store_view_of
 from tests.storage.real_store import open_quick
 

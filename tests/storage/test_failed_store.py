@@ -13,7 +13,7 @@ import pytest
 
 from pybk.errors import StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.io.filesystem import OsFile
 from tests.internals import store_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, stop_syncing

@@ -10,7 +10,7 @@ import pytest
 
 from pybk.errors import PybkError, StorageError, StorageFailedError, StorageFullError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from tests.internals import store_of
 from tests.sampling import ALL, every
 from tests.simdisk import READING, SimCrash, SimFileSystem

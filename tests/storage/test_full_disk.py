@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pybk.config import MIB
-from pybk.digest import DigestType
 from pybk.errors import NoSuchLedgerError, StorageFullError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager, create_when_full
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager, create_when_full
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.log import reserve
 from pybk.storage.tiers.tier import LOG
-from pybk.writer import LedgerWriter
 from tests.internals import backend_of, store_of
 from tests.simdisk import SimFileSystem
 from tests.simdisk.disk import SimFile

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import NoSuchLedgerError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
 from tests.paths import ROOT
 from tests.sampling import some
 from tests.waiting import wait_until

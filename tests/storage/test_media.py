@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 
 from pybk.config import StoreConfig
-from pybk.entry import Entry
 from pybk.errors import CorruptError, StorageError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.ledger.entry import Entry
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.lmdb_store import LmdbMetadataStore
-from pybk.reader import LedgerReader
 from pybk.storage.batches import spans
 from pybk.storage.format.record import LOCATION_DTYPE
 from pybk.storage.io.filesystem import OsFileSystem, Populator

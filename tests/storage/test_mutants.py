@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, PybkError, StorageFailedError
 from pybk.flags import StorageHint, WriteFlag
+from pybk.ledger.digest import DigestType
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.tiers.tier import LOG
 from tests.internals import store_of

@@ -10,7 +10,7 @@ import pytest
 
 from pybk.errors import IllegalOperationError, UsageError, VersionConflictError
 from pybk.feature_level import FeatureLevel
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.named_records import NAME_BYTES_MAX, VALUE_BYTES_MAX
 from pybk.storage.repair.rebuild import rebuild_index

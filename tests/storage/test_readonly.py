@@ -16,9 +16,9 @@ import pytest
 
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, ReadRangeError
 from pybk.flags import ReadFlag, StorageHint, WriteFlag
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.readonly import ReadOnlyStore
 from tests.internals import store_of, store_view_of
 from tests.storage.real_store import contents, numbered, open_quick, payloads, python

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from pybk.config import MIB
-from pybk.digest import DigestType
 from pybk.errors import AppendTimeoutError, LedgerFencedError, NoSuchLedgerError, StorageFullError
 from pybk.flags import WriteFlag
-from pybk.futures import AppendFuture
-from pybk.group_commit import Completion
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import File
 from pybk.storage.log.log import Log
 from pybk.storage.log.reserve import ReserveUse
 from pybk.storage.repair.verify import verify_store
-from pybk.writer import LedgerWriter
+from pybk.threads.group_commit import Completion
 from tests.internals import descriptor_of, store_of
 from tests.simdisk import SimEnvironment, SimFileSystem
 from tests.storage.store_harness import CONFIG, RESERVE_BYTES

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pybk.admin.cli import main
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, IllegalOperationError, SealMismatchError, UnauthorizedError
 from pybk.feature_level import FeatureLevel
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
 from tests.internals import store_of, store_view_of
 from tests.private_files import write_private
 from tests.sealing import PASSWORD, open_at, open_sealing, tamper

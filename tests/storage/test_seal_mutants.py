@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pybk import keys
-from pybk.digest import DigestType
 from pybk.flags import WriteFlag
+from pybk.ledger import keys
+from pybk.ledger.digest import DigestType
 from tests import test_seal as seal
 from tests.mutation.patterns import changed
 from tests.storage import test_reseal as reseal
@@ -55,49 +55,49 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "a reader checks the seal of a closed ledger",
-        "pybk.manager:LedgerManager._check_end",
+        "pybk.manager.ledger_manager:LedgerManager._check_end",
         "seal.require(metadata, HOW_TO_SEAL)",
         "pass",
         "truncated",
     ),
     Mutant(
         "a reader checks the end of a ledger that is closed when it is opened, or later",
-        "pybk.reader:LedgerReader._take_metadata",
+        "pybk.manager.ledger_reader:LedgerReader._take_metadata",
         "metadata.state is LedgerState.CLOSED",
         "False",
         "followed",
     ),
     Mutant(
         "a reader compares the last entry of a batch",
-        "pybk.reader:LedgerReader._read_batch",
+        "pybk.manager.ledger_reader:LedgerReader._read_batch",
         "self._sealed_last >= 0",
         "False",
         "another last entry",
     ),
     Mutant(
         "a reader compares a last entry that it reads alone",
-        "pybk.reader:LedgerReader._take_metadata",
+        "pybk.manager.ledger_reader:LedgerReader._take_metadata",
         "metadata.last_entry_id if metadata.sealed else -1",
         "-1",
         "another last entry",
     ),
     Mutant(
         "a required seal is missed",
-        "pybk.seal:LedgerSeal.require",
+        "pybk.ledger.seal:LedgerSeal.require",
         "not metadata.sealed",
         "False",
         "taken away",
     ),
     Mutant(
         "a required seal is missed on an open ledger",
-        "pybk.manager:LedgerManager._open_ledger",
+        "pybk.manager.ledger_manager:LedgerManager._open_ledger",
         "require_seal and descriptor.metadata.state is not LedgerState.CLOSED",
         "False",
         "open",
     ),
     Mutant(
         "a ledger whose kind was changed is recognised",
-        "pybk.seal:unlocked",
+        "pybk.ledger.seal:unlocked",
         "keys = keys_of(ring, password, metadata)\nif hmac.compare_digest(_1, _2):\n    ...",
         "return keys_of(ring, password, metadata)",
         "downgraded",
@@ -111,14 +111,14 @@ MUTANTS = [
     ),
     Mutant(
         "a ledger is sealed again only after it was checked whole",
-        "pybk.manager:LedgerManager._reseal",
+        "pybk.manager.ledger_manager:LedgerManager._reseal",
         "checked_whole(reader)",
         "bytes(next(iter(reader)).payload)",
         "resealed",
     ),
     Mutant(
         "what is sealed again has the length that its metadata say",
-        "pybk.reader:checked_whole",
+        "pybk.manager.ledger_reader:checked_whole",
         "reader.length != metadata.length or length != metadata.length",
         "False",
         "resealed",
@@ -131,25 +131,29 @@ MUTANTS = [
         "raced",
     ),
     Mutant(
-        "the check of a store checks seals", "pybk.ledger_check:check_seal", "seal.check(metadata)", "pass", "verified"
+        "the check of a store checks seals",
+        "pybk.ledger.ledger_check:check_seal",
+        "seal.check(metadata)",
+        "pass",
+        "verified",
     ),
     Mutant(
         "the check of a store counts ledgers without a seal",
-        "pybk.ledger_check:check_seal",
+        "pybk.ledger.ledger_check:check_seal",
         "not sealed",
         "False",
         "counted",
     ),
     Mutant(
         "the check of a store compares the last entry",
-        "pybk.ledger_check:check_last",
+        "pybk.ledger.ledger_check:check_last",
         "end.digest != metadata.last_digest",
         "False",
         "verified last entry",
     ),
     Mutant(
         "the check of a store adds the lengths up",
-        "pybk.ledger_check:end_of",
+        "pybk.ledger.ledger_check:end_of",
         "len(wrong) or first < 0",
         "False",
         "lengths",
@@ -172,7 +176,7 @@ def mutate(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     real = getattr(owner, name)
     broken = changed(real, mutant.old, mutant.new)
     patch.setattr(owner, name, broken)
-    for module in ("pybk.manager", "pybk.storage.repair.verify"):
+    for module in ("pybk.manager.ledger_manager", "pybk.storage.repair.verify"):
         if not classes and getattr(importlib.import_module(module), name, None) is real:
             patch.setattr(f"{module}.{name}", broken)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.repair.rebuild import rebuild_index
 from tests.internals import store_of, store_view_of

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pybk.config import MIB, StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.io.filesystem import OsFileSystem
-from pybk.writer import LedgerWriter
 from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import CONFIG, RESERVE_BYTES, drop_reserve, open_store

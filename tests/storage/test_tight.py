@@ -9,9 +9,9 @@ import pytest
 from pybk.config import MIB
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.io.filesystem import File
-from pybk.writer import LedgerWriter
 from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.store_harness import CONFIG

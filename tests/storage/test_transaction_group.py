@@ -13,7 +13,6 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from pybk.admin.dump import dump_store
-from pybk.digest import DigestType
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -29,7 +28,9 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage import transaction_group
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header, encode_commit_header, padding
@@ -49,7 +50,6 @@ from pybk.storage.repair.verify import verify_store
 from pybk.storage.store import Store
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.transaction_group import GROUP_BYTES_MAX, GROUP_LEDGERS_MAX, GroupAppended, LedgerEntries
-from pybk.writer import LedgerWriter
 from tests.internals import descriptor_of, digest_of, store_of, store_view_of
 from tests.simdisk import SimCrash, SimEnvironment, SimFileSystem
 from tests.storage.log import test_interrupts

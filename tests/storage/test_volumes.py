@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
+from pybk.ledger.digest import DigestType
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.tiers.tier import COLD
 from tests.internals import store_of

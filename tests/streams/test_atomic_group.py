@@ -484,7 +484,7 @@ def test_an_interrupt_at_any_line_leaves_no_ledger_of_a_blob(manager: LedgerMana
             upload = blobs.create_blob(f"blob {line}")
             upload.write(b"bytes")
             group.publish(upload)
-            fired = interrupted_at(line, ("pybk/atomic_group.py",), group.commit)
+            fired = interrupted_at(line, ("pybk/manager/atomic_group.py",), group.commit)
             group.abort()  # does nothing once the commit has begun
             blobs.sweep()
             assert len(list(manager.list_ledgers())) == len(wal.ledgers) + len(blobs.list()), line
@@ -495,7 +495,12 @@ def test_an_interrupt_at_any_line_leaves_no_ledger_of_a_blob(manager: LedgerMana
 
 def test_an_interrupt_at_any_line_leaves_the_group_whole_or_absent(manager: LedgerManager) -> None:
     with wal_of(manager) as wal, log_of(manager) as log, log.writer() as writer:
-        files = ("pybk/atomic_group.py", "streams/appender.py", "streams/group_members.py", "transaction_group.py")
+        files = (
+            "pybk/manager/atomic_group.py",
+            "streams/appender.py",
+            "streams/group_members.py",
+            "transaction_group.py",
+        )
         line, fired, step = 0, True, every(3)
         while fired:
             group = manager.transaction()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pybk import BlobStore, LedgerManager, StoreConfig, UsageError, WriteAheadLog
-from pybk.backend import NamedRecord
+from pybk.backend.ledger_backend import NamedRecord
 from pybk.errors import (
     BlobExistsError,
     BlobGivenUpError,
@@ -26,7 +26,7 @@ from pybk.errors import (
     StoreLockedError,
     UnauthorizedError,
 )
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import Hold
 from pybk.streams.ledger_spec import settings_of

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
 from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import (
     NO_VALUE,

@@ -23,7 +23,7 @@ from pybk import (
     VersionConflictError,
     WriteAheadLog,
 )
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from tests.waiting import WAIT_S
 
 

@@ -145,7 +145,7 @@ def test_an_interrupt_at_any_line_leaves_a_named_log_that_continues(tmp_path: Pa
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(method="thread")
 def test_an_interrupt_at_any_line_of_taking_a_log_leaves_it_to_the_next_writer(tmp_path: Path) -> None:
-    files = ("pybk/streams/list_writer.py", "pybk/local_backend.py")
+    files = ("pybk/streams/list_writer.py", "pybk/manager/local_backend.py")
     with LedgerManager.open(tmp_path) as manager, Log.open(manager, "log", insecure=True) as log:
         line, fired = 0, True
         while fired:

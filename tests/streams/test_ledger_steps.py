@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pybk import LedgerManager, Log
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListKind, ListRecord

@@ -14,8 +14,8 @@ from pybk import LedgerManager, Log, LogEnd, WriteAheadLog
 from pybk.admin.cli import main
 from pybk.errors import CorruptError, LogFencedError, TruncateGuardError
 from pybk.feature_level import FeatureLevel
-from pybk.manager import backend_of
-from pybk.metadata_repair import export_metadata, restore_metadata
+from pybk.manager.ledger_manager import backend_of
+from pybk.operations.metadata_repair import export_metadata, restore_metadata
 from pybk.storage import directories
 from pybk.streams import ledger_list, ledger_steps
 from pybk.streams.bounds import (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pybk import ClosedError, LedgerManager, Log, LogFencedError, Namespace, StoreLockedError
-from pybk.local_backend import LocalWatch
+from pybk.manager.local_backend import LocalWatch
 from pybk.streams import log_reader
 from pybk.streams.record_reader import RecordReader
 from tests.interrupting import interrupted_at

@@ -23,7 +23,7 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from tests.streams.test_log import PASSWORD, data_of, opened
 
 RECORD = "logs/log"

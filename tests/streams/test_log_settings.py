@@ -24,7 +24,7 @@ from pybk import (
     UsageError,
     WriteAheadLog,
 )
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from pybk.streams.log_settings import SETTINGS_PROPERTY
 from tests.cluster.inside import inside
 from tests.waiting import wait_until

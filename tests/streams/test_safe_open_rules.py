@@ -28,7 +28,7 @@ from pybk import (
     WalRecord,
     WriteAheadLog,
 )
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import CloseLedger
 from pybk.streams.ledger_spec import spec_of

@@ -13,7 +13,7 @@ import pytest
 
 from pybk import BlobStore, LedgerManager, SnapshotStore, UsageError
 from pybk.errors import BlobLockedError, CorruptError, NoSuchBlobError
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from tests.cluster.inside import inside
 
 PART = 1000

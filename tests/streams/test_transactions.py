@@ -70,7 +70,7 @@ def run(fs: SimFileSystem) -> bool:
 def test_a_transaction_of_several_commits_is_whole_or_absent_when_the_machine_stops_at_any_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pybk.writer.CHUNK_BYTES", 32 << 10)  # 4 MiB, which would take minutes here
+    monkeypatch.setattr("pybk.manager.ledger_writer.CHUNK_BYTES", 32 << 10)  # 4 MiB, which would take minutes here
     whole = SimFileSystem(0)
     assert run(whole)
     found, torn = set(), 0

@@ -31,8 +31,8 @@ from pybk.errors import (
     TruncateGuardError,
     UnauthorizedError,
 )
-from pybk.manager import backend_of
-from pybk.reader import LedgerReader
+from pybk.manager.ledger_manager import backend_of
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.streams import record_reader
 from pybk.streams.background import Background
 from pybk.streams.ledger_steps import LedgerSteps

@@ -11,7 +11,7 @@ import pytest
 
 from pybk import LedgerManager, UsageError, WriteAheadLog
 from pybk.errors import IllegalOperationError, LogLockedError
-from pybk.manager import create_when_full
+from pybk.manager.ledger_manager import create_when_full
 from pybk.streams import ledger_spec
 from tests.interrupting import interrupted_at
 from tests.sampling import every

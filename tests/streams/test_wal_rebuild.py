@@ -16,7 +16,7 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from tests.streams.test_wal import PASSWORD, data_of, opened, opened_reader
 
 RECORD = "wals/wal"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import zmq
 
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Add, EntryRun, Force, Read, ReadLac, Reply, Status
 from pybk.transport import connection_limit, lanes
 from pybk.transport import server as server_module

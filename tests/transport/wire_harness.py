@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Add, EntryRun, Reply, Status
 from pybk.transport import curve
 from pybk.transport.client_links import Link, Links, Outcome

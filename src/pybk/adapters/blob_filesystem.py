@@ -22,7 +22,7 @@ from fsspec.core import OpenFile, get_compression, has_magic
 
 from pybk.credentials import PASSWORD, Secret
 from pybk.errors import PybkError, UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob import BlobReader
 from pybk.streams.blob_store import BlobInfo, BlobStore, BlobUpload
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # each command reads this module, and few serve
     from pybk.admin.http.server import AdminServer
     from pybk.admin.http.tokens import Token
     from pybk.bookie.server import BookieServer
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
 
 def host_and_port(text: str) -> tuple[str, int]:

@@ -21,7 +21,7 @@ except ImportError as error:
 from pybk.admin.exported_metrics import COUNTER, EXPORTED, GAUGE, HISTOGRAM, Exported, exported_name
 from pybk.errors import ClosedError
 from pybk.health import HEALTH_STATES, Health
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metrics import OTHER_TYPES, HistogramSnapshot, MetricKey, MetricsSnapshot
 
 __all__ = ["ManagerCollector", "register"]

@@ -27,10 +27,10 @@ from pybk.admin.sd_notify import notify, reloading
 from pybk.admin.signals import STOPS, Signals
 from pybk.bookie.server import BookieServer
 from pybk.client.backend import ClusterBackend
-from pybk.connect import join
 from pybk.errors import CookieError, MetadataUnreachableError, PybkError
 from pybk.log_events import log_event
-from pybk.manager import LedgerManager
+from pybk.manager.connect import join
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metrics import code_of
 from pybk.version import __version__
 

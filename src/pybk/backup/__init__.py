@@ -13,7 +13,6 @@ from functools import wraps
 from math import isfinite
 from typing import Any, ParamSpec, TypeVar
 
-from pybk.arguments import existing_ids, flag_of, path_of, progress_of, whole_from
 from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.chain import BackupRunInfo, existing_chain
 from pybk.backup.pruning import PruneReport, Pruning
@@ -23,13 +22,14 @@ from pybk.backup.source import Source, StoreSource
 from pybk.backup.target import Target
 from pybk.backup.target_url import open_target
 from pybk.backup.verifying import BackupCheckReport, verify_target
-from pybk.call_threads import in_thread
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
 from pybk.errors import UsageError
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager, backend_of
+from pybk.manager.arguments import existing_ids, flag_of, path_of, progress_of, whole_from
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.local_backend import StoreBackend
 from pybk.storage.readonly import ReadOnlyStore
+from pybk.threads.call_threads import in_thread
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -49,7 +49,6 @@ from pybk.backup.pruning import remove_superseded
 from pybk.backup.source import Cut, LedgerCut, Source
 from pybk.backup.target import Target
 from pybk.credentials import Passwords
-from pybk.entry import EntryBatch
 from pybk.errors import (
     ClosedError,
     CookieError,
@@ -60,6 +59,7 @@ from pybk.errors import (
     StorageRefusedError,
     UsageError,
 )
+from pybk.ledger.entry import EntryBatch
 
 CUTS_MAX: Final = 100
 """Cuts of one run, before it gives up because ledgers are deleted faster than they are copied."""

@@ -14,13 +14,13 @@ import numpy as np
 from pybk.backup.manifest import CLUSTER, SourceIdentity
 from pybk.backup.pack import Int64s
 from pybk.credentials import Passwords
-from pybk.digest import DigestType, digest_bytes, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
 from pybk.errors import CorruptError
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
-from pybk.seal import LedgerSeal, unlocked
+from pybk.ledger.digest import DigestType, digest_bytes, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
+from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal, unlocked
 from pybk.storage.format.extent import Extent
 
 

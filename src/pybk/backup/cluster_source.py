@@ -13,17 +13,17 @@ from pybk.backup.checking import LedgerChecks
 from pybk.backup.manifest import CLUSTER, SourceIdentity
 from pybk.backup.source import Cut, LedgerCut
 from pybk.client.reader import Reading
-from pybk.digest import DigestType, entry_digest
 from pybk.errors import NoSuchLedgerError, PybkError
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import digest_with
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.ledger_check import digest_with
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
     from pybk.client.remote_ledger import RemoteLedger
     from pybk.credentials import Passwords
-    from pybk.entry import EntryBatch
-    from pybk.manager import LedgerManager
+    from pybk.ledger.entry import EntryBatch
+    from pybk.manager.ledger_manager import LedgerManager
 
 _NOT_CLOSED: Final = (
     "ledger {} is not closed, and only its password proves up to where it is confirmed: give the password, or close "

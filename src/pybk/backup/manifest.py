@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from pybk.backup.pack import PACK_BYTES_MAX, Piece
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.named_records import NAME_BYTES_MAX
 

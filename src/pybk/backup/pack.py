@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.record import (
     RECORD_HEADER_BYTES,
     RecordHeader,

@@ -34,10 +34,10 @@ from pybk.backup.target import UNFINISHED, Target
 from pybk.backup.verifying import ChainReader, EntriesCheck, WantedEntries
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
-from pybk.digest import digest_bytes
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import CorruptError, StoreLockedError, UsageError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.digest import digest_bytes
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import ACCEPTED_LOSS, RestoredStore, create_store, note_accepted_loss
 from pybk.storage.format.cookie import read_cookie

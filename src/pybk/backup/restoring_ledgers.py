@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import lru_cache
 
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.backup.chain import existing_chain
 from pybk.backup.checking import LedgerChecks
 from pybk.backup.manifest import CLUSTER, KeptLedger, opened
@@ -28,14 +28,14 @@ from pybk.backup.restoring import RestoreReport, planned
 from pybk.backup.target import Target
 from pybk.backup.verifying import ChainReader, WantedEntries
 from pybk.credentials import Passwords
-from pybk.digest import digest_bytes, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import CorruptError, LedgerExistsError, NoSuchLedgerError, UsageError
 from pybk.feature_level import FeatureLevel
-from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
-from pybk.manager import LedgerManager, backend_of
-from pybk.seal import LedgerSeal
-from pybk.writer import LedgerWriter
+from pybk.ledger.digest import digest_bytes, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
+from pybk.ledger.seal import LedgerSeal
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.ledger_writer import LedgerWriter
 
 Progress = Callable[[int, int], None]
 

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 
 from pybk.backup.manifest import STORE, SourceIdentity
 from pybk.backup.pack import LedgerKey
-from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, NoSuchLedgerError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.index_rows import NamedRow
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store

@@ -14,7 +14,7 @@ from pybk.backup.target import Target
 from pybk.credentials import Passwords
 from pybk.errors import CorruptError, DigestMismatchError, UnsupportedFormatError
 from pybk.flags import WriteFlag
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 
 Progress = Callable[[int, int], None]
 

@@ -16,7 +16,7 @@ from pybk.transport.codec import Ping
 from pybk.transport.curve import check_address
 
 if TYPE_CHECKING:
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.registration import BookieRegistration
     from pybk.transport.cluster_keys import HeldKeys
 

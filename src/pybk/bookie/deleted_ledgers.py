@@ -21,7 +21,7 @@ from pybk.transport.cluster_keys import proves_deletion
 
 if TYPE_CHECKING:
     from pybk.bookie.replicas import Replicas
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.cluster import ClusterMetadata
 
 logger = logging.getLogger(__name__)

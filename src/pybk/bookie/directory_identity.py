@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple, Self
 
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.epochs import MetadataEpoch
 
 IDENTITY_KEY: Final = ".bookie"

@@ -19,7 +19,7 @@ from pybk.metadata.durable_positions import DurablePosition
 from pybk.storage.tiers.tier import LOG
 
 if TYPE_CHECKING:
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.storage.store import Store
 

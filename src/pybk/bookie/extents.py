@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final
 
-from pybk.group_commit import Completion
 from pybk.storage.descriptor import LedgerDescriptor
+from pybk.threads.group_commit import Completion
 
 _first_of: Final = attrgetter("first")
 

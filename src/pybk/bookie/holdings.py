@@ -10,7 +10,7 @@ from pybk.bookie.directory_identity import DirectoryIdentity, SeenEpoch
 from pybk.bookie.replicas import Replicas
 from pybk.config import StoreConfig
 from pybk.errors import CookieError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.held_entries import HeldRun
 from pybk.storage.directories import find_cookie
 from pybk.storage.io.filesystem import OsFileSystem

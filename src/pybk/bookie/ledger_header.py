@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
-from pybk.digest import DigestType
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.ledger_description import description_body
 from pybk.storage.format.extent import Extent
 

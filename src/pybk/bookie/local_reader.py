@@ -14,16 +14,16 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pybk.bookie.directory_identity import DirectoryIdentity
-from pybk.entry import EntryBatch
 from pybk.errors import CookieError, PybkError
 from pybk.flags import LedgerType
+from pybk.ledger.entry import EntryBatch
 from pybk.storage.format.extent import Extent
 from pybk.storage.readonly import ReadOnlyStore
 
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
-    from pybk.digest import EntryDigest
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.digest import EntryDigest
+    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.storage.descriptor import LedgerDescriptor
 
 logger = logging.getLogger(__name__)

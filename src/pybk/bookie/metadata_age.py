@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.bookie.directory_identity import SeenEpoch
 from pybk.bookie.startup import put_all_in_limbo
 from pybk.flags import WriteFlag
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.epochs import MetadataEpoch, outdated
 from pybk.metadata.registration import BookieState
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pybk.bookie.replicas import Replicas
     from pybk.errors import MetadataOutdatedError
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.cluster import ClusterMetadata
 
 logger = logging.getLogger(__name__)

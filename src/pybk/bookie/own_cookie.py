@@ -12,7 +12,7 @@ from pybk.version import __version__
 
 if TYPE_CHECKING:
     from pybk.feature_level import FeatureLevel
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metadata.store import Watch
 

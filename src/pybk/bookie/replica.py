@@ -24,18 +24,18 @@ import numpy as np
 from pybk.bookie.extents import Extents, ReplicaExtent
 from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replica_state import ReplicaState
-from pybk.digest import DigestType, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, StorageFullError
 from pybk.flags import StorageHint
-from pybk.group_commit import Completion
-from pybk.keys import KEY_BYTES
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.ledger.keys import KEY_BYTES
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.storage.io.failures import storage_error
 from pybk.storage.store import Store
+from pybk.threads.group_commit import Completion
 from pybk.transport.logging_limit import LogLimit
 
 logger = logging.getLogger(__name__)

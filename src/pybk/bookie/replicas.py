@@ -37,18 +37,18 @@ from pybk.bookie.ledger_header import LedgerHeader, names_bookie_record
 from pybk.bookie.replica import Replica, View
 from pybk.bookie.replica_state import ReplicasHealth, ReplicaState
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, UsageError
 from pybk.feature_level import BOOKIE_STORE_LEVEL
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.group_commit import Completion
-from pybk.ledger import INSTANCE_BYTES, LedgerMetadata
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.replication.messages import EntryRun, Status
 from pybk.storage.directories import OpenEnvironment
 from pybk.storage.format.extent import EXTENT_KEY, Extent
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.store import Store, open_environment
+from pybk.threads.group_commit import Completion
 
 NEWEST: Final = 1000
 """Extents whose ledgers a start looks up in the metadata store, those that were begun last."""

@@ -40,7 +40,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.health import BookieCondition, Health, bookie_health
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.log_events import log_event
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.registration import BookieRegistration, BookieState, RegisteredBookie
@@ -73,13 +73,13 @@ from pybk.replication.messages import (
     Status,
     WriteLac,
 )
-from pybk.storage.io.failures import start_thread
+from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import Workers
 from pybk.transport.cluster_keys import HeldKeys, proves_right
 from pybk.transport.codec import Answer, Authorize, AuthorizeMember, LacPacket, WireReply, WireRequest
 from pybk.transport.logging_limit import LogLimit
 from pybk.transport.server import Peer, Server
 from pybk.version import __version__
-from pybk.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.bookie.directory_identity import SeenEpoch
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from pybk.bookie.replicas import Replicas
     from pybk.config import StoreConfig
     from pybk.flags import LedgerType, StorageHint
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics, MetricsScope
 

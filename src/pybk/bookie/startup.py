@@ -31,7 +31,7 @@ from pybk.bookie.ledger_header import LedgerHeader
 from pybk.bookie.replicas import Replicas
 from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.feature_level import NEWEST_LEVEL
-from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.log_events import log_event
 from pybk.replication.messages import Reply, Status
 from pybk.transport.client_links import Links
@@ -41,7 +41,7 @@ from pybk.version import __version__
 if TYPE_CHECKING:
     from pybk.config import StoreConfig
     from pybk.flags import StorageHint
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
     from pybk.storage.store import Store

@@ -19,12 +19,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from pybk.backend import KeptEntries
+from pybk.backend.ledger_backend import KeptEntries
 from pybk.errors import PybkError, not_done
-from pybk.group_commit import Completion, GroupCommit
 from pybk.spans import OnSpan
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
 from pybk.storage.log.admission import Admission
+from pybk.threads.group_commit import Completion, GroupCommit
 
 BATCH_BYTES_MAX: Final = 8 << 20
 """Encoded bytes of one batch at most, unless a single call stages more."""

@@ -44,7 +44,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakSet, WeakValueDictionary
 
-from pybk.backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
+from pybk.backend.ledger_backend import BackendIdentity, Lock, NamedRecord, Quorums, Replicated
 from pybk.client.broadcast import find_writer, flush, move, proven_lac, repair
 from pybk.client.driver import Driver
 from pybk.client.followed_report import FollowedReport
@@ -55,7 +55,6 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import Rereplicator
 from pybk.client.wire import BookieWire
 from pybk.client.writer import Writing
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import (
     ClosedError,
     EntryUnknownError,
@@ -73,7 +72,6 @@ from pybk.errors import (
     VersionConflictError,
 )
 from pybk.feature_level import FeatureLevel
-from pybk.group_commit import Completion
 from pybk.health import (
     DEFAULT_ACK_QUORUM,
     DEFAULT_ENSEMBLE_SIZE,
@@ -82,25 +80,27 @@ from pybk.health import (
     Health,
     client_health,
 )
-from pybk.keys import KeyRing
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.keys import KeyRing
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metrics import READ_REPAIRS, Gauge, MetricKey
 from pybk.replication.fragments import fragment_of
 from pybk.replication.quorum import Quorum
+from pybk.threads.group_commit import Completion
 from pybk.transport.cluster_keys import RightsKey
 
 if TYPE_CHECKING:
     from pybk.client.append_queue import AppendQueue
     from pybk.client.membership import Membership
     from pybk.config import StoreConfig
-    from pybk.digest import EntryDigest
-    from pybk.entry import EntryBatch
     from pybk.flags import StorageHint
-    from pybk.keys import LedgerKeys
+    from pybk.ledger.digest import EntryDigest
+    from pybk.ledger.entry import EntryBatch
+    from pybk.ledger.keys import LedgerKeys
+    from pybk.ledger.seal import LedgerSeal
     from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.registration import BookieRegistration
     from pybk.metadata.store import Watch
-    from pybk.seal import LedgerSeal
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.named_records import NamedChange
     from pybk.storage.transaction_group import LedgerEntries

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.entry import EntryBatch
     from pybk.flags import StorageHint
-    from pybk.ledger import Bookie
+    from pybk.ledger.entry import EntryBatch
+    from pybk.ledger.ledger_metadata import Bookie
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ from weakref import ReferenceType, WeakValueDictionary, ref
 
 from pybk.client.missing_entries import PendingReports, Unrecorded
 from pybk.errors import EntryUnknownError, LedgerRecoveryError, PybkError
-from pybk.group_commit import Completion, GroupCommit
 from pybk.replication.messages import (
     Answered,
     ChooseBookies,
@@ -56,12 +55,13 @@ from pybk.replication.messages import (
 from pybk.replication.reader import EntryMachine, LacMachine, ReadMachine
 from pybk.replication.recovery import RecoveryMachine
 from pybk.replication.writer import WriterMachine
-from pybk.storage.io.failures import start_thread
-from pybk.workers import Workers
+from pybk.threads.group_commit import Completion, GroupCommit
+from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.replication.messages import LacReply, ReadReply, Reply
 
 logger = logging.getLogger(__name__)

@@ -43,15 +43,15 @@ from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.rereplication import FragmentCopy
 from pybk.errors import LedgerDeletedError, NoSuchLedgerError, PybkError
 from pybk.health import listed
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.rereplication import RereplicationMachine
-from pybk.storage.io.failures import start_thread
+from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.ledger import Bookie, LedgerMetadata
+    from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from pybk.errors import (
     PybkError,
     UnsupportedFormatError,
 )
-from pybk.ledger import Bookie, Fragment, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
 from pybk.metrics import AWAY_MEMBERS, MISPLACED_CHOICES, Metrics
 from pybk.replication.locations import NOWHERE, Location, PlacementPolicy, gains_zones, keeps_spread, write_sets
 from pybk.replication.messages import (

@@ -8,8 +8,8 @@ import numpy as np
 
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
-from pybk.entry import EntryBatch
 from pybk.errors import CorruptError, EntryUnknownError
+from pybk.ledger.entry import EntryBatch
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import (
     Confirmed,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
 
 REPLY_BYTES_MAX: Final = 4 << 20
 """The most encoded bytes that one reply of a read may have."""

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pybk.digest import EntryDigest
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UnauthorizedError
-from pybk.keys import LedgerKeys
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.digest import EntryDigest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.ledger.keys import LedgerKeys
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal
 from pybk.replication.entry_runs import length_at, whole
 from pybk.replication.messages import EntryRun
-from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 
 if TYPE_CHECKING:
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.store import Watch
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.client.driver import Conversation
 from pybk.client.reader import REPLY_BYTES_MAX
 from pybk.client.remote_ledger import RemoteLedger, batch_of
-from pybk.ledger_check import LengthCheck
+from pybk.ledger.ledger_check import LengthCheck
 from pybk.replication.entry_runs import whole
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import Effect, EntriesRead
@@ -20,7 +20,7 @@ from pybk.replication.replica_check import ReplicaCheckMachine, ReplicaProblem, 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
     from pybk.client.driver import Driver
-    from pybk.digest import EntryDigest
+    from pybk.ledger.digest import EntryDigest
 
 _WINDOW_MIN: Final = 64
 

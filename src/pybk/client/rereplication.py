@@ -26,12 +26,12 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from pybk.backend import Replicated
+from pybk.backend.ledger_backend import Replicated
 from pybk.client.driver import Conversation
 from pybk.client.machine_errors import error_of
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.errors import LedgerDeletedError, PybkError
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import Done, Effect, Failed
 from pybk.replication.rereplication import RereplicationMachine

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.ledgers import StoredLedger
     from pybk.replication.bookie import BookieEffect, BookieMachine
 

@@ -57,7 +57,7 @@ from pybk.transport.in_process import InProcessLink
 
 if TYPE_CHECKING:
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
 
 logger = logging.getLogger(__name__)
 

@@ -59,10 +59,10 @@ from pybk.replication.writer import WriterMachine
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.group_commit import Completion
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metrics import Metrics
     from pybk.spans import OnSpan
+    from pybk.threads.group_commit import Completion
 
 _new_tuple = tuple.__new__
 

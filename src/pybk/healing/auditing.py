@@ -78,7 +78,7 @@ from pybk.healing.auditor import (
 )
 from pybk.healing.auditor_encoding import decode_state, encode_report, encode_state
 from pybk.healing.situation import BookieFacts, MarkKey, Space
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.log_events import log_event
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import ledger_in_key
@@ -94,7 +94,7 @@ from pybk.metadata.registration import (
 from pybk.metadata.removed_bookies import collect_removed
 from pybk.metadata.underreplication import UNDER_REPLICATED_KEY, UnderReplicatedLedger, missing_key
 from pybk.metrics import AUDITOR_FINDINGS
-from pybk.storage.io.failures import start_thread
+from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
     from pybk.metadata.cluster import ClusterMetadata

@@ -63,7 +63,7 @@ from pybk.healing.situation import (
     standings_of,
     targets_of,
 )
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger

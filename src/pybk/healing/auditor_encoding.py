@@ -6,7 +6,7 @@ from typing import Any
 
 from pybk.healing.auditor import Judged, Report, SavedAbsence, SavedState
 from pybk.healing.situation import MarkKey
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import from_base64, to_base64
 
 

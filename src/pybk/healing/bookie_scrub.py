@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pybk.errors import CorruptError, LedgerDeletedError, MetadataForgedError, PybkError, UnsupportedFormatError
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrubbing import ScrubTerms, text_of
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.underreplication import RepairReason
 from pybk.replication.fragments import fragment_end
 from pybk.replication.quorum import Quorum
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pybk.bookie.server import BookieServer
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metrics import Metrics
 

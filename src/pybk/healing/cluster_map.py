@@ -20,7 +20,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.metrics import OTHER_TYPES
 from pybk.replication.quorum import Quorum
 

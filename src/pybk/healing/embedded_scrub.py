@@ -10,7 +10,7 @@ from typing import Any, Final
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrubbing import ScrubTerms, text_of
 from pybk.healing.throttle import SAMPLE_NS, ForegroundGuard
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metrics import APPEND_LATENCY, Metrics
 from pybk.storage.repair.record_check import DamagedEntries
 from pybk.storage.repair.scrub_notes import load_notes, save_notes

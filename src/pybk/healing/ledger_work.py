@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 from pybk.replication.fragments import fragment_end
 from pybk.replication.quorum import Quorum

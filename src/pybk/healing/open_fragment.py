@@ -28,7 +28,7 @@ from pybk.replication.replica_check import Span, spans_of
 if TYPE_CHECKING:
     from pybk.client.driver import Driver
     from pybk.client.remote_ledger import RemoteLedger
-    from pybk.ledger import Bookie, LedgerMetadata
+    from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 
 _ENTRY_BYTES: Final = 1024
 """How long an entry is taken to be, for the number that is asked for at a time."""

@@ -40,7 +40,7 @@ from pybk.healing.situation import (
     standings_of,
     targets_of,
 )
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import ZoneRule, gains_zones, keeps_zones_open
 from pybk.replication.quorum import places as places_of

@@ -22,7 +22,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from pybk.healing.auditor import SUSPICION_NS, Check
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.replication.fragments import fragment_end
 from pybk.replication.replica_check import ReplicaCheckMachine, Span, spans_of
 

@@ -31,12 +31,12 @@ from pybk.healing.quick_audit import (
     samples_of,
 )
 from pybk.healing.scrub import ScrubSchedule, part_of
-from pybk.storage.io.failures import start_thread
+from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
     from pybk.healing.auditing import Auditing
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
     from pybk.metadata.ledgers import StoredLedger
     from pybk.replication.replica_check import ReplicaCheckMachine
 

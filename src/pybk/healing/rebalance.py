@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.locations import PlacementPolicy, keeps_spread
 from pybk.replication.placement import FULL_ABOVE, Candidate
 

@@ -57,21 +57,21 @@ from pybk.errors import LedgerDeletedError, MetadataUnreachableError, PybkError
 from pybk.healing.ledger_work import LedgerWork, Presence, ledger_work, live_copies
 from pybk.healing.open_fragment import misses_nothing
 from pybk.healing.throttle import SAMPLE_NS, ForegroundCap, ForegroundGuard, TokenBucket
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger, missing_key
 from pybk.metrics import REPAIR_COPIED_BYTES, REPAIR_LEDGERS, HistogramSnapshot
 from pybk.replication.messages import MetadataRead
 from pybk.replication.rereplication import RereplicationMachine
 from pybk.spans import OnSpan, operation
-from pybk.storage.io.failures import start_thread
-from pybk.workers import Workers
+from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import Workers
 
 if TYPE_CHECKING:
     from pybk.bookie.append_latency import AppendLatency
     from pybk.bookie.copy_reads import CopyReads
     from pybk.client.driver import Driver
     from pybk.client.membership import Membership
-    from pybk.ledger import Bookie, Fragment, LedgerMetadata
+    from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
     from pybk.metadata.settings import RepairSettings
     from pybk.replication.pace import Pace
 

@@ -40,13 +40,13 @@ from typing import Any, Final, NamedTuple, Protocol
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.healing.scrub import ScrubKind, ScrubSchedule, part_of, rate_of
 from pybk.healing.throttle import TokenBucket
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS, Gauge, MetricKey, Metrics
 from pybk.spans import OnSpan, report
-from pybk.storage.io.failures import start_thread
 from pybk.storage.io.filesystem import PAGE_BYTES
 from pybk.storage.repair.record_check import CheckedPiece, DamagedEntries, check_piece
 from pybk.storage.store_reader import StoreReader
+from pybk.threads.thread_start import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
 from pybk.healing.cluster_map import ClusterMap
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.registration import BookieState
 from pybk.metadata.settings import ClusterSettings
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from pybk.errors import CorruptError, PybkError
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.metadata import durable_positions, epochs
 from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, from_base64
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterIdentity, KeyFor, check_cluster_value

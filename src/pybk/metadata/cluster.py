@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
-from pybk import keys
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -23,7 +22,8 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
-from pybk.keys import SALT_BYTES_MIN, SCRYPT_COST_MAX
+from pybk.ledger import keys
+from pybk.ledger.keys import SALT_BYTES_MIN, SCRYPT_COST_MAX
 from pybk.metadata.auditor_records import AuditorRecords
 from pybk.metadata.authenticated_values import (
     MAC_BYTES,

@@ -42,7 +42,7 @@ from urllib.parse import unquote
 
 from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError, PybkError, UsageError
 from pybk.feature_level import FeatureLevel
-from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import (
     ValueKind,
     decode_json,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError
-from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,

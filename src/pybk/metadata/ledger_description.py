@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, MetadataForgedError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.ledger import DESCRIPTION_BYTES_MAX, DESCRIPTION_BYTES_MAX_BASE, LedgerMetadata
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import DESCRIPTION_BYTES_MAX, DESCRIPTION_BYTES_MAX_BASE, LedgerMetadata
 from pybk.metadata.authenticated_values import MAC_BYTES, decode_json, encode_json, from_base64, mac_of, to_base64
 
 DESCRIPTION_FORMAT_BASE: Final = 1

@@ -20,7 +20,7 @@ from pybk.errors import (
     UnsupportedFormatError,
     UsageError,
 )
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from pybk.errors import MetadataExistsError, MetadataVersionError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,

@@ -58,8 +58,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.frozen_dict import FrozenDict
-from pybk.ledger import INSTANCE_BYTES, Bookie
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.log_events import log_event
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
@@ -71,6 +70,7 @@ from pybk.metadata.authenticated_values import (
 )
 from pybk.metadata.store import Node, Watch
 from pybk.replication.locations import Location
+from pybk.values.frozen_dict import FrozenDict
 
 logger = logging.getLogger(__name__)
 

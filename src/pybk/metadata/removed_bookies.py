@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from pybk.errors import MetadataVersionError, PybkError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import decode_json, to_base64
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.deletions import DELETION_POSITIONS_KEY

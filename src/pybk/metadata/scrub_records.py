@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, to_base64
 from pybk.metadata.registration import name_in_key
 

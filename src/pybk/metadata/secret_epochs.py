@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from pybk.keys import unwrap_key, wrap_key
+from pybk.ledger.keys import unwrap_key, wrap_key
 from pybk.metadata.authenticated_values import MAC_BYTES, encode_json, from_base64, mac_of, to_base64
 from pybk.metadata.metadata_keys import MetadataKeys
 

@@ -26,7 +26,7 @@ from pybk.errors import (
 from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, decode_json, encode_json
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
-from pybk.whole_numbers import whole
+from pybk.values.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
 

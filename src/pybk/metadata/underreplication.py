@@ -36,7 +36,7 @@ from pybk.errors import (
     UnsupportedFormatError,
     UsageError,
 )
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
     ValueKind,

@@ -6,7 +6,7 @@ begins (I5); the last one ends where the ledger is closed, and has no end while 
 
 from __future__ import annotations
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 
 
 def fragment_of(fragments: tuple[Fragment, ...], entry_id: int) -> Fragment:

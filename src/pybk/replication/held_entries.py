@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pybk.ledger import INSTANCE_BYTES, Bookie, Fragment
+from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie, Fragment
 
 _ONLY: Final = 1000
 """What a lane counts that one bookie alone holds; others count 1."""

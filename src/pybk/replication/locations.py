@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple, Self
 
 from pybk.errors import UsageError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.quorum import Quorum
 
 LOCATION_BYTES_MAX: Final = 256

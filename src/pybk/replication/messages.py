@@ -19,7 +19,7 @@ from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 
 Parts = Sequence[bytes | memoryview]
 """Bytes in several pieces, in order; passed along without joining them."""

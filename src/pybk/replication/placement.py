@@ -33,7 +33,7 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.locations import ANYWHERE, NOWHERE, Location, PlacementPolicy, judge, write_sets
 from pybk.replication.messages import UnderReplicated
 from pybk.replication.quorum import Quorum

@@ -18,7 +18,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final
 
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import since
 from pybk.replication.fragments import fragment_of, fragment_ranges
 from pybk.replication.messages import (

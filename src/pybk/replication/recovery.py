@@ -30,7 +30,7 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.replication.entry_runs import cut, entries_of, lac_at, length_at
 from pybk.replication.fragments import with_ensemble
 from pybk.replication.inflight import Batch, Inflight

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Final, NamedTuple
 
-from pybk.ledger import Bookie, LedgerMetadata
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
 from pybk.replication.fragments import fragment_of
 from pybk.replication.messages import (
     Answered,

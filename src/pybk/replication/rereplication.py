@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
-from pybk.ledger import Bookie, Fragment, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import (
     Add,

@@ -24,7 +24,7 @@ from itertools import count
 from random import Random
 from typing import Final
 
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import fragment_end
 from pybk.replication.messages import (
     NEGATIVE,

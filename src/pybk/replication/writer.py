@@ -31,7 +31,7 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.replication.fragments import with_ensemble
 from pybk.replication.inflight import Batch, Inflight, Pending
 from pybk.replication.messages import (

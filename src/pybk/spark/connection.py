@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
-from pybk.connect import connect
 from pybk.credentials import Secret
 from pybk.errors import UsageError
 from pybk.flags import LedgerType
-from pybk.ledger import LedgerMetadata
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.ledger.seal import LedgerSeal, seal_of
+from pybk.manager.connect import connect
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.local_backend import StoreBackend
 from pybk.metadata.cluster import ClusterMetadata
-from pybk.seal import LedgerSeal, seal_of
 from pybk.spark.executors.executor import local_bookie
 from pybk.storage.format.extent import Extent
 from pybk.storage.readonly import ReadOnlyStore
@@ -183,7 +183,7 @@ def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) ->
     Raises:
         SealMismatchError: The password is right, but the ledger's kind was changed after it was created.
 
-    Cost: As ``pybk.seal.unlocked``; reads nothing.
+    Cost: As ``pybk.ledger.seal.unlocked``; reads nothing.
     """
     return seal_of(found.backend.key_ring, found.backend.verifier, password, metadata)
 

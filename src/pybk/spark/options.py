@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from pybk.arguments import hints_of, user_type
 from pybk.credentials import CLUSTER_SECRET, Secret
-from pybk.digest import DigestType, is_keyed
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import CUSTOM_METADATA_BYTES_MAX
+from pybk.ledger.digest import DigestType, is_keyed
+from pybk.ledger.ledger_metadata import CUSTOM_METADATA_BYTES_MAX
+from pybk.manager.arguments import hints_of, user_type
 from pybk.spark.connection import StoreOrCluster
 
 BATCH_BYTES: Final = 8 << 20

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from pybk.entry import EntryBatch
 from pybk.errors import CorruptError
-from pybk.native import CORE
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.native import CORE
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
 
 _one_end = struct.Struct("<I").unpack_from

@@ -26,15 +26,15 @@ import numpy as np
 
 from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
-from pybk.group_commit import Completion
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.spans import OnSpan, report
 from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
+from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:
-    from pybk.digest import EntryDigest
+    from pybk.ledger.digest import EntryDigest
+    from pybk.ledger.seal import LedgerSeal
     from pybk.metrics import MetricsScope
-    from pybk.seal import LedgerSeal
 
 LOCATION_WORDS: Final = 4
 

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from pybk import keys
 from pybk.errors import CookieError, CorruptError, UnsupportedFormatError, UsageError
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
-from pybk.keys import SALT_BYTES_MIN
+from pybk.ledger import keys
+from pybk.ledger.keys import SALT_BYTES_MIN
 from pybk.storage.format.catalog import CatalogWriter, read_header
 from pybk.storage.format.cookie import (
     COOKIE_BYTES_MAX,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
 from pybk.config import StoreConfig
-from pybk.entry import EntryBatch
 from pybk.errors import CookieError, CorruptError, NoSuchEntryError, NoSuchLedgerError
 from pybk.flags import StorageHint
+from pybk.ledger.entry import EntryBatch
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, find_cookie, store_directories
@@ -21,7 +21,6 @@ from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.index import Index
-from pybk.storage.io.failures import start_thread
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
 from pybk.storage.io.lmdb_file import LMDB_FILE
@@ -31,6 +30,7 @@ from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
+from pybk.threads.thread_start import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -80,9 +80,9 @@ from pybk.errors import (
 )
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import names
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
-from pybk.seal import names
 from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Unmoved, UnmovedError
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.space import (

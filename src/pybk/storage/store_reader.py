@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.config import StoreConfig
-from pybk.entry import EntryBatch
 from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
 from pybk.feature_level import FeatureLevel
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metrics import Metrics
 from pybk.storage.batches import SPAN_FACTOR, entry_span, locate_entries, make_batch, take_locations
 from pybk.storage.descriptor import LedgerDescriptor, Page

@@ -22,10 +22,10 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from pybk.digest import EntryDigest
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import IllegalOperationError, LedgerClosedError, NoSuchLedgerError, UsageError, not_done
-from pybk.ledger import LedgerState
+from pybk.ledger.digest import EntryDigest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.index_rows import NamedRow, encode_named
 from pybk.storage.format.record import GROUP_RECORD_BYTES, RECORD_HEADER_BYTES

@@ -33,7 +33,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from pybk.atomic_group import GroupPart
 from pybk.errors import (
     LedgerClosedError,
     LedgerFencedError,
@@ -43,15 +42,9 @@ from pybk.errors import (
     PybkError,
     StorageRefusedError,
 )
-from pybk.group_commit import Completion
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.storage.transaction_group import DisplacedError
-from pybk.streams.format import Highest, encode_record, encode_records, highest_after, records_bytes
-from pybk.streams.ledger_list import Owned, held_of
-from pybk.streams.list_record import Segment
-from pybk.streams.position import Move, Position, moved
-from pybk.streams.record_future import LOSSES, Fate, RecordFuture, fenced_error, log_error
-from pybk.writer import (
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.atomic_group import GroupPart
+from pybk.manager.ledger_writer import (
     LedgerWriter,
     Staged,
     check_takes_entries,
@@ -61,6 +54,13 @@ from pybk.writer import (
     stage,
     stage_many,
 )
+from pybk.storage.transaction_group import DisplacedError
+from pybk.streams.format import Highest, encode_record, encode_records, highest_after, records_bytes
+from pybk.streams.ledger_list import Owned, held_of
+from pybk.streams.list_record import Segment
+from pybk.streams.position import Move, Position, moved
+from pybk.streams.record_future import LOSSES, Fate, RecordFuture, fenced_error, log_error
+from pybk.threads.group_commit import Completion
 
 SET_BYTES: Final = 64 << 10
 """Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
@@ -403,8 +403,8 @@ class Appender:
         Args:
             data: The application's bytes.
             time_ns: Its event time; None for none.
-            kick: As for ``pybk.writer.stage``.
-            wait: As for ``pybk.writer.stage``.
+            kick: As for ``pybk.manager.ledger_writer.stage``.
+            wait: As for ``pybk.manager.ledger_writer.stage``.
 
         Returns:
             A future of its sequence number; None if ``needs_repair`` is set, and nothing was done.

@@ -16,13 +16,13 @@ from typing import Final
 
 from xxhash import xxh3_128
 
-from pybk.entry import EntryBatch
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, PybkError, UnsupportedFormatError, UsageError
-from pybk.futures import AppendFuture
-from pybk.manager import LedgerManager, backend_of
-from pybk.reader import LedgerReader
+from pybk.ledger.entry import EntryBatch
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.streams.forking import fork_error, in_children
-from pybk.writer import LedgerWriter
 
 BLOB_FORMAT: Final = 1
 CHUNK_BYTES: Final = 1 << 20

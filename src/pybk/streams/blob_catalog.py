@@ -26,7 +26,7 @@ from operator import itemgetter
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import (
     BlobError,
     NoSuchBlobError,
@@ -35,14 +35,14 @@ from pybk.errors import (
     UnauthorizedError,
     VersionConflictError,
 )
-from pybk.ledger import LedgerMetadata
-from pybk.manager import LedgerManager, backend_of
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.authenticated_values import decode_json, encode_json
-from pybk.reader import LedgerReader
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import LedgerSettings, wrong_password
-from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,9 @@ from functools import partial
 from types import TracebackType
 from typing import BinaryIO, Final, Self, TypeVar, cast
 
-from pybk.atomic_group import GroupPart, member_of
-from pybk.backend import LedgerBackend
-from pybk.call_threads import in_own_thread, in_thread
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
-from pybk.digest import DigestType
 from pybk.errors import (
     BlobExistsError,
     BlobGivenUpError,
@@ -33,19 +30,22 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
-from pybk.frozen_dict import FrozenDict
-from pybk.handle import Handle
-from pybk.manager import LedgerManager, backend_of
+from pybk.ledger.digest import DigestType
+from pybk.manager.atomic_group import GroupPart, member_of
+from pybk.manager.handle import Handle
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.opening import Opening
 from pybk.metadata.authenticated_values import encode_json
-from pybk.opening import Opening
-from pybk.reader import LedgerReader
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
 from pybk.streams.ledger_spec import settings_of
 from pybk.streams.names import checked_name
 from pybk.streams.whereabouts import manager_at
-from pybk.whole_numbers import whole
+from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.values.frozen_dict import FrozenDict
+from pybk.values.whole_numbers import whole
 
 META_BYTES_MAX: Final = 4 << 10
 """Bytes of the metadata of a blob, as JSON in UTF-8."""

@@ -12,13 +12,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from pybk.call_threads import in_own_thread
 from pybk.errors import ClosedError, CorruptError, DigestMismatchError, LogFencedError, PybkError
 from pybk.streams import ledger_list
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Checkpoint
 from pybk.streams.list_writer import ListWriter
+from pybk.threads.call_threads import in_own_thread
 
 
 class CheckpointWriter(io.BufferedIOBase):

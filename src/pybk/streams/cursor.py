@@ -44,7 +44,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, Self, TypeVar
 
-from pybk.atomic_group import GroupPart
 from pybk.errors import (
     CorruptError,
     LogFencedError,
@@ -57,7 +56,8 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.feature_level import FeatureLevel
-from pybk.manager import LedgerManager
+from pybk.manager.atomic_group import GroupPart
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.background import background
@@ -298,7 +298,7 @@ class Cursor:
             ranges: Ascending and apart from each other, at least one. Records that are acknowledged already count, too:
                 on success they are so durably.
             properties: Those to set.
-            kick: As for ``pybk.writer.stage``.
+            kick: As for ``pybk.manager.ledger_writer.stage``.
 
         Returns:
             A future of the number of records that were not acknowledged before.

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybk.entry import EntryBatch, gather
 from pybk.errors import CorruptError, UnsupportedFormatError
+from pybk.ledger.entry import EntryBatch, gather
 from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.streams.attributes import NO_ATTRIBUTES
 

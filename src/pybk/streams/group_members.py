@@ -1,14 +1,14 @@
-"""How logs, and their properties, take part in an atomic group (``pybk.atomic_group``)."""
+"""How logs, and their properties, take part in an atomic group (``pybk.manager.atomic_group``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from pybk.atomic_group import GroupPart
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import IllegalOperationError
-from pybk.manager import backend_of
+from pybk.manager.atomic_group import GroupPart
+from pybk.manager.ledger_manager import backend_of
 from pybk.storage.named_records import NamedChange
 from pybk.streams.appender import Batch
 from pybk.streams.ledger_steps import LedgerSteps

@@ -59,7 +59,6 @@ from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pybk.errors import LogExistsError, LogFencedError, LogSealedError, NoSuchLogError, UsageError
-from pybk.frozen_dict import FrozenDict
 from pybk.streams.bounds import Bounds, CursorBound, bound_of, claimed, needing, subscribed, unsubscribed
 from pybk.streams.list_record import (
     LIST_FORMAT,
@@ -72,6 +71,7 @@ from pybk.streams.list_record import (
     new_list,
 )
 from pybk.streams.names import title_of
+from pybk.values.frozen_dict import FrozenDict
 
 T = TypeVar("T")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
-from pybk.arguments import flag_of, hints_of
 from pybk.credentials import PASSWORD, Secret, checked_password
-from pybk.digest import DigestType
 from pybk.errors import PybkError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager, create_when_full
+from pybk.ledger.digest import DigestType
+from pybk.manager.arguments import flag_of, hints_of
+from pybk.manager.ledger_manager import LedgerManager, create_when_full
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.streams.list_record import ListKind
 from pybk.streams.log_settings import NO_SETTINGS, LogSettings
-from pybk.writer import LedgerWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

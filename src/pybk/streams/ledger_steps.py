@@ -26,11 +26,12 @@ from pybk.errors import (
     VersionConflictError,
 )
 from pybk.feature_level import FeatureLevel
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager, backend_of
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metadata.authenticated_values import encode_json
 from pybk.metadata.store import Watch
-from pybk.reader import LedgerReader
 from pybk.streams import ledger_list
 from pybk.streams.background import background
 from pybk.streams.bounds import Bounds, CursorBound, bound_of
@@ -74,7 +75,6 @@ from pybk.streams.list_record import PAGE_SEGMENTS, ListKind, ListRecord, Page, 
 from pybk.streams.log_settings import SETTINGS_PROPERTY, LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import fenced_error
-from pybk.writer import LedgerWriter
 
 logger = logging.getLogger(__name__)
 

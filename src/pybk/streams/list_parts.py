@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Final, overload
 
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import PybkError, VersionConflictError
 from pybk.streams.bounds import SHARDS, Bounds, decode_bounds, encode_bounds, shard_of
 from pybk.streams.list_record import ListKind, ListRecord, Page, Rows, Segment, decode_page, encode_page

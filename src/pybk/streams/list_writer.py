@@ -27,10 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from pybk.atomic_group import GroupPart
-from pybk.backend import Lock
-from pybk.call_threads import in_thread
-from pybk.coroutine_backlog import CoroutineBacklog
+from pybk.backend.ledger_backend import Lock
 from pybk.errors import (
     ClosedError,
     EntryUnknownError,
@@ -45,8 +42,10 @@ from pybk.errors import (
     TooManyRequestsError,
     not_done,
 )
-from pybk.futures import AppendFuture
-from pybk.manager import LedgerManager, backend_of
+from pybk.manager.append_future import AppendFuture
+from pybk.manager.atomic_group import GroupPart
+from pybk.manager.coroutine_backlog import CoroutineBacklog
+from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch
 from pybk.streams.background import background
@@ -58,6 +57,7 @@ from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord, Segment
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import LOSSES, RecordFuture, bookies_error, fenced_error
+from pybk.threads.call_threads import in_thread
 
 logger = logging.getLogger(__name__)
 

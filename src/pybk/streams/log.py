@@ -11,19 +11,18 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import ref
 
-from pybk.arguments import flag_of, hints_of, whole_from
-from pybk.atomic_group import member_of
-from pybk.call_threads import in_own_thread, in_thread
-from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
-from pybk.digest import DigestType
 from pybk.errors import ClosedError, LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
-from pybk.futures import seconds_of
-from pybk.manager import LedgerManager, backend_of
+from pybk.ledger.digest import DigestType
+from pybk.manager.append_future import seconds_of
+from pybk.manager.arguments import flag_of, hints_of, whole_from
+from pybk.manager.atomic_group import member_of
+from pybk.manager.closing import where_called
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.opening import LockedOpening, Opening
 from pybk.metadata.store import Watch
-from pybk.opening import LockedOpening, Opening
 from pybk.streams import ledger_list
 from pybk.streams.cursor import delete_cursor, read_cursor
 from pybk.streams.group_members import PropertiesMember
@@ -42,6 +41,7 @@ from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
 from pybk.streams.whereabouts import manager_at
+from pybk.threads.call_threads import in_own_thread, in_thread
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""

@@ -8,11 +8,10 @@ from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from pybk.arguments import whole_from
-from pybk.call_threads import in_thread
 from pybk.errors import ClosedError, LogSealedError, TruncatedError, UsageError
-from pybk.futures import seconds_of
-from pybk.handle import Handle
+from pybk.manager.append_future import seconds_of
+from pybk.manager.arguments import whole_from
+from pybk.manager.handle import Handle
 from pybk.streams.forking import in_children
 from pybk.streams.format import Records
 from pybk.streams.ledger_steps import LedgerSteps
@@ -21,7 +20,8 @@ from pybk.streams.log_record import LogRecord, log_records
 from pybk.streams.position import Position
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
-from pybk.whole_numbers import whole
+from pybk.threads.call_threads import in_thread
+from pybk.values.whole_numbers import whole
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from pybk.arguments import hints_of, member_of, quorums_of, whole_from
-from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.ledger.digest import DigestType
+from pybk.manager.arguments import hints_of, member_of, quorums_of, whole_from
 from pybk.metadata.authenticated_values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from pybk.arguments import whole_from
-from pybk.atomic_group import member_of
-from pybk.call_threads import in_own_thread
-from pybk.closing import where_called
 from pybk.errors import OutOfOrderError, UsageError
-from pybk.handle import Handle
+from pybk.manager.arguments import whole_from
+from pybk.manager.atomic_group import member_of
+from pybk.manager.closing import where_called
+from pybk.manager.handle import Handle
 from pybk.streams.appender import pieces_of
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
@@ -24,6 +23,7 @@ from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import RetentionKeeper
 from pybk.streams.subscription_lag import SubscriptionLag
+from pybk.threads.call_threads import in_own_thread
 
 _INT64_MAX = (1 << 63) - 1
 

@@ -9,12 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Final
 
-from pybk.arguments import flag_of
-from pybk.call_threads import in_thread
 from pybk.credentials import Secret
 from pybk.errors import CorruptError, NoSuchLogError, StorageRefusedError, UnauthorizedError
-from pybk.handle import Handle
-from pybk.manager import LedgerManager
+from pybk.manager.arguments import flag_of
+from pybk.manager.handle import Handle
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams import ledger_list
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
@@ -22,6 +21,7 @@ from pybk.streams.list_record import ListKind
 from pybk.streams.list_writer import ListWriter, RollPolicy
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.sweep import sweep
+from pybk.threads.call_threads import in_thread
 
 logger = logging.getLogger(__name__)
 

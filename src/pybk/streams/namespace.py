@@ -10,18 +10,17 @@ from functools import partial
 from typing import Any, Self
 from weakref import WeakSet
 
-from pybk.arguments import flag_of, hints_of
-from pybk.call_threads import in_thread
-from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
-from pybk.digest import DigestType
 from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, UsageError
 from pybk.flags import StorageHint
-from pybk.handle import Handle
-from pybk.manager import LedgerManager, backend_of
+from pybk.ledger.digest import DigestType
+from pybk.manager.arguments import flag_of, hints_of
+from pybk.manager.closing import where_called
+from pybk.manager.handle import Handle
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch
-from pybk.opening import Opening
 from pybk.streams import ledger_list
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
@@ -32,6 +31,7 @@ from pybk.streams.log_settings import LogSettings
 from pybk.streams.name_watch import NameWatch
 from pybk.streams.names import checked_name
 from pybk.streams.whereabouts import manager_at
+from pybk.threads.call_threads import in_thread
 
 
 class Namespace(Handle):

@@ -21,7 +21,7 @@ from pybk.errors import (
     UsageError,
     VersionConflictError,
 )
-from pybk.manager import LedgerManager, backend_of
+from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.blob import BlobReader
 from pybk.streams.bounds import CursorBound
 from pybk.streams.format import NOTHING_YET, Highest, SegmentHeader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
-from pybk.backend import AppendLog
+from pybk.backend.ledger_backend import AppendLog
 from pybk.errors import (
     LedgerFencedError,
     LedgerRecoveryError,
@@ -15,9 +15,9 @@ from pybk.errors import (
     NotEnoughBookiesError,
     PybkError,
 )
-from pybk.futures import ACKNOWLEDGED, AppendFuture, T, origin_of
-from pybk.group_commit import Completion
+from pybk.manager.append_future import ACKNOWLEDGED, AppendFuture, T, origin_of
 from pybk.streams.position import Move, Position, moved
+from pybk.threads.group_commit import Completion
 
 
 class Fate:

@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from pybk.call_threads import in_thread
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
-from pybk.loop_calls import call_in
-from pybk.reader import LedgerReader, position_of, woken_by
+from pybk.manager.ledger_reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch, decode_entry_header
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.wal_record import WalRecord
-from pybk.wake_up import WakeUp
+from pybk.threads.call_threads import in_thread
+from pybk.threads.loop_calls import call_in
+from pybk.threads.wake_up import WakeUp
 
 READ_BYTES: Final = 4 << 20
 """Entry bytes that are read and verified at a time."""

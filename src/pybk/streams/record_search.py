@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from pybk.errors import NoSuchLedgerError, TruncatedError
-from pybk.reader import LedgerReader
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.streams.format import Highest, Int64s, Records, decode_entry_header, highest_before
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import ListRecord, Segment

@@ -27,12 +27,11 @@ from functools import partial
 from typing import Any, Final, Self
 
 from pybk import errors
-from pybk.call_threads import in_own_thread
 from pybk.errors import ClosedError, CorruptError, IllegalOperationError, LogSealedError, PybkError, UsageError
-from pybk.futures import seconds_of
-from pybk.handle import Handle
+from pybk.manager.append_future import seconds_of
+from pybk.manager.handle import Handle
+from pybk.manager.opening import Opening
 from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
-from pybk.opening import Opening
 from pybk.streams.forking import fork_error, in_children
 from pybk.streams.log_record import LogRecord
 from pybk.streams.position import Position
@@ -47,6 +46,7 @@ from pybk.streams.subscription import (
     still_held,
     taken_async,
 )
+from pybk.threads.call_threads import in_own_thread
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20

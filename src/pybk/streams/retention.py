@@ -21,9 +21,8 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from pybk.arguments import flag_of
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
-from pybk.frozen_dict import FrozenDict
+from pybk.manager.arguments import flag_of
 from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
@@ -32,7 +31,8 @@ from pybk.streams.bounds import Bounds
 from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
-from pybk.whole_numbers import whole
+from pybk.values.frozen_dict import FrozenDict
+from pybk.values.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,6 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
 
-from pybk.arguments import whole_from
-from pybk.call_threads import in_own_thread, in_thread
 from pybk.errors import (
     BlobLockedError,
     CorruptError,
@@ -29,12 +27,14 @@ from pybk.errors import (
     UnsupportedFormatError,
     UsageError,
 )
-from pybk.manager import backend_of
+from pybk.manager.arguments import whole_from
+from pybk.manager.ledger_manager import backend_of
 from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.streams.blob import bytes_of
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.names import checked_name
-from pybk.whole_numbers import whole
+from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.values.whole_numbers import whole
 
 SNAPSHOT_FORMAT: Final = 1
 PART_BYTES: Final = 8 << 20

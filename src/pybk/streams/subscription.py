@@ -27,10 +27,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
-from pybk.atomic_group import GroupPart, member_of
-from pybk.backend import LedgerBackend
-from pybk.call_threads import begun_in_own_thread, begun_in_thread, in_own_thread, in_thread
-from pybk.closing import where_called
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -40,9 +37,10 @@ from pybk.errors import (
     TruncatedError,
     UsageError,
 )
-from pybk.handle import Handle
-from pybk.loop_calls import call_in
-from pybk.manager import LedgerManager, backend_of
+from pybk.manager.atomic_group import GroupPart, member_of
+from pybk.manager.closing import where_called
+from pybk.manager.handle import Handle
+from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.attributes import HEADERS_MAX, Headers
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
 from pybk.streams.cursor_state import checked_properties, merged, ranges_of
@@ -58,8 +56,10 @@ from pybk.streams.position import Position
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
-from pybk.wake_up import WakeUp
-from pybk.whole_numbers import whole
+from pybk.threads.call_threads import begun_in_own_thread, begun_in_thread, in_own_thread, in_thread
+from pybk.threads.loop_calls import call_in
+from pybk.threads.wake_up import WakeUp
+from pybk.values.whole_numbers import whole
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
 from pybk.metrics import Gauge, MetricKey, Metrics
 from pybk.streams.background import background
 from pybk.streams.list_record import Segment

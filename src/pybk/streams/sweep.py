@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pybk.errors import CorruptError
-from pybk.ledger import LedgerMetadata
-from pybk.manager import LedgerManager, backend_of
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.metadata.authenticated_values import decode_json
 from pybk.streams import ledger_list
 from pybk.streams.format import SegmentHeader

@@ -15,13 +15,8 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
 
-from pybk.arguments import flag_of, hints_of, whole_from
-from pybk.atomic_group import member_of
-from pybk.call_threads import in_own_thread, in_thread
-from pybk.closing import where_called
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
-from pybk.digest import DigestType
 from pybk.errors import (
     ClosedError,
     CorruptError,
@@ -33,10 +28,14 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
-from pybk.futures import seconds_of
-from pybk.keys import KeyRing
-from pybk.manager import LedgerManager, backend_of
-from pybk.opening import LockedOpening, Opening
+from pybk.ledger.digest import DigestType
+from pybk.ledger.keys import KeyRing
+from pybk.manager.append_future import seconds_of
+from pybk.manager.arguments import flag_of, hints_of, whole_from
+from pybk.manager.atomic_group import member_of
+from pybk.manager.closing import where_called
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.opening import LockedOpening, Opening
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
@@ -56,6 +55,7 @@ from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_follower import WalFollower
 from pybk.streams.wal_record import WalRecord, wal_records
 from pybk.streams.whereabouts import manager_at
+from pybk.threads.call_threads import in_own_thread, in_thread
 
 logger = logging.getLogger(__name__)
 

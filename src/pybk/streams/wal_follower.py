@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Self
 
-from pybk.call_threads import in_thread
 from pybk.errors import ClosedError
-from pybk.handle import Handle
+from pybk.manager.handle import Handle
 from pybk.streams.forking import fork_error, in_children
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_record import WalRecord, wal_records
+from pybk.threads.call_threads import in_thread
 
 
 class WalFollower(Handle):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 
-from pybk.arguments import store_path_of
 from pybk.config import StoreConfig
 from pybk.errors import NoSuchLogError
-from pybk.manager import LedgerManager
+from pybk.manager.arguments import store_path_of
+from pybk.manager.ledger_manager import LedgerManager
 
 
 def manager_at(

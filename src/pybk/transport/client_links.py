@@ -49,7 +49,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from pybk.errors import TooManyRequestsError, UsageError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Read, Reply, Status
 from pybk.transport import curve, frames
 from pybk.transport.cluster_keys import (

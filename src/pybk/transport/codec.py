@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import DESCRIPTION_BYTES_MAX
+from pybk.ledger.ledger_metadata import DESCRIPTION_BYTES_MAX
 from pybk.replication.messages import Add, AskWriter, EntryRun, Force, Move, Read, ReadLac, Reply, Status
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import LAC_PACKET_BYTES, MEMBER_MAC_BYTES, SIGNATURE_BYTES

@@ -17,8 +17,8 @@ import zmq
 from xxhash import xxh3_128, xxh3_128_digest
 from zmq.backend import Socket as ZmqSocket
 
-from pybk.entry import ENTRY_HEADER_BYTES
 from pybk.errors import PybkError, UsageError
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.replication.messages import EntryRun
 from pybk.storage.format.extent import STRIDE_MAX
 from pybk.transport.cluster_keys import MAC_BYTES, Mac

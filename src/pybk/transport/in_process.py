@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from pybk.errors import UsageError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.replication.messages import Add, Read, Reply, Status
 from pybk.transport.cluster_keys import MemberKey, RightsKey
 from pybk.transport.codec import Authorize, AuthorizeMember, WireReply, WireRequest

@@ -17,11 +17,11 @@ from urllib.error import HTTPError
 import pytest
 
 from pybk import BookieStatus, ClusterAdmin, LedgerManager
-from pybk import cluster_admin as cluster_admin_module
 from pybk.admin.cli import main
 from pybk.admin.profiles import Profile
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata import authenticated_values
+from pybk.operations import cluster_admin as cluster_admin_module
 from tests.admin.dev.local import Local, local_cluster
 from tests.paths import ROOT
 from tests.waiting import wait_until

@@ -21,10 +21,10 @@ from pybk import LedgerManager, UsageError
 from pybk.admin.http import AdminServer, Scope, Token, probes, server, view
 from pybk.admin.http.application import ANSWERS_MAX, CHANGES_PER_SECOND, AdminApplication
 from pybk.admin.http.messages import BODY_BYTES_MAX, Request, Response
-from pybk.cluster_admin import ClusterAdmin
 from pybk.health import Health
 from pybk.log_events import NOT_LIMITED
 from pybk.metadata.settings import ClusterSettings
+from pybk.operations.cluster_admin import ClusterAdmin
 from tests.certificates import Authority
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import Inside, inside

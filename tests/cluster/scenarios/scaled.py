@@ -20,7 +20,6 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from pybk import cluster_admin, connect
 from pybk.admin.cli import main
 from pybk.bookie import server
 from pybk.bookie.replicas import Replicas
@@ -43,8 +42,10 @@ from pybk.healing import (
 )
 from pybk.healing.service import Autorecovery
 from pybk.healing.throttle import TokenBucket
+from pybk.manager import connect
 from pybk.metadata import authenticated_values, lmdb_store
 from pybk.metadata.registration import BookieRegistration
+from pybk.operations import cluster_admin
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 
 LEASE_S = 1.0

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pybk import AppendFuture, BookieStatus, ClusterAdmin, ClusterStatus, LedgerManager, LedgerMetadata, PybkError
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.credentials import ClusterSecret
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.underreplication import RepairReason, UnderReplicatedLedger
 from tests.cluster.checker import check_ledger, check_replicas, copies

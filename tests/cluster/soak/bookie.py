@@ -25,7 +25,7 @@ from pybk.flags import StorageHint
 from pybk.healing import auditing, auditor, bookie_scrub, repairing, scrubbing, situation, surplus_dropping
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.service import Autorecovery
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metrics import SCRUB_DAMAGED_RECORDS
 from tests.internals import cluster_backend_of
 from tests.storage.real_store import QUICK

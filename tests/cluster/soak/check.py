@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from pybk.errors import NoSuchLedgerError, PybkError
-from pybk.ledger import LedgerMetadata
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.checker import check_by
 from tests.cluster.child import PASSWORD
 from tests.cluster.nemesis import LARGEST

@@ -8,11 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import ClusterVerdict
 from pybk.errors import PybkError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.registration import BookieState
+from pybk.operations.cluster_admin import ClusterAdmin
+from pybk.operations.cluster_checks import ClusterVerdict
 from tests.cluster.soak.members import SoakCluster
 from tests.internals import cluster_backend_of
 

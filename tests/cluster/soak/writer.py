@@ -18,17 +18,17 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pybk.digest import DigestType
 from pybk.errors import MetadataUnreachableError, NotEnoughBookiesError, PybkError
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.child import PASSWORD, payload
 from tests.cluster.nemesis import LARGEST
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
-    from pybk.futures import AppendFuture
-    from pybk.writer import LedgerWriter
+    from pybk.manager.append_future import AppendFuture
+    from pybk.manager.ledger_writer import LedgerWriter
 
 SHAPES = [(3, 3, 2), (3, 2, 2), (5, 3, 2)]
 DIGESTS = [DigestType.HMAC_SHA256, DigestType.CRC32C, DigestType.XXH3]

@@ -3,6 +3,6 @@
 Each program of a page is a process, which would take half a second for its first password.
 """
 
-from pybk import keys
+from pybk.ledger import keys
 
 keys.SCRYPT_COST = 2  # type: ignore[misc]  # final for everybody but tests

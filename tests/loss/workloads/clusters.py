@@ -13,9 +13,9 @@ from pybk.admin.cli import main
 from pybk.admin.dev.cluster import DevCluster, DevOptions
 from pybk.admin.http.tokens import read_tokens
 from pybk.admin.profiles import Profile
-from pybk.connect import open_cluster
+from pybk.manager.connect import open_cluster
 from pybk.metadata.export import check_export
-from pybk.metadata_repair import export_metadata
+from pybk.operations.metadata_repair import export_metadata
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.testing import TestCluster, cheap_keys
 from tests.loss.workloads.ledgers import append, check_ledgers

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from pybk import DigestType, LedgerManager, LedgerWriter, StorageHint, WriteFlag
-from pybk.repair import rebuild_index
+from pybk.operations.store_repair import rebuild_index
 from tests.loss.workloads.workload import Report, ignore
 from tests.storage.real_store import open_quick, payloads
 from tests.storage.test_kill import payload_of

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from pybk.errors import PybkError, UsageError
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.spark.executors import bookie_process, bookies
 from pybk.spark.executors.bookies import BookieSettings, ensure_bookie

@@ -15,11 +15,11 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 from pybk import spark as pybk_spark
 from pybk.client.backend import ClusterBackend
 from pybk.credentials import Passwords
-from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import Bookie
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.replication.replica_check import Span
 from pybk.spark.connection import close_connections
 from pybk.spark.jobs import verify as verifying

@@ -14,11 +14,11 @@ from tests.internals import cluster_backend_of
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
-from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.spark.connection import StoreOrCluster, close_connections, connection
 from pybk.spark.jobs import copy as copying
 from pybk.spark.jobs import export as exporting

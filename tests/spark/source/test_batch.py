@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.storage.real_store import open_quick
 

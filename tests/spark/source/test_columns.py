@@ -15,10 +15,10 @@ pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test 
 import pyarrow as pa
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from pybk.arrow import binary_array
-from pybk.entry import EntryBatch
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
+from pybk.ledger.arrow import binary_array
+from pybk.ledger.entry import EntryBatch
 from pybk.spark.options import source_options
 from pybk.spark.source.columns import LedgerColumns, check_schema, schema_of
 from tests.storage.real_store import open_quick

@@ -12,8 +12,8 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
 from pybk.errors import LedgerUnsealedError, NoSuchLedgerError, SealMismatchError, UnauthorizedError, UsageError
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.spark.connection import Connection, close_connections, connection
 from pybk.spark.options import Positions, SourceOptions, source_options
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
-from pybk.ledger import Bookie, Fragment
+from pybk.ledger.ledger_metadata import Bookie, Fragment
 from pybk.spark.source.local_read import split
 from pybk.spark.source.planning import EntryRange
 

@@ -12,13 +12,13 @@ pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test 
 pytest.importorskip("pyarrow", reason="no pyarrow; install the extra spark-test to test Spark")
 
 from pybk.errors import EntryUnknownError
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.spark.connection import close_connections
 from pybk.spark.options import SourceOptions, source_options
 from pybk.spark.source import reading
 from pybk.spark.source.columns import schema_of
 from pybk.spark.source.planning import EntryRange
 from pybk.spark.source.reading import payload_bytes, read_ranges
-from pybk.writer import LedgerWriter
 from tests.cluster.inside import SECRET, inside
 
 

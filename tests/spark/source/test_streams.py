@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.cluster.inside import SECRET, Inside, inside
 from tests.spark.queries import LATE, run_to_end
 from tests.storage.real_store import open_quick

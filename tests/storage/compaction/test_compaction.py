@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from pybk.config import KIB, MIB, StoreConfig
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.metrics import MetricKey
 from pybk.storage.format import catalog
 from pybk.storage.store import Store
-from pybk.writer import LedgerWriter
 from tests.internals import store_of
 from tests.simdisk import SimFileSystem
 from tests.storage.live_files import disk_usage

@@ -12,7 +12,7 @@ import pytest
 from pybk.config import KIB, TierPolicy
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.descriptor import LedgerDescriptor
 from tests.internals import store_of
 from tests.storage.real_store import contents, open_quick

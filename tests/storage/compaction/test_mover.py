@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pybk.config import KIB
-from pybk.digest import DigestType
 from pybk.flags import StorageHint
+from pybk.ledger.digest import DigestType
 from pybk.storage.compaction import mover
 from pybk.storage.format.record import RunLocations
 from pybk.storage.store_reader import StoreReader

@@ -15,7 +15,7 @@ import pytest
 from pybk.config import TierPolicy
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage import store as store_module
 from pybk.storage.compaction.checkpoint import Checkpoint
 from pybk.storage.compaction.compaction import Compaction

@@ -12,7 +12,7 @@ import pytest
 from pybk.config import TierPolicy
 from pybk.errors import StorageRefusedError, UsageError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.compaction import scheduler as maintenance_module
 from pybk.storage.descriptor import LedgerDescriptor
 from tests.internals import store_of

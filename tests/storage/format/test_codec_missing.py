@@ -9,7 +9,7 @@ import pytest
 
 from pybk.config import StoreConfig
 from pybk.errors import UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 
 def test_zstd_without_zstandard_is_refused_at_open_with_the_command_to_install_it(

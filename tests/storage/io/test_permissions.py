@@ -20,7 +20,7 @@ from pybk.admin.cli import main
 from pybk.config import StoreConfig
 from pybk.errors import StoreLockedError, UsageError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.metadata.url import open_metadata
 from pybk.storage.io.filesystem import OsFileSystem

@@ -14,11 +14,11 @@ import pytest
 
 from pybk.errors import DuplicateEntryError, LedgerClosedError, TooManyRequestsError, UsageError
 from pybk.flags import WriteFlag
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.io.filesystem import OsFile
 from pybk.storage.log.admission import Admission, Ticket
-from pybk.writer import LedgerWriter
 from tests.internals import backend_of, descriptor_of, store_of, take_no_more
 from tests.storage.real_store import contents, open_quick, stop_syncing
 from tests.test_ledger import metadata

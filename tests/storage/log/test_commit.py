@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from pybk.futures import origin_of
-from pybk.group_commit import Completion
+from pybk.manager.append_future import origin_of
 from pybk.storage.descriptor import StagedEntries
 from pybk.storage.log.commit import StagedGroup
+from pybk.threads.group_commit import Completion
 from tests.internals import descriptor_of, store_of
 from tests.storage.real_store import open_quick
 

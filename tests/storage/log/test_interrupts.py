@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 from tests.internals import descriptor_of
 from tests.interrupting import CallInterrupter, interrupted_at
 from tests.sampling import every

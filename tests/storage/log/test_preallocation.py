@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pybk.digest import DigestType
 from pybk.flags import WriteFlag
+from pybk.ledger.digest import DigestType
 from pybk.storage.log import preallocation
 from pybk.storage.log.preallocation import FIRST_FILE_BYTES, LogFileSupply
 from tests.internals import store_of

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from pybk.config import StoreConfig
-from pybk.digest import DigestType
 from pybk.errors import CookieError, CorruptError, DigestMismatchError, PybkError, StoreLockedError, UnauthorizedError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
-from pybk.reader import LedgerReader
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.format.index_rows import entries_key
 from pybk.storage.format.record import LOCATION_DTYPE
 from pybk.storage.io.filesystem import OsFileSystem

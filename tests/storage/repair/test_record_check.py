@@ -9,8 +9,8 @@ import pytest
 
 from pybk.errors import StorageRefusedError
 from pybk.flags import StorageHint
-from pybk.local_backend import StoreBackend
-from pybk.manager import LedgerManager, backend_of
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.local_backend import StoreBackend
 from pybk.storage.format.record import RECORD_HEADER_BYTES
 from pybk.storage.repair import record_check
 from pybk.storage.repair.inspection import RecordReader, Run

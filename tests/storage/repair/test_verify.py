@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from pybk.digest import DigestType
 from pybk.errors import ClosedError, CookieError, CorruptError, UsageError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.index_rows import entries_key
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordKind, encode_header
 from pybk.storage.io.lmdb_environment import LmdbEnvironment

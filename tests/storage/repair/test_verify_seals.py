@@ -9,10 +9,10 @@ import pytest
 
 from pybk.admin.cli import main
 from pybk.credentials import Passwords
-from pybk.digest import DigestType
 from pybk.errors import UsageError
 from pybk.feature_level import FeatureLevel
-from pybk.ledger import LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.storage.repair.verify import VerifyReport, verify_store
 from tests.internals import descriptor_of, digest_of, store_of
 from tests.private_files import write_private

@@ -14,7 +14,7 @@ from pybk.admin.dump import dump_store
 from pybk.config import StoreConfig
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.cold_segment import FOOTER_DTYPE
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.record import (

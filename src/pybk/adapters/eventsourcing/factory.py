@@ -28,7 +28,7 @@ from pybk.adapters.eventsourcing.recorders import (
 from pybk.adapters.eventsourcing.tracking_log import TrackingLog
 from pybk.credentials import CLUSTER_SECRET, PASSWORD, Secret
 from pybk.errors import UsageError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.wal import WriteAheadLog
 
 STORE: Final = "PYBK_STORE"

@@ -28,7 +28,7 @@ from pybk.admin.cli.output import (
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
-from pybk.native import CORE
+from pybk.ledger.native import CORE
 from pybk.version import __version__
 
 

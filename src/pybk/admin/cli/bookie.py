@@ -47,9 +47,9 @@ from pybk.errors import SafetyCheckError
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer
-    from pybk.cluster_admin import ClusterAdmin
-    from pybk.cluster_checks import BookieStatus, DrainProgress
-    from pybk.ledger import Bookie
+    from pybk.ledger.ledger_metadata import Bookie
+    from pybk.operations.cluster_admin import ClusterAdmin
+    from pybk.operations.cluster_checks import BookieStatus, DrainProgress
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def _print_list(parsed: argparse.Namespace, bookies: Iterable[BookieStatus]) -> 
     if parsed.json:
         print_json({"bookies": [_as_json(each) for each in bookies]})
         return SOUND
-    from pybk.cluster_checks import space_by_tiers
+    from pybk.operations.cluster_checks import space_by_tiers
 
     rows = [
         (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, UnsupportedFormatError
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.storage.format.extent import Extent
 
 _LEDGER: Final = re.compile(r"\bledger (\d+)(?: entries (\d+) to (\d+))?")
@@ -36,7 +36,7 @@ class Part(NamedTuple):
 def is_bookie(path: str) -> bool:
     """Return whether a directory is that of a bookie; False if the store there cannot be opened."""
     from pybk.flags import LedgerType
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     try:
         with LedgerManager.open(path, read_only=True) as manager:
@@ -58,7 +58,7 @@ class BookieParts:
     @classmethod
     def of(cls, path: str, ids: Iterable[int]) -> BookieParts:
         """Return what ledgers of the store in a directory are parts of; those that cannot be found out are left out."""
-        from pybk.manager import LedgerManager
+        from pybk.manager.ledger_manager import LedgerManager
 
         wanted = sorted(set(ids))
         if not wanted:

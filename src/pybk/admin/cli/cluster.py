@@ -27,8 +27,8 @@ from pybk.admin.cli.output import (
 from pybk.admin.shown_text import shown_text
 
 if TYPE_CHECKING:
-    from pybk.cluster_checks import ClusterStatus, RebalanceProgress
     from pybk.healing.rebalance import RebalancePlan
+    from pybk.operations.cluster_checks import ClusterStatus, RebalanceProgress
 
 _OK: Final = "ok"
 _WATCH_SECONDS: Final = 2.0

@@ -11,7 +11,7 @@ from pybk.admin.cli.output import coloured, print_json, shown_bytes
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
-    from pybk.cluster_checks import ClusterStatus
+    from pybk.operations.cluster_checks import ClusterStatus
 
 _LEVELS: Final = ("OK", "WARN", "CRIT")
 _COLOURS: Final = ("ok", "warn", "bad")

@@ -25,7 +25,7 @@ def add_making(verbs: Any) -> None:
 
 
 def _init(parsed: argparse.Namespace) -> int:
-    from pybk.connect import open_cluster
+    from pybk.manager.connect import open_cluster
 
     url, secret = url_of(parsed), secret_of(parsed)
     if secret is None and not parsed.insecure:
@@ -52,8 +52,8 @@ def _init(parsed: argparse.Namespace) -> int:
 
 
 def _destroy(parsed: argparse.Namespace) -> int:
-    from pybk.cluster_admin import ClusterAdmin
-    from pybk.metadata_repair import destroy_metadata
+    from pybk.operations.cluster_admin import ClusterAdmin
+    from pybk.operations.metadata_repair import destroy_metadata
 
     with manager_of(parsed) as manager:
         ledgers = sum(1 for _ in manager.list_ledgers())

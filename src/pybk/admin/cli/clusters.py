@@ -13,9 +13,9 @@ from pybk.admin.cli.credentials import secret_of, takes_secret
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
-    from pybk.cluster_admin import ClusterAdmin
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.underreplication import UnderReplicatedLedger
+    from pybk.operations.cluster_admin import ClusterAdmin
 
 
 def add_verb(verbs: Any, name: str, run: Callable[[argparse.Namespace], int], text: str) -> CommandParser:
@@ -50,7 +50,7 @@ def url_of(parsed: argparse.Namespace) -> str:
 @contextmanager
 def manager_of(parsed: argparse.Namespace) -> Iterator[LedgerManager]:
     """Connect to the cluster that PATH names, until the end of the block."""
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     with secret_needed():
         manager = LedgerManager.connect(url_of(parsed), cluster_secret=secret_of(parsed))
@@ -61,7 +61,7 @@ def manager_of(parsed: argparse.Namespace) -> Iterator[LedgerManager]:
 @contextmanager
 def admin_of(parsed: argparse.Namespace) -> Iterator[ClusterAdmin]:
     """Administer the cluster that PATH names, until the end of the block."""
-    from pybk.cluster_admin import ClusterAdmin
+    from pybk.operations.cluster_admin import ClusterAdmin
 
     with manager_of(parsed) as manager:
         yield ClusterAdmin(manager)

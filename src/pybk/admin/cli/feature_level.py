@@ -35,7 +35,7 @@ def _upgrade(parsed: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 if the level is the newest or can be raised to it, and 1 otherwise."""
     if not is_url(parsed.path):
         return _upgrade_store(parsed)
-    from pybk.connect import open_cluster
+    from pybk.manager.connect import open_cluster
 
     metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
     with metadata:

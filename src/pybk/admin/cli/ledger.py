@@ -38,14 +38,14 @@ from pybk.errors import UnauthorizedError, UsageError
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
-    from pybk.cluster_checks import Copies
-    from pybk.entry import Entry
-    from pybk.ledger import Bookie, LedgerMetadata
-    from pybk.manager import LedgerManager
+    from pybk.ledger.entry import Entry
+    from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata
+    from pybk.manager.ledger_manager import LedgerManager
+    from pybk.manager.ledger_reader import LedgerReader
     from pybk.metadata.cluster import ClusterMetadata
     from pybk.metadata.ledgers import StoredLedger
     from pybk.metadata.underreplication import UnderReplicatedLedger
-    from pybk.reader import LedgerReader
+    from pybk.operations.cluster_checks import Copies
     from pybk.storage.readonly import ReadOnlyStore
 
 _STATES: Final = ("open", "in_recovery", "closed")
@@ -207,7 +207,7 @@ def _ledger_row(store: ReadOnlyStore, metadata: LedgerMetadata) -> dict[str, Any
 
 
 def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> dict[str, Any]:
-    from pybk.seal import end_is_sealed
+    from pybk.ledger.seal import end_is_sealed
 
     return {
         "ledger": metadata.ledger_id,
@@ -228,7 +228,7 @@ def _row(metadata: LedgerMetadata, entries: int | None, nbytes: int | None) -> d
 
 def _cluster_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a row for each ledger of a cluster; an open ledger's has no end, which only its bookies know."""
-    from pybk.connect import open_cluster
+    from pybk.manager.connect import open_cluster
 
     with secret_needed():
         metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
@@ -256,8 +256,8 @@ def _rows_of(
     metadata: ClusterMetadata, found: list[StoredLedger], live: Collection[Bookie], members: Mapping[str, Bookie]
 ) -> list[dict[str, Any]]:
     """Return the rows of some ledgers of a cluster, by ascending id."""
-    from pybk.cluster_checks import Copies
     from pybk.healing.cluster_map import ClusterMap
+    from pybk.operations.cluster_checks import Copies
 
     if not found:
         return []
@@ -356,7 +356,7 @@ def _shown_of_store(parsed: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _shown_of_cluster(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    from pybk.connect import open_cluster
+    from pybk.manager.connect import open_cluster
 
     with secret_needed():
         metadata, _ = open_cluster(parsed.path, secret_of(parsed), create=False)
@@ -409,7 +409,7 @@ def _print_entry(parsed: argparse.Namespace, entry: Entry) -> None:
 
 
 def _reseal(parsed: argparse.Namespace) -> int:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     if not is_url(parsed.path):
         LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
@@ -429,7 +429,7 @@ def _reseal(parsed: argparse.Namespace) -> int:
 
 def _delete(parsed: argparse.Namespace) -> int:
     from pybk.errors import PybkError
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     if not is_url(parsed.path):
         LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
@@ -461,7 +461,7 @@ def _delete(parsed: argparse.Namespace) -> int:
 
 def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerManager:
     """Open the store or the cluster that PATH names."""
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     if not is_url(parsed.path):
         return LedgerManager.open(parsed.path, read_only=read_only)

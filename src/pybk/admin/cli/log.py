@@ -33,7 +33,7 @@ from pybk.flags import StorageHint
 from pybk.streams.position import Position
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.log import Log
     from pybk.streams.log_reader import Start
     from pybk.streams.namespace import Namespace
@@ -270,7 +270,7 @@ def _subscriptions(parsed: argparse.Namespace) -> int:
 
 
 def _settings(parsed: argparse.Namespace) -> int:
-    from pybk.digest import DigestType
+    from pybk.ledger.digest import DigestType
 
     given = {
         "quorums": parsed.quorums,

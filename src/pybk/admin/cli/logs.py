@@ -22,7 +22,7 @@ from pybk.admin.shown_text import shown_name
 from pybk.errors import PybkError, UnauthorizedError
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.rebuild import RebuiltList
     from pybk.streams.record_future import RecordFuture
 
@@ -99,7 +99,7 @@ def takes_insecure(command: argparse.ArgumentParser) -> None:
 
 def manager_of(parsed: argparse.Namespace, *, read_only: bool) -> LedgerManager:
     """Open the store or the cluster that PATH names."""
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     if is_url(parsed.path):
         with secret_needed():

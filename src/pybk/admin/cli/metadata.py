@@ -68,7 +68,7 @@ def add(parser: CommandParser) -> None:
 def _export(parsed: argparse.Namespace) -> int:
     if not is_url(parsed.path):
         raise UsageError(f"{parsed.path} is no metadata URL; PATH takes {_URL}")
-    from pybk.metadata_repair import export_metadata
+    from pybk.operations.metadata_repair import export_metadata
 
     with secret_needed(), progress_bar(parsed, "export", "values") as progress:
         made = export_metadata(parsed.path, parsed.file, cluster_secret=secret_of(parsed), progress=progress)
@@ -83,7 +83,7 @@ def _export(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     if os.path.isdir(parsed.path):
         raise UsageError(f"{parsed.path} is a directory; PATH takes {parsed.path_help}")
-    from pybk.metadata_repair import check_metadata
+    from pybk.operations.metadata_repair import check_metadata
 
     with secret_needed(), progress_bar(parsed, "check", "values") as progress:
         found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), progress=progress)
@@ -110,7 +110,7 @@ def _print_check(found: MetadataCheckReport) -> None:
 
 
 def _restore(parsed: argparse.Namespace) -> int:
-    from pybk.metadata_repair import restore_metadata
+    from pybk.operations.metadata_repair import restore_metadata
 
     if parsed.new_epoch and parsed.same_epoch:
         raise UsageError("--new-epoch and --same-epoch exclude each other; leave one out")
@@ -131,7 +131,7 @@ def _restore(parsed: argparse.Namespace) -> int:
 
 
 def _rebuild(parsed: argparse.Namespace) -> int:
-    from pybk.metadata_repair import rebuild_metadata
+    from pybk.operations.metadata_repair import rebuild_metadata
 
     def run(write: bool) -> MetadataRestoreReport:
         return rebuild_metadata(

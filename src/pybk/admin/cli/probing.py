@@ -14,7 +14,7 @@ from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
 from pybk.errors import SafetyCheckError
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
 _TYPE: Final = "pybk-probe"
 """The type of ledgers of probes, so that metrics and lists show them apart."""
@@ -36,8 +36,8 @@ def probe(parsed: argparse.Namespace) -> int:
     The entries of a probe of a bookie are on that bookie alone.
     """
     from pybk.config import StoreConfig
-    from pybk.connect import connect
-    from pybk.manager import LedgerManager
+    from pybk.manager.connect import connect
+    from pybk.manager.ledger_manager import LedgerManager
 
     name = getattr(parsed, "name", None)
     with secret_needed():

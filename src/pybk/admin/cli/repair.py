@@ -24,11 +24,11 @@ from pybk.admin.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from pybk.backend import Replicated
-    from pybk.cluster_admin import ClusterAdmin
-    from pybk.cluster_checks import ClusterStatus
-    from pybk.manager import LedgerManager
+    from pybk.backend.ledger_backend import Replicated
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.settings import ClusterSettings
+    from pybk.operations.cluster_admin import ClusterAdmin
+    from pybk.operations.cluster_checks import ClusterStatus
 
 _ERROR_COLUMN: Final = 60
 _QUEUED: Final = "queued"
@@ -179,9 +179,9 @@ def _run(parsed: argparse.Namespace) -> int:
 
 def _replicate_all(parsed: argparse.Namespace, manager: LedgerManager) -> Replicated:
     """Copy what the ledgers that are marked lack."""
-    from pybk.backend import Replicated
-    from pybk.cluster_admin import ClusterAdmin
+    from pybk.backend.ledger_backend import Replicated
     from pybk.errors import NoSuchLedgerError
+    from pybk.operations.cluster_admin import ClusterAdmin
 
     ids = list(dict.fromkeys(mark.ledger_id for mark in ClusterAdmin(manager).repairs()))
     fragments, left = 0, list[str]()
@@ -199,7 +199,7 @@ def _replicate_all(parsed: argparse.Namespace, manager: LedgerManager) -> Replic
 
 def _print_plan(parsed: argparse.Namespace, manager: LedgerManager) -> int:
     """Show what a run would look at: about how many bytes, as no bookie is asked what it has."""
-    from pybk.cluster_admin import ClusterAdmin
+    from pybk.operations.cluster_admin import ClusterAdmin
 
     admin = ClusterAdmin(manager)
     if parsed.bookie is not None:

@@ -54,7 +54,7 @@ def add(parser: CommandParser) -> None:
 
 def _restore(parsed: argparse.Namespace) -> int:
     from pybk.backup import restore_backup
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     with ExitStack() as stack:
         destination: Any = parsed.destination

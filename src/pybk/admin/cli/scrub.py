@@ -71,7 +71,7 @@ def _scrub(parsed: argparse.Namespace) -> int:
 def _scrub_store(parsed: argparse.Namespace) -> int:
     if parsed.ledger is not None or parsed.kind != ScrubKind.DEEP:
         raise UsageError("--ledger and --kind are for clusters; of a directory, every checksum is checked")
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
     with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar(parsed, "scrub") as progress:
         report = manager.scrub(progress=progress)
@@ -142,7 +142,7 @@ def _look(parsed: argparse.Namespace) -> int:
         with admin_of(parsed) as admin:
             found = admin.scrub_status()
     else:
-        from pybk.manager import LedgerManager
+        from pybk.manager.ledger_manager import LedgerManager
 
         with LedgerManager.open(parsed.path, read_only=True) as manager:
             found = (manager.scrub_status(),)

@@ -11,8 +11,8 @@ from pybk.admin.cli.clusters import add_verb, admin_of
 from pybk.admin.cli.output import SOUND, print_json, print_table
 
 if TYPE_CHECKING:
-    from pybk.cluster_admin import ClusterAdmin
     from pybk.metadata.resealing import SecretStatus
+    from pybk.operations.cluster_admin import ClusterAdmin
 
 
 def add(parser: CommandParser) -> None:

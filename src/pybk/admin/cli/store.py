@@ -112,7 +112,7 @@ def _status(parsed: argparse.Namespace) -> int:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    from pybk.repair import verify
+    from pybk.operations.store_repair import verify
 
     directory = directory_of(parsed)
     with progress_bar(parsed, "verify") as progress:
@@ -202,7 +202,7 @@ def _summary(found: VerifyReport) -> str:
 
 
 def _rebuild_index(parsed: argparse.Namespace) -> int:
-    from pybk.repair import rebuild_index
+    from pybk.operations.store_repair import rebuild_index
 
     with progress_bar(parsed, "rebuild-index") as progress:
         found = rebuild_index(directory_of(parsed), accept_loss=parsed.accept_loss, progress=progress)

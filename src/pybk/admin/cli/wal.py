@@ -26,7 +26,7 @@ from pybk.admin.cli.output import SOUND, confirm, counted
 from pybk.errors import LogExistsError
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.streams.wal import WriteAheadLog
 
 

@@ -21,10 +21,10 @@ from pybk.admin.demo.reading import LostEntryError, read_back
 from pybk.admin.demo.replicas import BookieDirectory, ReplicaContents, fragments_of, unlocked
 from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import Progress
-from pybk.connect import open_cluster
 from pybk.errors import PybkError
-from pybk.ledger import LedgerMetadata
-from pybk.manager import LedgerManager
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.connect import open_cluster
+from pybk.manager.ledger_manager import LedgerManager
 
 TITLE: Final = "Four bookies in four processes, one killed; a writer killed, another one paused"
 NODES: Final = 4

@@ -19,7 +19,7 @@ from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import BATCH_LINES, KINDS, LedgerKind, Progress, write_lines
 from pybk.errors import PybkError
 from pybk.flags import StorageHint
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 TITLE: Final = "One process, killed while it writes"
 WRITER: Final = "pybk.admin.demo.embedded_writer"

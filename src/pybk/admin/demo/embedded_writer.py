@@ -8,7 +8,7 @@ import sys
 from pybk.admin.demo.child import orders, report, task
 from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import KINDS, write_lines
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 
 def main() -> None:

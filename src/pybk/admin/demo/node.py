@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pybk.admin.demo.child import orders, report, task
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import KINDS
 from pybk.errors import PybkError
-from pybk.reader import LedgerReader
+from pybk.manager.ledger_reader import LedgerReader
 
 BATCH_BYTES: Final = 1 << 20
 

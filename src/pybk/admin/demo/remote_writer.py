@@ -6,7 +6,7 @@ from pybk.admin.demo.child import report, task
 from pybk.admin.demo.source import Source
 from pybk.admin.demo.writing import write_chunk
 from pybk.errors import LedgerFencedError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 
 def main() -> None:

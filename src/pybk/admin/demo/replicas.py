@@ -11,14 +11,14 @@ from pybk.admin.demo.source import Source
 from pybk.bookie.replicas import Replicas
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.config import StoreConfig
-from pybk.digest import entry_digest
-from pybk.entry import EntryBatch
-from pybk.keys import KeyRing
-from pybk.ledger import Fragment, LedgerMetadata
+from pybk.ledger.digest import entry_digest
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.keys import KeyRing
+from pybk.ledger.ledger_metadata import Fragment, LedgerMetadata
+from pybk.ledger.seal import LedgerSeal, keys_of
 from pybk.metadata.cluster import ClusterIdentity
 from pybk.replication.entry_runs import whole
 from pybk.replication.messages import Status
-from pybk.seal import LedgerSeal, keys_of
 
 READ_BYTES: Final = 1 << 20
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pybk.admin.demo.source import Source
-from pybk.digest import DigestType
 from pybk.flags import StorageHint, WriteFlag
-from pybk.manager import LedgerManager
-from pybk.writer import LedgerWriter
+from pybk.ledger.digest import DigestType
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_writer import LedgerWriter
 
 SINGLES_PER_CHUNK: Final = 16
 BATCH_LINES: Final = 504

@@ -39,10 +39,10 @@ from pybk.admin.dev.members import (
     stop_all,
 )
 from pybk.admin.profiles import Profile, path_of
-from pybk.connect import open_cluster
 from pybk.credentials import Secret
 from pybk.errors import PybkError, UsageError
 from pybk.flags import StorageHint
+from pybk.manager.connect import open_cluster
 from pybk.storage.io.filesystem import OsFileSystem, replace_file
 
 STATE: Final = "dev.json"

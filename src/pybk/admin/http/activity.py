@@ -15,10 +15,10 @@ from pybk.admin.http.history import Series
 from pybk.admin.http.rates import Load, Rates
 from pybk.admin.http.routes import Range, Route, route
 from pybk.admin.http.view import View
-from pybk.backend import LedgerBackend
-from pybk.cluster_checks import space_by_tiers
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.manager import backend_of
+from pybk.manager.ledger_manager import backend_of
+from pybk.operations.cluster_checks import space_by_tiers
 from pybk.streams.list_parts import bounds_of
 from pybk.streams.list_record import ListKind, ListRecord
 

@@ -16,16 +16,16 @@ from pybk.admin.http.json_values import as_body
 from pybk.admin.http.routes import Header, Range, Route, Scope, route
 from pybk.admin.http.tags import check_match
 from pybk.admin.http.view import View
-from pybk.cluster_admin import MAINTENANCE_SECONDS_MAX, PAUSE_SECONDS_MAX
-from pybk.cluster_checks import BookieStatus, ClusterStatus, DrainProgress, RemovalProof, StopCheck
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubStatus
 from pybk.health import HealthReason
-from pybk.ledger import LedgerState, LedgerSummary
+from pybk.ledger.ledger_metadata import LedgerState, LedgerSummary
 from pybk.metadata.ledgers import LEDGER_ID_MAX
 from pybk.metadata.registration import BOOKIE_ID_BYTES_MAX
 from pybk.metadata.settings import NAME_BYTES_MAX, ClusterSettings
 from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.operations.cluster_admin import MAINTENANCE_SECONDS_MAX, PAUSE_SECONDS_MAX
+from pybk.operations.cluster_checks import BookieStatus, ClusterStatus, DrainProgress, RemovalProof, StopCheck
 from pybk.version import __version__
 
 PAGE_MAX: Final = 1000

@@ -35,7 +35,7 @@ from pybk.admin.http.tokens import Token, find_token
 from pybk.admin.http.view import View
 from pybk.errors import PybkError
 from pybk.log_events import NOT_LIMITED
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

@@ -13,7 +13,7 @@ from pybk.admin.http.application import THREADS, AdminApplication
 from pybk.admin.http.bookie_loads import BookiePorts
 from pybk.admin.http.messages import BODY_BYTES_MAX, TEXT, Request, Response, by_name
 from pybk.admin.http.tokens import Token
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 Message = MutableMapping[str, Any]
 AsgiApplication = Callable[

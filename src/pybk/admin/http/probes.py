@@ -15,8 +15,8 @@ from typing import Any, Final
 from pybk.admin.http.json_values import as_body
 from pybk.admin.http.messages import JSON, TEXT, Request, Response
 from pybk.admin.http.view import View
-from pybk.cluster_checks import ClusterVerdict
 from pybk.health import REASON_STATES, Health
+from pybk.operations.cluster_checks import ClusterVerdict
 
 _UNREADY: Final = frozenset({"not_registered", "draining", "drained", "retired"})
 """Codes of reasons with which a process is not ready, besides its states."""

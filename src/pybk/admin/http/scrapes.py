@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.admin.http.messages import Response
 from pybk.admin.http.problems import ProblemError
-from pybk.manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -44,9 +44,9 @@ from pybk.admin.http.timed_connection import TimedConnection
 from pybk.admin.http.tokens import Token
 from pybk.credentials import read_secret_file
 from pybk.errors import UsageError
-from pybk.manager import LedgerManager
-from pybk.storage.io.failures import start_thread
+from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.io.spare_descriptors import descriptor_max
+from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

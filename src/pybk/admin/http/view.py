@@ -21,13 +21,13 @@ from pybk.admin.http.events import Events
 from pybk.admin.http.history import FreeSpace, History, Sample
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.rates import LedgerCounts, Load, RateMeter, Rates, together
-from pybk.cluster_admin import ClusterAdmin
-from pybk.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, space_by_tiers
 from pybk.errors import ClosedError, PybkError
 from pybk.health import Health
-from pybk.ledger import LedgerState
-from pybk.manager import LedgerManager
-from pybk.storage.io.failures import start_thread
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.operations.cluster_admin import ClusterAdmin
+from pybk.operations.cluster_checks import BookieStatus, ClusterStatus, ClusterVerdict, space_by_tiers
+from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
     from pybk.bookie.server import BookieServer

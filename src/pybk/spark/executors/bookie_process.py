@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from pybk.bookie.server import BookieServer
 from pybk.config import StoreConfig
-from pybk.connect import open_cluster_for
 from pybk.errors import PybkError, UsageError
+from pybk.manager.connect import open_cluster_for
 from pybk.spark.executors.bookies import BookieSettings
 from pybk.spark.executors.executor import Executor, ExecutorBookie, Process, read_state, take_lock, write_state
 

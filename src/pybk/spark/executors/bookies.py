@@ -271,7 +271,7 @@ def ensure_from_json(settings: str) -> str:
 def _check_secret(settings: BookieSettings) -> None:
     """Raise PybkError if the cluster's secret is another; a bookie that serves already did not check this one."""
     # Imported here, because every worker imports this module and few call this function.
-    from pybk.connect import open_cluster
+    from pybk.manager.connect import open_cluster
 
     open_cluster(settings.metadata, settings.secret, create=False)[0].close()
 

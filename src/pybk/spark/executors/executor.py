@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote
 
 from pybk.errors import IllegalOperationError, UsageError
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 from pybk.spark.jobs.transfer import TransferHeader
 
 if TYPE_CHECKING:
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.ledger_metadata import LedgerMetadata
 
 ENTRIES_DIRECTORY: Final = "entries"
 LEDGERS_DIRECTORY: Final = "ledgers"

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.futures import AppendFuture
+    from pybk.manager.append_future import AppendFuture
+    from pybk.manager.ledger_writer import LedgerWriter
     from pybk.spark.sink.manifest import WrittenLedger
-    from pybk.writer import LedgerWriter
 
 _TASKS_PER_CORE: Final = 4
 

@@ -23,9 +23,9 @@ from pyspark.sql.types import (
 )
 
 from pybk.errors import NoSuchLedgerError, PybkError
+from pybk.ledger.seal import end_is_sealed
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.replica_check import spans_of
-from pybk.seal import end_is_sealed
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, secret_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread_rows
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pybk.credentials import Secret
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.ledger_metadata import LedgerMetadata
 
 _CHUNK: Final = 200
 _PAGE: Final = 1000

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 from pybk.credentials import Passwords, Secret
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import find_seal
-from pybk.seal import LedgerSeal
+from pybk.ledger.ledger_check import find_seal
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal
 from pybk.spark.connection import Connection, StoreOrCluster, connection, refuse_bookie_directory
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
 
 _PAGE: Final = 500
 
@@ -88,7 +88,7 @@ def selected_ledgers(
 
 
 def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) -> LedgerSeal | None:
-    """Return the verifier of a ledger's entries and seal, as ``pybk.ledger_check.find_seal`` does."""
+    """Return the verifier of a ledger's entries and seal, as ``pybk.ledger.ledger_check.find_seal`` does."""
     return find_seal(found.backend.key_ring, found.backend.verifier, passwords, metadata)
 
 

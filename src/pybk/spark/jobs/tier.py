@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.spark.connection import StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of, selected_ledgers, unlocks
 from pybk.spark.jobs.spreading import spread
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pybk.credentials import Secret
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.ledger_metadata import LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)

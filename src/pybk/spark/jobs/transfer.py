@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.credentials import Secret
-from pybk.digest import DigestType
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, NoSuchLedgerError, PybkError, UsageError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
+from pybk.ledger.digest import DigestType
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
 from pybk.spark.connection import Connection, StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import exact_end_of, unlocks
@@ -28,9 +28,9 @@ from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger, committed, s
 from pybk.spark.sink.sink_record import Attempt
 
 if TYPE_CHECKING:
-    from pybk.futures import AppendFuture
-    from pybk.ledger import LedgerMetadata
-    from pybk.writer import LedgerWriter
+    from pybk.ledger.ledger_metadata import LedgerMetadata
+    from pybk.manager.append_future import AppendFuture
+    from pybk.manager.ledger_writer import LedgerWriter
 
 COPY_OF: Final = "pybk.copy-of"
 """Custom metadata of a copy: the id of the source cluster or store, a slash, and the id of the original ledger."""

@@ -23,7 +23,6 @@ from pybk.client.backend import ClusterBackend
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
 from pybk.credentials import Passwords
-from pybk.digest import DigestType, entry_digest
 from pybk.errors import (
     CorruptError,
     DigestMismatchError,
@@ -33,9 +32,10 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
-from pybk.ledger import Bookie
-from pybk.ledger_check import LengthCheck, SealState, check_last, check_seal, contradictions, digest_with
-from pybk.local_backend import StoreBackend
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.ledger_check import LengthCheck, SealState, check_last, check_seal, contradictions, digest_with
+from pybk.ledger.ledger_metadata import Bookie
+from pybk.manager.local_backend import StoreBackend
 from pybk.replication.fragments import fragment_end, fragment_of, fragment_ranges
 from pybk.replication.replica_check import Span, joined
 from pybk.spark.connection import Connection, StoreOrCluster, connection
@@ -45,11 +45,11 @@ from pybk.spark.jobs.spreading import spread
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.backend import Replicated
+    from pybk.backend.ledger_backend import Replicated
     from pybk.credentials import Secret
-    from pybk.digest import EntryDigest
-    from pybk.ledger import LedgerMetadata
-    from pybk.seal import LedgerSeal
+    from pybk.ledger.digest import EntryDigest
+    from pybk.ledger.ledger_metadata import LedgerMetadata
+    from pybk.ledger.seal import LedgerSeal
 
 _UNIT_BYTES: Final = 64 << 20
 """Approximate bytes of a unit, the part of a replica that one check reads."""

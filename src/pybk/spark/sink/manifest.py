@@ -80,8 +80,8 @@ from pybk.spark.sink.sink_record import (
 )
 
 if TYPE_CHECKING:
-    from pybk.ledger import LedgerMetadata
-    from pybk.manager import LedgerManager
+    from pybk.ledger.ledger_metadata import LedgerMetadata
+    from pybk.manager.ledger_manager import LedgerManager
     from pybk.metadata.cluster import ClusterMetadata
 
 SINK_KEY: Final = "pybk.sink"

@@ -26,9 +26,9 @@ from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
 from pybk.spark.sink.sink_record import Attempt
 
 if TYPE_CHECKING:
-    from pybk.manager import LedgerManager
+    from pybk.manager.ledger_manager import LedgerManager
+    from pybk.manager.ledger_writer import LedgerWriter
     from pybk.spark.options import SinkOptions
-    from pybk.writer import LedgerWriter
 
 PAYLOAD_NAMES: Final = ("payload", "value")
 

@@ -17,12 +17,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pybk.arrow import binary_array
 from pybk.errors import UsageError
+from pybk.ledger.arrow import binary_array
 
 if TYPE_CHECKING:
-    from pybk.entry import EntryBatch
-    from pybk.ledger import LedgerMetadata
+    from pybk.ledger.entry import EntryBatch
+    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.spark.options import SourceOptions
 
 _PAYLOAD: Final = "payload"

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
-from pybk.ledger import LedgerState
-from pybk.manager import HOW_TO_SEAL
+from pybk.ledger.ledger_metadata import LedgerState
+from pybk.manager.ledger_manager import HOW_TO_SEAL
 from pybk.spark.connection import Connection, connection, ledger_seal, refuse_bookie_directory
 from pybk.spark.sink.manifest import SINK_KEY, committed
 from pybk.spark.source.planning import ReadableLedger, intersect, within
 
 if TYPE_CHECKING:
-    from pybk.ledger import LedgerMetadata
-    from pybk.reader import LedgerReader
+    from pybk.ledger.ledger_metadata import LedgerMetadata
+    from pybk.manager.ledger_reader import LedgerReader
     from pybk.spark.options import Positions, Ranges, SourceOptions
 
 _LIST_SHARE: Final = 10

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from pybk.ledger import Bookie, Fragment
-    from pybk.manager import LedgerManager
+    from pybk.ledger.ledger_metadata import Bookie, Fragment
+    from pybk.manager.ledger_manager import LedgerManager
 
 Locations = tuple[str, ...]
 """Where a task had better run, in order of name; empty if no executor's bookie has the entries."""

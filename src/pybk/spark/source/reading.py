@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pybk.reader import LedgerReader
+    from pybk.manager.ledger_reader import LedgerReader
     from pybk.spark.options import SourceOptions
 
 LATE_SECONDS: Final = 10.0

@@ -33,7 +33,7 @@ import numpy as np
 
 from pybk.errors import CorruptError, StorageRefusedError
 from pybk.flags import StorageHint
-from pybk.ledger import LedgerState
+from pybk.ledger.ledger_metadata import LedgerState
 from pybk.metrics import MOVED_BYTES
 from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
 from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, StorageRefusedError
-from pybk.ledger import LedgerMetadata, LedgerState, PolicyMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState, PolicyMetadata
 from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, UnmovedError
 from pybk.storage.descriptor import LedgerDescriptor
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 
 EXTENT_FORMAT: Final = 1
 EXTENT_KEY: Final = ".extent"

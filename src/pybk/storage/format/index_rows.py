@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata, PolicyMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata, PolicyMetadata
 from pybk.storage.format.record import LOCATION_BYTES, LOCATION_DTYPE, RunLocations
 
 INDEX_FORMAT: Final = 1

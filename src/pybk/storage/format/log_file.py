@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.native import CORE
+from pybk.ledger.native import CORE
 from pybk.storage.format.record import encode_entries
 
 BLOCK_BYTES: Final = 4096

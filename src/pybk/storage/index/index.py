@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from pybk.errors import NoSuchEntryError, NoSuchLedgerError
-from pybk.ledger import PolicyMetadata
+from pybk.ledger.ledger_metadata import PolicyMetadata
 from pybk.storage.format.index_rows import (
     CHAIN_HEAD,
     CHAIN_TAIL,

@@ -75,20 +75,6 @@ def refused(error: BaseException, doing: str) -> StorageRefusedError:
     return StorageRefusedError(f"{doing} was refused: {error!r}; {remedy}, then try again")
 
 
-def start_thread(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        StorageRefusedError: The operating system gives no more threads to this process.
-    """
-    try:
-        thread.start()
-    except RuntimeError as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # it came while ``start`` waited, with its lock given away
-            raise error.__context__ from None
-        raise refused(error, f"starting the thread {thread.name}") from error
-
-
 @contextmanager
 def syncing(path: str) -> Iterator[None]:
     """Turn any error of a sync into EIO: a second sync proves nothing, so a full device must not look like a refusal.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 from pybk.errors import PybkError
-from pybk.group_commit import Completion
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
+from pybk.threads.group_commit import Completion
 
 Control = tuple[Callable[[int], bytes], Callable[[], None]]
 """A control record: its bytes as a function of the LSN, and a function that applies it once durable, maybe twice."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.storage.descriptor import StagedEntries
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,

@@ -49,12 +49,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pybk.errors import ClosedError, PybkError, StorageFailedError, StorageRefusedError, not_done
-from pybk.group_commit import Completion, GroupCommit
 from pybk.storage.descriptor import LedgerDescriptor, StagedEntries
-from pybk.storage.io.failures import is_from_signal_handler, start_thread
+from pybk.storage.io.failures import is_from_signal_handler
 from pybk.storage.log.admission import Admission, Ticket
 from pybk.storage.log.commit import Commit, Control, GroupEntries, GroupPart, StagedGroup
 from pybk.storage.log.commit_writer import CommitObserver, CommitWriter, LogFiles
+from pybk.threads.group_commit import Completion, GroupCommit
+from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
     from pybk.spans import OnSpan

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from pybk.errors import CorruptError, UnsupportedFormatError
-from pybk.ledger import LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.index_rows import FileRow, NamedRow, decode_named
 from pybk.storage.format.log_file import BLOCK_BYTES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.extent import Extent
 
 

@@ -30,8 +30,6 @@ import numpy as np
 
 from pybk.config import StoreConfig
 from pybk.credentials import Passwords
-from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import EntryBatch
 from pybk.errors import (
     CookieError,
     CorruptError,
@@ -43,10 +41,12 @@ from pybk.errors import (
     StorageError,
 )
 from pybk.flags import StorageHint
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
-from pybk.seal import LedgerSeal
+from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.format.catalog import CatalogState, read_catalog
 from pybk.storage.format.extent import Extent

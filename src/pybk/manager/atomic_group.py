@@ -17,12 +17,12 @@ from functools import singledispatch
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
-from pybk.backend import LedgerBackend
-from pybk.call_threads import in_own_thread
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
 from pybk.storage.transaction_group import DisplacedError, LedgerEntries
+from pybk.threads.call_threads import in_own_thread
 
 R = TypeVar("R")
 

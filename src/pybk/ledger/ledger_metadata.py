@@ -10,10 +10,10 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
-from pybk.digest import DigestType
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.frozen_dict import FrozenDict
+from pybk.ledger.digest import DigestType
+from pybk.values.frozen_dict import FrozenDict
 
 METADATA_FORMAT: Final = 1
 FRAGMENTS_FORMAT: Final = 2

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from pybk.errors import StorageRefusedError
-from pybk.storage.io.failures import start_thread
+from pybk.threads.thread_start import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final, TypedDict, TypeVar
 
-from pybk.backend import LedgerBackend
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret
-from pybk.digest import DigestType, is_keyed
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
-from pybk.whole_numbers import whole
+from pybk.ledger.digest import DigestType, is_keyed
+from pybk.values.whole_numbers import whole
 
 Tiers = Mapping[StorageHint, str | Sequence[str]]
 """The directories of tiers that lie outside of the store's own: one path, or several that are filled in turn."""
@@ -77,7 +77,7 @@ def join_cluster(
     root: str, tiers: Tiers | None, config: StoreConfig, *, read_only: bool, options: ClusterOptions
 ) -> LedgerBackend:
     """Open a directory as that of a bookie."""
-    from pybk.connect import join  # imported only here, because an embedded store does not need ZeroMQ
+    from pybk.manager.connect import join  # imported only here, because an embedded store does not need ZeroMQ
 
     known = ClusterOptions.__annotations__
     if options.keys() - known:

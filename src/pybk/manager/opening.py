@@ -11,11 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from pybk.call_threads import in_own_thread, in_thread
 from pybk.errors import LogLockedError
-from pybk.futures import seconds_of
-from pybk.loop_calls import call_in
+from pybk.manager.append_future import seconds_of
 from pybk.metadata.store import Watch
+from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.threads.loop_calls import call_in
 
 _LOOK_SECONDS: Final = 1.0
 """How often an opening looks at a lock although no release was reported: its log may have been closed or deleted."""

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
 from pybk.errors import StorageRefusedError
-from pybk.storage.io.failures import start_thread
-from pybk.workers import Workers
+from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import Workers
 
 P = ParamSpec("P")
 R = TypeVar("R")

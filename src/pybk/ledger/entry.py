@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, overloa
 import numpy as np
 import numpy.typing as npt
 
-from pybk.arrow import binary_array, pyarrow
-from pybk.native import CORE
-from pybk.whole_numbers import whole
+from pybk.ledger.arrow import binary_array, pyarrow
+from pybk.ledger.native import CORE
+from pybk.values.whole_numbers import whole
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,19 +12,19 @@ from typing import Final, NoReturn, SupportsIndex
 
 import numpy as np
 
-from pybk.backend import LedgerBackend
-from pybk.call_threads import in_thread
-from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
+from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
-from pybk.handle import Handle
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.loop_calls import call_in
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal
+from pybk.manager.handle import Handle
 from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
-from pybk.seal import LedgerSeal
 from pybk.spans import OnSpan, operation
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.wake_up import WakeUp
+from pybk.threads.call_threads import in_thread
+from pybk.threads.loop_calls import call_in
+from pybk.threads.wake_up import WakeUp
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
-from pybk.group_commit import Completion
-from pybk.loop_calls import LoopCalls, call_in, running_loop
-from pybk.wake_up import WakeUp
+from pybk.threads.group_commit import Completion
+from pybk.threads.loop_calls import LoopCalls, call_in, running_loop
+from pybk.threads.wake_up import WakeUp
 
 if TYPE_CHECKING:
-    from pybk.backend import AppendLog
+    from pybk.backend.ledger_backend import AppendLog
     from pybk.storage.descriptor import LedgerDescriptor
 
 T = TypeVar("T")

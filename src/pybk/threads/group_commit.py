@@ -79,7 +79,8 @@ class Completion:
         followers: Tokens of the threads that wait; those that have left are unlocked. Guarded by ``GroupCommit.mutex``.
         callbacks: Called by the background thread once it is done. Guarded by ``GroupCommit.mutex``.
         kept: What a log's writer appends again if the batch is lost (``KeepingLog``); None keeps nothing.
-        wakers: For each event loop, the object by which ``pybk.futures`` wakes it; changed by the loop's thread alone.
+        wakers: For each event loop, the object by which ``pybk.manager.append_future`` wakes it; changed by the loop's
+            thread alone.
     """
 
     __slots__ = ("callbacks", "done", "error", "followers", "kept", "unseen", "wakers", "wanted")
@@ -376,7 +377,8 @@ class GroupCommit:
             self.leave(token)
 
     def _run_callbacks(self) -> None:
-        # ``pybk.closing`` finds this function by its name, because a close in a callback must not wait for this thread.
+        # ``pybk.manager.closing`` finds this function by its name, because a close in a callback must not wait for this
+        # thread.
         while True:
             try:
                 callback = self._callbacks.popleft()

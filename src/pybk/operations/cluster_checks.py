@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pybk.flags import StorageHint
-from pybk.frozen_dict import FrozenDict
 from pybk.healing.cluster_map import ClusterMap, MappedFragment, MappedLedger
 from pybk.healing.situation import FULL_LINE, HoldReason, Space, Status
 from pybk.health import (
@@ -30,7 +29,7 @@ from pybk.health import (
     repair_reasons,
     silence_reasons,
 )
-from pybk.ledger import Bookie
+from pybk.ledger.ledger_metadata import Bookie
 from pybk.metadata.orphan_records import OrphanReplicas
 from pybk.metadata.registration import BookieCookie, BookieRegistration, BookieState
 from pybk.metadata.settings import ClusterSettings
@@ -38,6 +37,7 @@ from pybk.metadata.underreplication import RepairReason, RepairState, UnderRepli
 from pybk.replication.locations import ANYWHERE, Location, PlacementPolicy
 from pybk.replication.placement import Candidate, tier_of
 from pybk.replication.quorum import Quorum
+from pybk.values.frozen_dict import FrozenDict
 
 SPACE_FACTOR: Final = 1.2
 """The bookies that stay must have free space for this many times the bytes of a bookie that is drained."""

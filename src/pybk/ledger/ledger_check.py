@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pybk.credentials import Passwords
-from pybk.digest import DigestType, EntryDigest, digest_bytes, entry_digest, is_keyed
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
 from pybk.errors import CorruptError, SealMismatchError
-from pybk.keys import KeyRing
-from pybk.ledger import LedgerMetadata, LedgerState
-from pybk.seal import LedgerSeal, Verifier, end_is_sealed, seal_of
+from pybk.ledger.digest import DigestType, EntryDigest, digest_bytes, entry_digest, is_keyed
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
+from pybk.ledger.keys import KeyRing
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
+from pybk.ledger.seal import LedgerSeal, Verifier, end_is_sealed, seal_of
 
 _RESTORE: Final = "restore the file from a backup"
 

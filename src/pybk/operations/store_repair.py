@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from pybk.arguments import Tiers, flag_of, path_of, progress_of
-from pybk.call_threads import in_thread
 from pybk.credentials import Passwords
 from pybk.errors import CookieError, UsageError
+from pybk.manager.arguments import Tiers, flag_of, path_of, progress_of
 from pybk.storage.repair.rebuild import RebuildReport
 from pybk.storage.repair.rebuild import rebuild_index as rebuild_store_index
 from pybk.storage.repair.verify import VerifyReport, verify_store
+from pybk.threads.call_threads import in_thread
 
 
 def verify(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from pybk.backend import AppendLog, LedgerBackend
+from pybk.backend.ledger_backend import AppendLog, LedgerBackend
 from pybk.errors import TooManyRequestsError
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Ticket

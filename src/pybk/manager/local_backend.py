@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from pybk.backend import BackendIdentity, NamedRecord, Quorums, Replicated
-from pybk.digest import EntryDigest
-from pybk.entry import EntryBatch
+from pybk.backend.ledger_backend import BackendIdentity, NamedRecord, Quorums, Replicated
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.health import Health, read_only_store_health, store_health
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.digest import EntryDigest
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.ledger.seal import LedgerSeal
 from pybk.metadata.registration import BookieRegistration
-from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
 from pybk.storage.named_records import NamedChange, NamedRecords

@@ -17,12 +17,12 @@ from dataclasses import replace
 from struct import Struct
 from typing import Final
 
-from pybk.digest import DigestType, EntryDigest, entry_digest
-from pybk.entry import ENTRY_HEADER_BYTES, EntryBatch
 from pybk.errors import LedgerUnsealedError, SealMismatchError
 from pybk.flags import WriteFlag
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
+from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,31 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pybk.arguments import existing_id, member_of
-from pybk.call_threads import in_thread
-from pybk.cluster_checks import (
+from pybk.errors import (
+    CorruptError,
+    IllegalOperationError,
+    MetadataForgedError,
+    NoSuchBookieError,
+    NoSuchLedgerError,
+    PybkError,
+    SafetyCheckError,
+    UnsupportedFormatError,
+    UsageError,
+)
+from pybk.healing.cluster_map import ClusterMap
+from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
+from pybk.healing.scrub import ScrubKind
+from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_quick
+from pybk.health import listed
+from pybk.ledger.ledger_metadata import Bookie, LedgerState
+from pybk.manager.arguments import existing_id, member_of
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.metadata import resealing
+from pybk.metadata.registration import REQUESTS_SECONDS, BookieCookie, BookieState
+from pybk.metadata.resealing import SecretStatus
+from pybk.metadata.settings import ClusterSettings
+from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
+from pybk.operations.cluster_checks import (
     BookieStatus,
     ClusterStatus,
     Copies,
@@ -38,32 +60,10 @@ from pybk.cluster_checks import (
     stop_check,
     waiting_for_repair,
 )
-from pybk.errors import (
-    CorruptError,
-    IllegalOperationError,
-    MetadataForgedError,
-    NoSuchBookieError,
-    NoSuchLedgerError,
-    PybkError,
-    SafetyCheckError,
-    UnsupportedFormatError,
-    UsageError,
-)
-from pybk.healing.cluster_map import ClusterMap
-from pybk.healing.rebalance import RebalancePlan, placed_fragments, plan_rebalance
-from pybk.healing.scrub import ScrubKind
-from pybk.healing.scrub_status import ScrubStatus, status_of_notes, status_of_quick
-from pybk.health import listed
-from pybk.ledger import Bookie, LedgerState
-from pybk.manager import LedgerManager, backend_of
-from pybk.metadata import resealing
-from pybk.metadata.registration import REQUESTS_SECONDS, BookieCookie, BookieState
-from pybk.metadata.resealing import SecretStatus
-from pybk.metadata.settings import ClusterSettings
-from pybk.metadata.underreplication import RepairReason, RepairState, UnderReplicatedLedger
 from pybk.replication.locations import PlacementPolicy
 from pybk.replication.replica_check import ReplicasCheck
 from pybk.spans import operation
+from pybk.threads.call_threads import in_thread
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from pybk.arguments import flag_of, path_of, progress_of
-from pybk.call_threads import in_thread
 from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
+from pybk.manager.arguments import flag_of, path_of, progress_of
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
+from pybk.threads.call_threads import in_thread
 
 # ---- export and check ------------------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ def export_metadata(
     Durability: The file is durable on return.
     Threads: Any.
     """
-    from pybk.metadata_mending import export  # as in ``arguments``: an embedded store does not need ZeroMQ
+    from pybk.operations.metadata_mending import export  # as in ``arguments``: an embedded store does not need ZeroMQ
 
     return export(url, path_of(path), cluster_secret, progress_of(progress) or _ignore)
 
@@ -78,7 +78,7 @@ def check_metadata(
 
     Threads: Any.
     """
-    from pybk.metadata_mending import check
+    from pybk.operations.metadata_mending import check
 
     return check(path_of(source), cluster_secret, progress_of(progress) or _ignore)
 
@@ -141,7 +141,7 @@ def restore_metadata(
     if not flags["new_epoch"] and (source is None or directories):
         raise UsageError("new_epoch=False restores an export unchanged: give source, and no directories")
     export = None if source is None else path_of(source)
-    from pybk.metadata_mending import Mending
+    from pybk.operations.metadata_mending import Mending
 
     with Mending(url, cluster_secret, export, [path_of(each) for each in directories], **flags) as mending:
         return mending.run()
@@ -213,7 +213,7 @@ def rebuild_metadata(
     if isinstance(directories, str | bytes | os.PathLike) or not directories:
         raise UsageError(f"directories is {directories!r:.100}; it takes a list of bookies' directories")
     paths = [path_of(each) for each in directories]
-    from pybk.metadata_mending import Mending
+    from pybk.operations.metadata_mending import Mending
 
     with Mending(url, cluster_secret, None, paths, **flags) as mending:
         return mending.run()
@@ -259,7 +259,7 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
     Durability: The deletion is durable on return; if it was stopped, it can be repeated.
     Threads: Any.
     """
-    from pybk.metadata_mending import destroy
+    from pybk.operations.metadata_mending import destroy
 
     return destroy(url, cluster_secret, cluster_id)
 

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-from pybk.call_threads import in_own_thread
 from pybk.errors import LogFencedError
+from pybk.threads.call_threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 

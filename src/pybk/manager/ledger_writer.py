@@ -10,13 +10,7 @@ from typing import Final, NoReturn, cast
 import numpy as np
 import numpy.typing as npt
 
-from pybk.append_order import AppendOrder
-from pybk.backend import AppendLog, KeepingLog, LedgerBackend
-from pybk.call_threads import in_own_thread
-from pybk.closing import where_called
-from pybk.coroutine_backlog import CoroutineBacklog
-from pybk.digest import EntryDigest
-from pybk.entry import ENTRY_HEADER_BYTES
+from pybk.backend.ledger_backend import AppendLog, KeepingLog, LedgerBackend
 from pybk.errors import (
     DuplicateEntryError,
     IllegalOperationError,
@@ -29,15 +23,21 @@ from pybk.errors import (
     UsageError,
     not_done,
 )
-from pybk.futures import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch, origin_of
-from pybk.group_commit import Completion
-from pybk.handle import Handle
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.digest import EntryDigest
+from pybk.ledger.entry import ENTRY_HEADER_BYTES
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.manager.append_future import ACKNOWLEDGED, AdvancedFuture, AppendFuture, PiecesFuture, of_batch, origin_of
+from pybk.manager.append_order import AppendOrder
+from pybk.manager.closing import where_called
+from pybk.manager.coroutine_backlog import CoroutineBacklog
+from pybk.manager.handle import Handle
 from pybk.metrics import APPEND_ERRORS, code_of
 from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.transaction_group import DisplacedError, LedgerEntries
-from pybk.whole_numbers import whole
+from pybk.threads.call_threads import in_own_thread
+from pybk.threads.group_commit import Completion
+from pybk.values.whole_numbers import whole
 
 Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""

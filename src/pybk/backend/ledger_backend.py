@@ -1,7 +1,7 @@
 """``LedgerBackend``: the interface behind the manager and its handles, to a local store or to a cluster of bookies.
 
-``StoreBackend`` (``pybk.local_backend``) and ``ClusterBackend`` (``pybk.client.backend``) implement it. The handles are
-the same for both, and use a backend only through this interface.
+``StoreBackend`` (``pybk.manager.local_backend``) and ``ClusterBackend`` (``pybk.client.backend``) implement it. The
+handles are the same for both, and use a backend only through this interface.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from pybk.config import StoreConfig
-from pybk.digest import EntryDigest
-from pybk.entry import EntryBatch
 from pybk.errors import PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.group_commit import Completion
 from pybk.health import Health
-from pybk.keys import KeyRing, LedgerKeys
-from pybk.ledger import LedgerMetadata
+from pybk.ledger.digest import EntryDigest
+from pybk.ledger.entry import EntryBatch
+from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.ledger.seal import LedgerSeal
 from pybk.metadata.registration import BookieRegistration
 from pybk.metadata.store import Watch
 from pybk.metrics import Metrics
-from pybk.seal import LedgerSeal
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Admission
 from pybk.storage.named_records import NamedChange
 from pybk.storage.transaction_group import LedgerEntries
+from pybk.threads.group_commit import Completion
 
 
 class BackendIdentity(NamedTuple):

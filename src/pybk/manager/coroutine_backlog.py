@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from pybk.futures import AppendFuture, T
-from pybk.loop_calls import LoopCalls
-from pybk.storage.io.failures import start_thread
+from pybk.manager.append_future import AppendFuture, T
+from pybk.threads.loop_calls import LoopCalls
+from pybk.threads.thread_start import start_thread
 
 
 class _WaitingAppend(NamedTuple):

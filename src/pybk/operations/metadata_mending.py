@@ -29,7 +29,6 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from pybk.bookie.holdings import HeldLedger, Holdings, open_holdings
-from pybk.connect import key_for, open_cluster
 from pybk.credentials import ClusterSecret, cluster_secrets
 from pybk.errors import (
     CookieError,
@@ -45,7 +44,8 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.health import listed
-from pybk.ledger import Bookie, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
+from pybk.manager.connect import key_for, open_cluster
 from pybk.metadata.authenticated_values import (
     VALUE_FORMAT_RESEALED,
     ValueKind,

@@ -12,7 +12,28 @@ from functools import partial
 from itertools import islice
 from typing import Final, NoReturn, Self, Unpack
 
-from pybk.arguments import (
+from pybk.backend.ledger_backend import LedgerBackend, Replicated
+from pybk.config import StoreConfig
+from pybk.credentials import ClusterSecret, checked_password
+from pybk.errors import (
+    ClosedError,
+    IllegalOperationError,
+    LedgerExistsError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+    UsageError,
+)
+from pybk.feature_level import FeatureLevel
+from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
+from pybk.healing.embedded_scrub import EmbeddedScrub
+from pybk.healing.scrub_status import ScrubStatus, status_of_notes
+from pybk.healing.scrubbing import ScrubReport, StoreScrub, check_store
+from pybk.health import Health
+from pybk.ledger.digest import DigestType, entry_digest
+from pybk.ledger.keys import LedgerKeys
+from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, LedgerSummary, key_binding
+from pybk.ledger.seal import LedgerSeal, unlocked
+from pybk.manager.arguments import (
     LEDGER_ID_MAX,
     ClusterOptions,
     LedgerOptions,
@@ -33,42 +54,21 @@ from pybk.arguments import (
     system_type,
     user_type,
 )
-from pybk.atomic_group import AtomicGroup
-from pybk.backend import LedgerBackend, Replicated
-from pybk.call_threads import in_own_thread, in_thread
-from pybk.closing import Ending, settle_dropped, where_called
-from pybk.config import StoreConfig
-from pybk.credentials import ClusterSecret, checked_password
-from pybk.digest import DigestType, entry_digest
-from pybk.errors import (
-    ClosedError,
-    IllegalOperationError,
-    LedgerExistsError,
-    NoSuchLedgerError,
-    UnauthorizedError,
-    UsageError,
-)
-from pybk.feature_level import FeatureLevel
-from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.healing.embedded_scrub import EmbeddedScrub
-from pybk.healing.scrub_status import ScrubStatus, status_of_notes
-from pybk.healing.scrubbing import ScrubReport, StoreScrub, check_store
-from pybk.health import Health
-from pybk.keys import LedgerKeys
-from pybk.ledger import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, LedgerSummary, key_binding
-from pybk.local_backend import StoreBackend
+from pybk.manager.atomic_group import AtomicGroup
+from pybk.manager.closing import Ending, settle_dropped, where_called
+from pybk.manager.ledger_reader import LedgerReader, checked_whole
+from pybk.manager.ledger_writer import LedgerWriter
+from pybk.manager.local_backend import StoreBackend
+from pybk.manager.opening import Opening
 from pybk.metadata.registration import BookieRegistration
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
-from pybk.opening import Opening
-from pybk.reader import LedgerReader, checked_whole
-from pybk.seal import LedgerSeal, unlocked
 from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.repair.scrub_notes import load_notes
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
-from pybk.writer import LedgerWriter
+from pybk.threads.call_threads import in_own_thread, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class LedgerManager:
         Raises:
             MetadataError: The metadata store cannot be reached, or the secret is wrong.
         """
-        from pybk.connect import connect  # imported only here, because an embedded store does not need ZeroMQ
+        from pybk.manager.connect import connect  # imported only here, because an embedded store does not need ZeroMQ
 
         config = config_of(config)
         settle_dropped()

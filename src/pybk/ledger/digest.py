@@ -9,9 +9,9 @@ To add a digest, add a line to ``DigestType`` and a subclass of ``EntryDigest`` 
 registers itself. Other modules use ``entry_digest``, ``digest_bytes`` and ``is_keyed`` only.
 
 Digests are computed, and single entries opened, by the native core, if there is one and it has the digest
-(``pybk.native``). It has HMAC-SHA256 of lone entries on processors with instructions for SHA-256 only, and of batches
-also on those with AVX2 or AVX-512. Otherwise batches of 32 entries or more go through numpy, and others one by one. All
-ways give the same bytes and the same errors.
+(``pybk.ledger.native``). It has HMAC-SHA256 of lone entries on processors with instructions for SHA-256 only, and of
+batches also on those with AVX2 or AVX-512. Otherwise batches of 32 entries or more go through numpy, and others one by
+one. All ways give the same bytes and the same errors.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import numpy.typing as npt
 from crc32c import crc32c
 from xxhash import xxh3_64_intdigest
 
-from pybk.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.errors import DigestMismatchError, UsageError
-from pybk.keys import KEY_BYTES
-from pybk.native import CORE, NativeCore
+from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
+from pybk.ledger.keys import KEY_BYTES
+from pybk.ledger.native import CORE, NativeCore
 
 _HASH_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))

@@ -21,8 +21,8 @@ import weakref
 from enum import Enum
 from typing import Final, Protocol
 
-from pybk.call_threads import end_calls
 from pybk.errors import IllegalOperationError
+from pybk.threads.call_threads import end_calls
 
 _LOOK_SECONDS: Final = 1.0
 """How often a thread that waits for a close checks whether it has ended, because an interrupt may lose the wake-up."""
@@ -33,11 +33,11 @@ _DROPPED_SECONDS: Final = 10.0
 _APPLICATIONS: Final = (
     "pybk.adapters",
     "pybk.admin",
-    "pybk.atomic_group",
+    "pybk.manager.atomic_group",
     "pybk.backup",
-    "pybk.call_threads",
-    "pybk.opening",
-    "pybk.repair",
+    "pybk.threads.call_threads",
+    "pybk.manager.opening",
+    "pybk.operations.store_repair",
     "pybk.pytest_plugin",
     "pybk.spark",
     "pybk.storage.repair",
@@ -50,10 +50,10 @@ _APPLICATIONS: Final = (
 _LOGS: Final = frozenset({"pybk.streams.log", "pybk.streams.log_writer", "pybk.streams.namespace", "pybk.streams.wal"})
 """Modules of the handles of logs. Their frames hold no locks of a log, as those of the modules that they call do."""
 
-_HANDLES: Final = ("pybk.handle", "pybk.manager")
+_HANDLES: Final = ("pybk.manager.handle", "pybk.manager.ledger_manager")
 
 _CALLERS: Final = frozenset({"_run", "_make"})
-"""Functions of ``pybk.workers`` from which workers make calls."""
+"""Functions of ``pybk.threads.workers`` from which workers make calls."""
 
 _GLOBAL_LOCKS: Final = {
     "threading": {"start", "enumerate", "active_count", "current_thread"},
@@ -97,12 +97,14 @@ def where_called(what: str, *, of_log: bool = False) -> Where:
             if name == "_run_callbacks" and not waits:
                 return Where.CALLBACK
             # ``__exit__`` holds no lock while it calls close, nor does a worker while it makes a call.
-            leaving = (module in _HANDLES and name == "__exit__") or (module == "pybk.workers" and name in _CALLERS)
+            leaving = (module in _HANDLES and name == "__exit__") or (
+                module == "pybk.threads.workers" and name in _CALLERS
+            )
             locks_log = of_log and module.startswith("pybk.streams.") and module not in _LOGS
             if not leaving and (locks_log or not module.startswith(_APPLICATIONS)):
                 inside = inside or f"{module}.{name}"
-                # Frames of ``pybk.futures`` lie between a callback and the code that runs it.
-                waits = waits or module != "pybk.futures"
+                # Frames of ``pybk.manager.append_future`` lie between a callback and the code that runs it.
+                waits = waits or module != "pybk.manager.append_future"
         elif module in _GLOBAL_LOCKS and name in _GLOBAL_LOCKS[module]:
             inside, waits = inside or f"{module}.{name}", True
         elif module == "logging" and name == "shutdown":
