@@ -15,8 +15,9 @@ import pytest
 
 from pybk.errors import IllegalOperationError
 from pybk.flags import WriteFlag
+from pybk.manager import closing
 from pybk.manager.closing import settle_dropped
-from pybk.manager.ledger_manager import LedgerManager, closing
+from pybk.manager.ledger_manager import LedgerManager
 from tests.cluster.inside import inside
 from tests.internals import cluster_backend_of, store_of
 from tests.storage.real_store import contents, numbered, open_quick, python

@@ -190,8 +190,12 @@ def test_importing_is_silent_and_lean() -> None:
 
 def test_every_module_can_be_imported_first() -> None:
     """No module relies on another one having been imported before it."""
-    package = importlib.import_module("pybk")
-    names = [module.name for module in pkgutil.iter_modules(package.__path__, "pybk.")]
+    packages = ("pybk", "pybk.threads", "pybk.values", "pybk.ledger", "pybk.backend", "pybk.manager", "pybk.operations")
+    names = [
+        module.name
+        for package in packages
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
+    ]
     assert "pybk.manager.ledger_manager" in names
     program = "import sys\n" + "\n".join(
         f"for name in [m for m in sys.modules if m.split('.')[0] == 'pybk']: del sys.modules[name]\nimport {name}"

@@ -19,9 +19,10 @@ from pybk.config import StoreConfig
 from pybk.credentials import Passwords
 from pybk.errors import CookieError, CorruptError, StorageRefusedError, StoreLockedError, UsageError
 from pybk.flags import StorageHint, WriteFlag
+from pybk.ledger import keys
 from pybk.ledger.digest import DigestType
 from pybk.ledger.entry import EntryBatch
-from pybk.ledger.ledger_metadata import LedgerMetadata, keys
+from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.operations.store_repair import verify

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pybk import BlobStore, WriteAheadLog, keys
+from pybk import BlobStore, WriteAheadLog
 from pybk.backup import restore_backup, verify_backup
 from pybk.backup.pack import PackBuilder, check_pack, read_pack
 from pybk.errors import (
@@ -26,6 +26,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.flags import StorageHint
+from pybk.ledger import keys
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.storage.format.cookie import read_cookie

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from pybk import ClusterAdmin, LedgerManager, Secret, cluster_admin
+from pybk import ClusterAdmin, LedgerManager, Secret
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
 from pybk.metadata import authenticated_values
+from pybk.operations import cluster_admin
 from pybk.testing import SECRET, TestCluster
 from pybk.version import __version__
 from tests.cluster.inside import make_cluster

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pybk import DigestType, LedgerManager, StorageHint, StoreConfig, WriteFlag, keys
+from pybk import DigestType, LedgerManager, StorageHint, StoreConfig, WriteFlag
+from pybk.ledger import keys
 from tests.internals import descriptor_of, digest_of, store_of
 
 PASSWORD = b"golden"

@@ -8,7 +8,8 @@ from typing import Any
 from pybk.bookie.replicas import Replicas
 from pybk.bookie.startup import put_all_in_limbo
 from pybk.flags import StorageHint
-from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata, keys
+from pybk.ledger import keys
+from pybk.ledger.ledger_metadata import Bookie, Fragment, LedgerMetadata
 from pybk.metadata.ledgers import StoredLedger
 from pybk.replication.messages import NEGATIVE, Status
 from pybk.storage.log import preallocation

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pybk import StoreLockedError, WriteAheadLog, keys
+from pybk import StoreLockedError, WriteAheadLog
 from pybk.errors import RewoundError, TruncatedError
+from pybk.ledger import keys
 from tests.paths import ROOT
 from tests.streams.workload import Model
 from tests.waiting import WAIT_S, wait_until
