@@ -1,0 +1,1 @@
+"""Operating a store or a cluster: status, drains, repair and metadata."""

@@ -1,0 +1,1 @@
+"""Threads and event loops, and how one of them waits for another."""
