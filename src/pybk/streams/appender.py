@@ -41,6 +41,7 @@ from pybk.errors import (
     NotEnoughBookiesError,
     PybkError,
     StorageRefusedError,
+    UsageError,
 )
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.manager.atomic_group import GroupPart
@@ -586,3 +587,29 @@ def pieces_of(records: Sequence[R], sizes: Sequence[int]) -> list[Sequence[R]]:
         nbytes += size
     pieces.append(records[low:])
     return pieces
+
+
+def record_data(data: object, most: int, attribute_bytes: int = 0) -> bytes:
+    """Return a record's data as bytes.
+
+    Args:
+        data: The application's.
+        most: The most bytes that it and its attributes may have.
+        attribute_bytes: Those of its key and headers.
+
+    Raises:
+        UsageError: It is not bytes, or too long.
+    """
+    try:
+        view = memoryview(data)  # type: ignore[arg-type]  # anything with a buffer
+    except TypeError:
+        raise UsageError(
+            f"a record takes bytes or another bytes-like object, not {type(data).__name__}; encode text first"
+        ) from None
+    if view.nbytes + attribute_bytes > most:
+        attributes = f", and its key and headers {attribute_bytes}" if attribute_bytes else ""
+        raise UsageError(
+            f"the record has {view.nbytes} bytes{attributes}; it takes at most {most}: split it, or append it by a "
+            "program that opens the store with StoreConfig(max_entry_bytes=...)"
+        )
+    return data if type(data) is bytes else view.tobytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -13,34 +12,32 @@ from weakref import ref
 
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
-from pybk.errors import ClosedError, LogFencedError, NoSuchEntryError, UsageError
+from pybk.errors import LogFencedError, NoSuchEntryError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
 from pybk.manager.closing import where_called
-from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import LockedOpening, Opening
+from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.cursor import delete_cursor, read_cursor
 from pybk.streams.group_members import PropertiesMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
-from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy, lock_name
+from pybk.streams.list_record import SEQ_MAX, ListKind, ListRecord
+from pybk.streams.list_writer import OPEN_REMEDY, lock_name
 from pybk.streams.log_reader import LogEnd, LogReader, Start, TxId, seq_of
 from pybk.streams.log_record import LogRecord
 from pybk.streams.log_settings import NO_SETTINGS, SETTINGS_PROPERTY, LogSettings
 from pybk.streams.log_writer import LogWriter
-from pybk.streams.named_list import NamedList
+from pybk.streams.named_list import NamedList, locked_opening
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
-from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import in_own_thread, in_thread
 
 FIRST_SEQ: Final = 0
@@ -100,7 +97,7 @@ class LogWriterOptions(TypedDict, total=False):
     segment_records: int | None
 
 
-class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
+class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ):
     """A named log in a store or a cluster.
 
     Open it, and append with its writer or read with readers::
@@ -117,27 +114,12 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     Threads: any.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_closed",
-        "_manager",
-        "_opened",
-        "_owns_manager",
-        "_spec",
-        "_steps",
-        "_subscriptions",
-        "name",
-    )
+    __slots__ = ("__weakref__", "_opened_here", "_subscriptions")
 
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
         """Use ``Log.open`` instead."""
-        self.name: Final = name
-        self._manager = manager
-        self._owns_manager = owns
-        self._spec = spec
-        self._steps = LedgerSteps(manager, name, spec)
-        self._closed = False
-        self._opened: list[ref[LogReader | LogWriter]] = []
+        super().__init__(manager, name, spec, owns=owns)
+        self._opened_here: list[ref[LogReader | LogWriter]] = []
         """Its readers and writers; not a WeakSet, which takes 800 bytes if it is empty."""
         self._subscriptions: Sequence[Subscription] = ()
         """Those that may be open; kept here so that one which its user dropped is closed with the log."""
@@ -164,50 +146,17 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         A log has no password of its own before its first writer, because it has no ledger yet: that of the first writer
         counts, and others get UnauthorizedError from then on.
 
-        Args:
-            where: The directory of a store, which is made if needed and is this log's own; or a manager, which other
-                users share, of a store or a cluster.
-            name: The log's name; see ``docs/concepts/streams.md`` for the rules of names.
-            mode: ``"w"`` to read and change it; it erases nothing. ``"r"`` to read it in a directory that another
-                process writes to.
-            password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
-            insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
-            create: Make the log, and the store in a directory, if it does not exist; with mode "w".
-            digest_type: What guards the records; None for what the log keeps (``settings``), or else HMAC-SHA256, or
-                CRC32C if there is no password. The log keeps what it is made with, as the next two.
-            storage_hints: Where its ledgers should live.
-            quorums: Ensemble size, write quorum and ack quorum in a cluster; None for what the log keeps, or else the
-                manager's defaults.
-            config: Settings of the store, if ``where`` is a directory.
-
-        Raises:
-            NoSuchLogError: It does not exist, and is not to be made.
-            StoreLockedError: Another process has the directory open for writing.
-            CookieError: With mode "r" there is no store in the directory.
-            UnauthorizedError: The password is not the log's.
-            UsageError: There is no password, or another argument cannot be.
+        Arguments and errors are as for ``WriteAheadLog.open``. Mode "w" is to read the log and change it; it erases
+        nothing.
 
         Durability: A log that was made is there on return.
         Cost: One synced write to make it.
         """
-        hints = hints_of(storage_hints)
-        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints)
+        asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
         spec = spec_of(ListKind.LOG, password, insecure, asked)
-        if mode not in ("r", "w"):
-            raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
-        name = checked_name(name)
-        with ExitStack() as undo:
-            manager = manager_at(where, undo, read_only=mode == "r", create=create, config=config)
-            log = cls(manager, name, spec, owns=manager is not where)
-            if create and mode == "w":
-                uid = secrets.token_bytes(UID_BYTES)
-                kept = spec.asked.as_properties()
-                log._steps.perform(ledger_list.create(name, ListKind.LOG, uid, FIRST_SEQ, kept))
-            log._steps.pin()
-            log._steps.check_password()
-            undo.pop_all()
-        return log
+        create = flag_of(create, "create")
+        begin = partial(cls._find, create=create and mode == "w")
+        return cls._opened(where, name, spec, mode, begin, create=create, config=config)
 
     @classmethod
     def open_async(cls, where: str | os.PathLike[str] | LedgerManager, name: str, **options: Any) -> Opening[Self]:
@@ -226,27 +175,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     ) -> RebuiltList:
         """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
 
-        Records keep their positions, times, transaction ids, keys and headers.
-
-        Args:
-            manager: Has the ledgers.
-            name: The log's.
-            first_seq: The first record to keep; those before are given up. None for the first that is there.
-            password: As for ``open``.
-            insecure: As for ``open``.
-
-        Returns:
-            The records and ledgers of the log, and what could not be brought back.
-
-        Raises:
-            IllegalOperationError: The record is sound; nothing was done.
-            NoSuchLogError: No ledger belongs to the log.
-            CorruptError: Records are missing, or no ledger has any, so that ``first_seq`` has to say what to do.
-            UnauthorizedError: The password is not that of the ledgers.
-            UsageError: Several logs had this name, or an argument cannot be.
-
-        Durability: On return the log is there.
-        Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
+        Records keep their positions, times, transaction ids, keys and headers. Arguments, errors and what it returns
+        are as for ``WriteAheadLog.rebuild``; ``first_seq`` is its ``first_lsn``.
         """
         first = None if first_seq is None else whole_from(first_seq, 0, "first_seq", "a sequence number", SEQ_MAX)
         return rebuild(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure), first)
@@ -278,7 +208,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         """
         where_called("Log.close()", of_log=True)
         self._closed = True
-        opened = [each() for each in list(self._opened)]
+        opened = [each() for each in list(self._opened_here)]
         for reader in opened:
             if isinstance(reader, LogReader):
                 reader.close()
@@ -295,17 +225,13 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
         """Name the log."""
         return f"<Log {self.name!r} in {self._manager.location}{', closed' if self._closed else ''}>"
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"log {self.name!r} is closed here; open it again")
-
     def _has_unreported_failures(self) -> bool:
-        opened = [each() for each in list(self._opened)]
+        opened = [each() for each in list(self._opened_here)]
         return any(isinstance(each, LogWriter) and each._has_unreported_failures() for each in opened)
 
     def _keep(self, opened: LogReader | LogWriter) -> None:
         """Have something closed with the log."""
-        self._opened.append(ref(opened, self._opened.remove))
+        self._opened_here.append(ref(opened, self._opened_here.remove))
 
     # ---- writing and reading -------------------------------------------------------------------------------------
 
@@ -356,11 +282,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     ) -> LogWriter:
         """Become the log's writer; ``remedy`` says what the caller can do about a live one."""
         self._check_open()
-        policy = RollPolicy.of(rolls.over(self._steps.settings()))
-        found = ListWriter(self._manager, self.name, self._spec, policy)
-        found.steps.uid = self._steps.uid
+        found, owned = self._taken_over(rolls, wait_s=wait_s, steal=steal, remedy=remedy)
         try:
-            owned = found.take_over(wait_s=wait_s, steal=steal, remedy=remedy)
             writer = LogWriter(found, owned.record.highest, ordered_txids=strict)
         except BaseException:
             found.let_go()
@@ -373,16 +296,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def writer_async(self, **options: Unpack[LogWriterOptions]) -> Opening[LogWriter]:
         """Become the writer as ``writer`` does, in a thread; ``await`` it or use ``async with``."""
-        wait, steal = options.pop("wait", 0.0), options.pop("steal", False)
-        return LockedOpening(
-            "Log.writer_async()",
-            partial(self.writer, **options),
-            wait=wait,
-            steal=steal,
-            watch=lambda callback: backend_of(self._manager).watch_lock(
-                lock_name(self._spec.kind, self.name), callback
-            ),
-        )
+        lock = lock_name(ListKind.LOG, self.name)
+        return locked_opening("Log.writer_async()", self.writer, self._manager, lock, options)
 
     def reader(self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False) -> LogReader:
         """Return a reader.
@@ -486,19 +401,9 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def subscribe_async(self, name: str, **options: Any) -> Opening[Subscription]:
         """Open a subscription as ``subscribe`` does, in a thread; ``await`` it or use ``async with``."""
-        wait, steal = options.pop("wait", 0.0), options.pop("steal", False)
-
-        def watch(callback: Callable[[], None]) -> Watch:
-            lock = lock_name(ListKind.CURSOR, cursor_list_name(self.name, name))
-            return backend_of(self._manager).watch_lock(lock, callback)
-
-        return LockedOpening(
-            f"Log.subscribe_async({name!r:.100})",
-            partial(self.subscribe, name, **options),
-            wait=wait,
-            steal=steal,
-            watch=watch,
-        )
+        lock = lock_name(ListKind.CURSOR, cursor_list_name(self.name, name))
+        call_text = f"Log.subscribe_async({name!r:.100})"
+        return locked_opening(call_text, partial(self.subscribe, name), self._manager, lock, options)
 
     def subscriptions(self) -> list[str]:
         """Return the names of the durable subscriptions, ascending."""
@@ -549,7 +454,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
 
     def _record(self) -> ListRecord:
         self._check_open()
-        return self._steps.existing().record
+        return super()._record()
 
     @property
     def first_seq(self) -> int:
@@ -583,10 +488,6 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     def __len__(self) -> int:
         """Return the number of records that can be read."""
         return self.last_seq - self.first_seq + 1
-
-    def __bool__(self) -> bool:
-        """Return True, also for a log without records."""
-        return True
 
     def position_for(self, start: Start) -> Position | None:
         """Return the position of the record at which reading from ``start`` begins; None if that does not exist yet.
@@ -651,27 +552,6 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR)):
     async def set_properties_async(self, changes: Mapping[str, str | None]) -> None:
         """Set properties in a thread, so that the event loop keeps running."""
         await in_thread(self.set_properties, changes)
-
-    @property
-    def settings(self) -> LogSettings:
-        """How its ledgers are made, if an opening has no other arguments."""
-        self._check_open()
-        return self._steps.settings()
-
-    def set_settings(self, settings: LogSettings) -> None:
-        """Replace how its ledgers are made: the next ones that its writer makes, and what opens it from then on.
-
-        Args:
-            settings: All of them, such as ``replace(log.settings, quorums=(1, 1, 1))``.
-
-        Durability: They are kept with the log, and durable on return.
-        """
-        self._check_open()
-        self._steps.keep_settings(settings)
-
-    async def set_settings_async(self, settings: LogSettings) -> None:
-        """Replace the settings in a thread, so that the event loop keeps running."""
-        await in_thread(self.set_settings, settings)
 
     @property
     def retention(self) -> Retention | None:

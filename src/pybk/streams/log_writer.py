@@ -13,7 +13,7 @@ from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import member_of
 from pybk.manager.closing import where_called
 from pybk.manager.handle import Handle
-from pybk.streams.appender import pieces_of
+from pybk.streams.appender import pieces_of, record_data
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes
 from pybk.streams.group_members import LogMember
@@ -107,15 +107,7 @@ class LogWriter(Handle):
 
         Raises:
             OutOfOrderError: The transaction id is below that of a record before; nothing was appended.
-            LogFencedError: Another writer took the log over. With ``outcome_unknown`` the record may be in it
-                all the same.
-            StorageFullError: There is not enough free space; nothing was written.
-            StorageFailedError: Writing failed; whether the record survives is unknown, and opening the log again says.
-            NoSuchLogError: The log was deleted or renamed.
-            NotEnoughBookiesError: Too few bookies answered for ``bookie_patience_seconds``, and that long again for
-                another segment; a later append continues in another one, once there are enough.
-            ClosedError: The writer is closed.
-            UsageError: An argument cannot be; nothing was appended.
+            PybkError: As ``WriteAheadLog.append``.
 
         Durability: On return it is on disk; in a cluster, on the disks of an ack quorum. Readers see it then.
         Cost: One synced write, shared by all threads that append meanwhile.
@@ -211,26 +203,11 @@ class LogWriter(Handle):
         """Return a record as it is written, or raise for what is wrong with it."""
         attributes = encode_attributes(record.key, record.headers)
         return Item(
-            self._data_of(record.data, len(attributes)),
+            record_data(record.data, self._data_bytes_max, len(attributes)),
             time.time_ns() if record.time_ns is None else _int64(record.time_ns, "time_ns"),
             NO_VALUE if record.txid is None else _int64(record.txid, "txid"),
             attributes,
         )
-
-    def _data_of(self, data: object, attribute_bytes: int) -> bytes:
-        try:
-            view = memoryview(data)  # type: ignore[arg-type]  # anything with a buffer
-        except TypeError:
-            raise UsageError(
-                f"a record takes bytes or another bytes-like object, not {type(data).__name__}; encode text first"
-            ) from None
-        if view.nbytes + attribute_bytes > self._data_bytes_max:
-            raise UsageError(
-                f"the record has {view.nbytes} bytes, and its key and headers {attribute_bytes}; together they take at "
-                f"most {self._data_bytes_max}: split it, or append it by a program that opens the store with "
-                "StoreConfig(max_entry_bytes=...)"
-            )
-        return data if type(data) is bytes else view.tobytes()
 
     # ---- changing what there is ----------------------------------------------------------------------------------
 

@@ -1,29 +1,46 @@
-"""``NamedList``: what can be done with a ledger list by its name alone, whether or not it is open."""
+"""``NamedList``: what logs of both sorts are: how they are opened and taken over, listed, deleted and swept."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import os
+import secrets
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, Self, TypeVar
 
+from pybk.config import StoreConfig
 from pybk.credentials import Secret
-from pybk.errors import CorruptError, NoSuchLogError, StorageRefusedError, UnauthorizedError
+from pybk.errors import (
+    ClosedError,
+    CorruptError,
+    NoSuchLogError,
+    StorageRefusedError,
+    UnauthorizedError,
+    UsageError,
+)
 from pybk.manager.arguments import flag_of
 from pybk.manager.handle import Handle
-from pybk.manager.ledger_manager import LedgerManager
+from pybk.manager.ledger_manager import LedgerManager, backend_of
+from pybk.manager.opening import LockedOpening
 from pybk.streams import ledger_list
+from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps, names_of
-from pybk.streams.list_record import ListKind
-from pybk.streams.list_writer import ListWriter, RollPolicy
+from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
+from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
+from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.sweep import sweep
+from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import in_thread
 
 logger = logging.getLogger(__name__)
+
+H = TypeVar("H", bound=Handle)
 
 _DELETE_REMEDY: Final = (
     "close it there, or delete the log with steal=True (in a shell: --steal), which fences it and loses what it wrote"
@@ -31,16 +48,152 @@ _DELETE_REMEDY: Final = (
 
 
 class NamedList(Handle):
-    """A log of either sort, which can be deleted by its name, and whose leftovers can be swept."""
+    """A log of either sort: a ledger list that has a name, in a store or a cluster."""
 
-    __slots__ = ()
+    __slots__ = ("_closed", "_manager", "_owns_manager", "_spec", "_steps", "name")
 
     _kinds: ClassVar[tuple[ListKind, ...]]
     """Its own kind of ledger list, and those of what belongs to it."""
 
-    def __init_subclass__(cls, *, kinds: tuple[ListKind, ...] = (), **options: object) -> None:
+    _first_seq: ClassVar[int]
+    """The number of the first record of a log."""
+
+    def __init_subclass__(cls, *, kinds: tuple[ListKind, ...] = (), first_seq: int = 0, **options: object) -> None:
         super().__init_subclass__(**options)
-        cls._kinds = kinds or cls._kinds
+        cls._kinds, cls._first_seq = (kinds, first_seq) if kinds else (cls._kinds, cls._first_seq)
+
+    def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
+        """Use ``open`` instead."""
+        self.name: Final = name
+        self._manager = manager
+        self._owns_manager = owns
+        self._spec = spec
+        self._steps = LedgerSteps(manager, name, spec)
+        self._closed = False
+
+    # ---- opening -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def open(
+        cls,
+        where: str | os.PathLike[str] | LedgerManager,
+        name: str,
+        *,
+        mode: str = "w",
+        password: bytes | Secret | None = None,
+        insecure: bool = False,
+        create: bool = True,
+    ) -> Self:
+        """Open a log."""
+
+    @classmethod
+    def _opened(
+        cls,
+        where: str | os.PathLike[str] | LedgerManager,
+        name: str,
+        spec: LedgerSpec,
+        mode: str,
+        begin: Callable[[Self], None],
+        *,
+        create: bool,
+        config: StoreConfig | None,
+    ) -> Self:
+        """Return a log once ``begin`` was called with it; if that raises, what was opened is closed."""
+        if mode not in ("r", "w"):
+            raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
+        name = checked_name(name)
+        with ExitStack() as undo:
+            manager = manager_at(where, undo, read_only=mode == "r", create=create, config=config)
+            log = cls(manager, name, spec, owns=manager is not where)
+            begin(log)
+            undo.pop_all()
+        return log
+
+    def _find(self, *, create: bool) -> None:
+        """Find the log that has the name, and check the password.
+
+        Args:
+            create: Make it if there is none.
+
+        Raises:
+            NoSuchLogError: There is none.
+            UnauthorizedError: The password is not the log's.
+        """
+        if create:
+            uid, kept = secrets.token_bytes(UID_BYTES), self._spec.asked.as_properties()
+            self._steps.perform(ledger_list.create(self.name, self._kinds[0], uid, self._first_seq, kept))
+        self._steps.pin()
+        self._steps.check_password()
+
+    def _taken_over(
+        self, rolls: LogSettings, *, wait_s: float, steal: bool, remedy: str = OPEN_REMEDY
+    ) -> tuple[ListWriter, Owned]:
+        """Become the log's writer; what ``rolls`` does not say of segments is as the log keeps it."""
+        policy = RollPolicy.of(rolls.over(self._steps.settings()))
+        writer = ListWriter(self._manager, self.name, self._spec, policy)
+        writer.steps.uid = self._steps.uid
+        return writer, writer.take_over(wait_s=wait_s, steal=steal, remedy=remedy)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"log {self.name!r} is closed here; open it again")
+
+    @abstractmethod
+    def seal(self) -> None:
+        """End the log for good."""
+
+    def __bool__(self) -> bool:
+        """Return True, also for a log without records."""
+        return True
+
+    # ---- settings ------------------------------------------------------------------------------------------------
+
+    def _record(self) -> ListRecord:
+        return self._steps.existing().record
+
+    @property
+    def settings(self) -> LogSettings:
+        """How its ledgers are made, if an opening has no other arguments."""
+        return LogSettings.kept_in(self._record().properties, self.name)
+
+    def set_settings(self, settings: LogSettings) -> None:
+        """Replace how its ledgers are made: the next ones that its writer makes, and what opens it from then on.
+
+        Args:
+            settings: All of them, such as ``replace(log.settings, quorums=(1, 1, 1))``. Those of segments count from
+                the next writer on.
+
+        Durability: They are kept with the log, and durable on return.
+        """
+        self._check_open()
+        self._steps.keep_settings(settings)
+
+    async def set_settings_async(self, settings: LogSettings) -> None:
+        """Replace the settings in a thread, so that the event loop keeps running."""
+        await in_thread(self.set_settings, settings)
+
+    # ---- by name -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def names(cls, manager: LedgerManager, prefix: str = "") -> list[str]:
+        """Return the names of the logs of this sort of a store or cluster, ascending.
+
+        Args:
+            manager: Its manager.
+            prefix: Return only names that begin with it.
+
+        Raises:
+            MetadataUnreachableError: The cluster's metadata store does not answer.
+
+        Cost: In a store one pass over the logs' records; in a cluster a round trip for 500 logs.
+        """
+        return names_of(manager, cls._kinds[0], prefix)
+
+    @classmethod
+    async def names_async(cls, manager: LedgerManager, prefix: str = "") -> list[str]:
+        """Return the ``names``, listed in a thread."""
+        return await in_thread(cls.names, manager, prefix)
 
     @classmethod
     def delete(
@@ -135,6 +288,24 @@ class NamedList(Handle):
     ) -> list[int]:
         """Sweep in a thread, so that the event loop keeps running."""
         return await in_thread(partial(cls.sweep, manager, prefix, password=password, insecure=insecure))
+
+
+def locked_opening(
+    call_text: str, call: Callable[..., H], manager: LedgerManager, lock: str, options: Mapping[str, Any]
+) -> LockedOpening[H]:
+    """Return an opening that waits for a lock of a log.
+
+    Args:
+        call_text: As for ``Opening``.
+        call: Opens the handle, given ``options``, with ``wait`` and ``steal``.
+        manager: Has the log.
+        lock: The lock's name.
+        options: What the caller gave.
+    """
+    others = {name: value for name, value in options.items() if name not in ("wait", "steal")}
+    wait, steal = options.get("wait", 0.0), options.get("steal", False)
+    watch = partial(backend_of(manager).watch_lock, lock)
+    return LockedOpening(call_text, partial(call, **others), wait=wait, steal=steal, watch=watch)
 
 
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:

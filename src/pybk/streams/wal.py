@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, aclosing, closing, suppress
+from contextlib import aclosing, closing, suppress
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
@@ -35,26 +34,24 @@ from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
 from pybk.manager.closing import where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import LockedOpening, Opening
+from pybk.manager.opening import Opening
 from pybk.streams import ledger_list
-from pybk.streams.appender import PlainBatch
+from pybk.streams.appender import PlainBatch, record_data
 from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
 from pybk.streams.format import Records
 from pybk.streams.group_members import LogMember
-from pybk.streams.ledger_list import Found
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
-from pybk.streams.ledger_steps import LedgerSteps, names_of
-from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, UID_BYTES, ListKind, ListRecord
-from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, RollPolicy, lock_name
+from pybk.streams.ledger_steps import LedgerSteps
+from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind
+from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, lock_name
 from pybk.streams.log_settings import LogSettings
-from pybk.streams.named_list import NamedList
+from pybk.streams.named_list import NamedList, locked_opening
 from pybk.streams.names import checked_name
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.wal_follower import WalFollower
 from pybk.streams.wal_record import WalRecord, wal_records
-from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import in_own_thread, in_thread
 
 logger = logging.getLogger(__name__)
@@ -127,7 +124,7 @@ class WalOptions(TypedDict, total=False):
     config: StoreConfig | None
 
 
-class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
+class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     """A durable log of records with dense log sequence numbers (LSNs).
 
     Open it, append, and after a crash replay::
@@ -145,15 +142,10 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
         """Use ``WriteAheadLog.open`` instead."""
-        self.name: Final = name
-        self._manager = manager
-        self._owns_manager = owns
+        super().__init__(manager, name, spec, owns=owns)
         self._config: StoreConfig | None = None
-        self._spec = spec
-        self._steps = LedgerSteps(manager, name, spec)
         self._data_bytes_max = self._steps.data_bytes_max
         self._writer: ListWriter | None = None
-        self._closed = False
         self._unapplied: tuple[int | None, int | None] | None = None
         """Generation and number of the first record that a ``promote`` which raised has still to apply."""
         self._readers: WeakSet[RecordReader] = WeakSet()
@@ -218,21 +210,16 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s)
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints)).over(rolls)
         spec = spec_of(ListKind.WAL, password, insecure, asked)
-        if mode not in ("r", "w"):
-            raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
-        wait, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
-        name = checked_name(name)
-        with ExitStack() as undo:
-            manager = manager_at(where, undo, read_only=mode == "r", create=create, config=config)
-            wal = cls(manager, name, spec, owns=manager is not where)
+        wait_s, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
+
+        def begin(wal: Self) -> None:
             wal._config = config
             if mode == "w":
-                wal._take_over(create=create, wait_s=wait, steal=steal)
+                wal._take_over(create=create, wait_s=wait_s, steal=steal)
             else:
-                wal._steps.pin()
-                wal._steps.check_password()
-            undo.pop_all()
-        return wal
+                wal._find(create=False)
+
+        return cls._opened(where, name, spec, mode, begin, create=create, config=config)
 
     @classmethod
     def open_async(
@@ -242,34 +229,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         call_text, call = f"WriteAheadLog.open_async({name!r:.100})", partial(cls.open, where, name)
         if not isinstance(where, LedgerManager):
             return Opening(call_text, partial(call, **options))
-        wait, steal = options.pop("wait", 0.0), options.pop("steal", False)
-        return LockedOpening(
-            call_text,
-            partial(call, **options),
-            wait=wait,
-            steal=steal,
-            watch=lambda callback: backend_of(where).watch_lock(lock_name(ListKind.WAL, name), callback),
-        )
-
-    @staticmethod
-    def names(manager: LedgerManager, prefix: str = "") -> list[str]:
-        """Return the names of the logs of a store or cluster, ascending.
-
-        Args:
-            manager: Its manager.
-            prefix: Return only names that begin with it.
-
-        Raises:
-            MetadataUnreachableError: The cluster's metadata store does not answer.
-
-        Cost: In a store one pass over the logs' records; in a cluster a round trip for 500 logs.
-        """
-        return names_of(manager, ListKind.WAL, prefix)
-
-    @staticmethod
-    async def names_async(manager: LedgerManager, prefix: str = "") -> list[str]:
-        """Return the ``names``, listed in a thread."""
-        return await in_thread(WriteAheadLog.names, manager, prefix)
+        return locked_opening(call_text, call, where, lock_name(ListKind.WAL, name), options)
 
     @classmethod
     def rebuild(
@@ -321,16 +281,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()
-        if create:
-            uid = secrets.token_bytes(UID_BYTES)
-            kept = self._spec.asked.as_properties()
-            self._steps.perform(ledger_list.create(self.name, ListKind.WAL, uid, _FIRST_LSN, kept))
-        self._steps.pin()
-        self._steps.check_password()
-        policy = RollPolicy.of(self._steps.full_spec().asked)
-        writer = ListWriter(self._manager, self.name, self._spec, policy)
-        writer.steps.uid = self._steps.uid
-        owned = writer.take_over(wait_s=wait_s, steal=steal)
+        self._find(create=create)
+        writer, owned = self._taken_over(self._spec.asked, wait_s=wait_s, steal=steal)
         record = owned.record
         self.recovery = RecoveryInfo(
             record.epoch, record.first_seq, record.end_seq - 1, writer.unclean, time.monotonic() - began
@@ -385,10 +337,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
-    def _record(self) -> ListRecord:
-        found: Found = self._steps.existing()
-        return found.record
-
     @property
     def epoch(self) -> int:
         """The number of the take-over by which this writer has the log; for a reader, that of the last one."""
@@ -398,26 +346,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
     def generation(self) -> int:
         """How often ``truncate_after`` dropped records; an LSN and its generation together are given once."""
         return self._record().generation if self._writer is None else self._writer.appender.generation
-
-    @property
-    def settings(self) -> LogSettings:
-        """How its ledgers are made, if an opening has no other arguments."""
-        return self._steps.settings()
-
-    def set_settings(self, settings: LogSettings) -> None:
-        """Replace how its ledgers are made: the next ones, and what opens it from then on.
-
-        Args:
-            settings: All of them, such as ``replace(wal.settings, quorums=(1, 1, 1))``. ``segment_bytes`` and
-                ``segment_age_s`` count from the next opening on.
-
-        Durability: They are kept with the log, and durable on return.
-        """
-        self._steps.keep_settings(settings)
-
-    async def set_settings_async(self, settings: LogSettings) -> None:
-        """Replace the settings in a thread, so that the event loop keeps running."""
-        await in_thread(self.set_settings, settings)
 
     @property
     def ledgers(self) -> tuple[int, ...]:
@@ -476,17 +404,12 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         """Return the number of records that can be read."""
         return self.durable_lsn - self.first_lsn + 1
 
-    def __bool__(self) -> bool:
-        """Return True, also for a log without records."""
-        return True
-
     # ---- appending -----------------------------------------------------------------------------------------------
 
     def _writing(self) -> ListWriter:
         if self._closed and self._writer is not None:
             raise self._writer.closed_error()
-        if self._closed:
-            raise ClosedError(f"log {self.name!r} is closed here; open it again")
+        self._check_open()
         if self._writer is None:
             raise IllegalOperationError(
                 f"log {self.name!r} is open for reading; open it with mode='w', or promote() this reader"
@@ -611,18 +534,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
             whole_from(time_ns, 0, "time_ns", "nanoseconds since 1970", _INT64_MAX)
         if type(data) is bytes and len(data) <= self._data_bytes_max:
             return data
-        try:
-            view = memoryview(data)  # type: ignore[arg-type]  # anything with a buffer
-        except TypeError:
-            raise UsageError(
-                f"a record takes bytes or another bytes-like object, not {type(data).__name__}; encode text first"
-            ) from None
-        if view.nbytes > self._data_bytes_max:
-            raise UsageError(
-                f"the record has {view.nbytes} bytes; it takes at most {self._data_bytes_max}: split it, or append it "
-                "by a program that opens the store with StoreConfig(max_entry_bytes=...)"
-            )
-        return view.tobytes()
+        return record_data(data, self._data_bytes_max)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -790,8 +702,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,)):
         return await in_thread(self.read, lsn)
 
     def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
-        if self._closed:
-            raise ClosedError(f"log {self.name!r} is closed here; open it again")
+        self._check_open()
         reader = RecordReader(self._steps, seq, generation)
         self._readers.add(reader)
         return reader

@@ -5,29 +5,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from pybk.admin.cli.arguments import CommandParser, takes_confirmation, whole_number
+from pybk.admin.cli.arguments import CommandParser, whole_number
 from pybk.admin.cli.credentials import password_of
-from pybk.admin.cli.logs import (
-    add_repairs,
-    append_lines,
-    manager_of,
-    print_rebuilt,
-    print_records,
-    print_result,
-    print_rows,
-    print_swept,
-    rows_of,
-    takes_insecure,
-    takes_prefix,
-    takes_tail,
-    verbs_of,
-)
-from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json
+from pybk.admin.cli.logs import AddVerb, Append, LogVerbs, Record, manager_of, print_result, print_rows
+from pybk.admin.cli.output import SOUND, print_json
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.streams.position import Position
@@ -37,45 +24,136 @@ if TYPE_CHECKING:
     from pybk.streams.log import Log
     from pybk.streams.log_reader import Start
     from pybk.streams.namespace import Namespace
+    from pybk.streams.rebuild import RebuiltList
 
 DIGESTS: Final = ("CRC32C", "NONE", "HMAC_SHA256", "XXH3")
 """The names of digests, without the import of what computes them."""
 
-_PLACE = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
+_PLACES: Final = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
 
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk log``."""
-    add = verbs_of(parser)
-    listing = add("list", _list, "list the logs with their records, ledgers and subscriptions", named=False)
-    takes_prefix(listing, "list only names that begin with it")
-    takes_insecure(add("create", _create, "create a log without records"))
-    cat = add("cat", _cat, "print the data of a log's records, a line each")
-    cat.add_argument("--first", type=_place, metavar="PLACE", help=f"first record: {_PLACE}")
-    cat.add_argument(
-        "--last", type=whole_number, metavar="SEQ", help="sequence number of the last record; default: the last"
-    )
-    takes_tail(add("tail", _tail, "print the last records of a log, a line each"))
-    append = add("append", _append, "append each line of standard input as a record; makes the log if needed")
-    append.add_argument("--key", metavar="KEY", help="key of the records")
-    append.add_argument(
-        "--txid", type=whole_number, metavar="NUMBER", help="transaction id of the first; the next have the next"
-    )
-    takes_insecure(append)
-    truncate = add("truncate", _truncate, "drop the records of a log before a place")
-    truncate.add_argument("before", metavar="PLACE", type=_place, help=f"the first record to keep: {_PLACE}")
-    takes_confirmation(truncate, "show what the log has now")
-    add("seal", _seal, "end a log for good")
-    rename = add("rename", _rename, "give a log another name")
-    rename.add_argument("target", metavar="NEW", help="its new name")
-    add_repairs(add, _sweep, _rebuild, "SEQ")
-    deletion = add("delete", _delete, "delete a log with its records and subscriptions")
-    deletion.add_argument(
-        "--steal", action="store_true", help="also from a live writer, and live owners of subscriptions"
-    )
-    takes_confirmation(deletion, "check that the log is there")
-    add("subscriptions", _subscriptions, "list the subscriptions of a log with what they have not acknowledged")
-    settings = add("settings", _settings, "show how the ledgers of a log are made, or change it for all who open it")
+    _LogVerbs().add(parser)
+
+
+class _LogVerbs(LogVerbs["Log"]):
+    record = "record"
+    number = "seq"
+    contents = "subscriptions"
+    places = _PLACES
+    columns: ClassVar[tuple[str, ...]] = ("sealed", "ledgers", "subscriptions")
+
+    def add(self, parser: CommandParser) -> AddVerb:
+        add = super().add(parser)
+        rename = add("rename", self._rename, "give a log another name")
+        rename.add_argument("target", metavar="NEW", help="its new name")
+        text = "list the subscriptions of a log with what they have not acknowledged"
+        add("subscriptions", self._subscriptions, text)
+        text = "show how the ledgers of a log are made, or change it for all who open it"
+        _takes_settings(add("settings", self._settings, text))
+        return add
+
+    def takes_append(self, command: argparse.ArgumentParser) -> None:
+        command.add_argument("--key", metavar="KEY", help="key of the records")
+        command.add_argument(
+            "--txid", type=whole_number, metavar="NUMBER", help="transaction id of the first; the next have the next"
+        )
+        super().takes_append(command)
+
+    def sort(self) -> type[Log]:
+        from pybk.streams.log import Log
+
+        return Log
+
+    def place(self, text: str) -> Start:
+        return _place(text)
+
+    def span(self, log: Log) -> tuple[int, int]:
+        return log.first_seq, log.last_seq
+
+    def described(self, log: Log) -> dict[str, Any]:
+        ledgers = [each.ledger_id for each in log.segments()]
+        found = {"sealed": log.is_sealed, "ledgers": ledgers, "subscriptions": log.subscriptions()}
+        return {**found, "properties": dict(log.properties)}
+
+    def records(self, log: Log, first: Start | None, last: int | None, *, follow: bool = False) -> Iterable[Record]:
+        from pybk.streams.log_reader import LogEnd
+
+        reader = log.reader(LogEnd.EARLIEST if first is None else first, follow=follow)
+        return itertools.takewhile(lambda record: last is None or record.seq <= last, reader)
+
+    @contextmanager
+    def appending(self, parsed: argparse.Namespace, log: Log) -> Iterator[Append]:
+        txids = itertools.repeat(None) if parsed.txid is None else itertools.count(parsed.txid)
+        key = None if parsed.key is None else os.fsencode(parsed.key)
+        with log.writer() as writer:
+            yield lambda line: writer.append_async(line, key=key, txid=next(txids))
+
+    def appended(self, last: Position | None) -> tuple[dict[str, Any], str]:
+        return {"last": None if last is None else str(last)}, str(last)
+
+    def truncate(self, log: Log, first: Start) -> None:
+        log.truncate(first)
+
+    def rebuild(self, manager: LedgerManager, name: str, first: int | None, password: bytes) -> RebuiltList:
+        return self.sort().rebuild(manager, name, first_seq=first, password=password, insecure=True)
+
+    def create(self, manager: LedgerManager, name: str, password: bytes, *, insecure: bool) -> None:
+        with _names(manager, password, insecure=insecure) as logs:
+            logs.create(name).close()
+
+    def _rename(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=False) as manager, _names(manager, password_of(parsed) or b"") as logs:
+            logs.rename(parsed.name, parsed.target)
+        return print_result(parsed, {"renamed": parsed.target}, f"log {parsed.name} has the name {parsed.target} now")
+
+    def _subscriptions(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
+            rows = [each._asdict() for each in log.subscription_states()]
+        headers = ("name", "first_unacked", "backlog", "acked_ranges")
+        return print_rows(parsed, rows, headers, "subscriptions")
+
+    def _settings(self, parsed: argparse.Namespace) -> int:
+        from pybk.ledger.digest import DigestType
+
+        given = {
+            "quorums": parsed.quorums,
+            "digest_type": parsed.digest and DigestType[parsed.digest],
+            "storage_hints": parsed.storage_hint and {StorageHint(parsed.storage_hint)},
+            "segment_bytes": parsed.segment_bytes,
+            "segment_age_s": parsed.segment_age,
+            "segment_records": parsed.segment_records,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        is_changed = bool(changes) or parsed.defaults
+        with (
+            manager_of(parsed, read_only=not is_changed) as manager,
+            self.open(parsed, manager, parsed.name, "w" if is_changed else "r") as log,
+        ):
+            if is_changed:
+                from pybk.streams.log_settings import LogSettings
+
+                log.set_settings(replace(LogSettings() if parsed.defaults else log.settings, **changes))
+            kept = log.settings
+        shown = {
+            "quorums": None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums)),
+            "digest_type": None if kept.digest_type is None else kept.digest_type.name,
+            "storage_hints": sorted(each.value for each in kept.storage_hints),
+            "segment_bytes": kept.segment_bytes,
+            "segment_age_s": kept.segment_age_s,
+            "segment_records": kept.segment_records,
+        }
+        if parsed.json:
+            print_json(shown)
+            return SOUND
+        for name, value in shown.items():
+            text = ", ".join(value) if isinstance(value, list) else value
+            print(f"{name:<16} {text or 'default'}")
+        return SOUND
+
+
+def _takes_settings(settings: argparse.ArgumentParser) -> None:
     settings.add_argument(
         "--quorums", type=_quorums, metavar="E/W/A", help="ensemble size, write and ack quorum: 3/2/2"
     )
@@ -104,7 +182,7 @@ def _place(text: str) -> Start:
             return time
         return Position.parse(text) if ":" in text else int(text)
     except (ValueError, UsageError):
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACE}") from None
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACES}") from None
 
 
 def _quorums(text: str) -> tuple[int, ...]:
@@ -118,191 +196,7 @@ def _quorums(text: str) -> tuple[int, ...]:
     return ensemble, write, ack
 
 
-def _open(parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> Log:
-    """Open an existing log; one without a password is opened as such."""
-    from pybk.streams.log import Log
-
-    return Log.open(manager, name, mode=mode, create=False, password=password_of(parsed) or b"", insecure=True)
-
-
-def _names(parsed: argparse.Namespace, manager: LedgerManager, *, insecure: bool = True) -> Namespace:
+def _names(manager: LedgerManager, password: bytes, *, insecure: bool = True) -> Namespace:
     from pybk.streams.namespace import Namespace
 
-    return Namespace.open(manager, password=password_of(parsed) or b"", insecure=insecure)
-
-
-def _list(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=True) as manager, _names(parsed, manager) as logs:
-
-        def describe(name: str) -> dict[str, Any]:
-            with _open(parsed, manager, name, "r") as log:
-                return {
-                    "first_seq": log.first_seq,
-                    "last_seq": log.last_seq,
-                    "sealed": log.is_sealed,
-                    "ledgers": [each.ledger_id for each in log.segments()],
-                    "subscriptions": log.subscriptions(),
-                    "properties": dict(log.properties),
-                }
-
-        rows = rows_of(logs.names(parsed.prefix), describe)
-    headers = ("name", "first_seq", "last_seq", "sealed", "ledgers", "subscriptions")
-    return print_rows(parsed, rows, headers, "logs")
-
-
-def _create(parsed: argparse.Namespace) -> int:
-    with (
-        manager_of(parsed, read_only=False) as manager,
-        _names(parsed, manager, insecure=parsed.insecure) as logs,
-    ):
-        logs.create(parsed.name).close()
-    return print_result(parsed, {"created": parsed.name}, f"log {parsed.name} is created")
-
-
-def _cat(parsed: argparse.Namespace) -> int:
-    from pybk.streams.log_reader import LogEnd
-
-    with (
-        manager_of(parsed, read_only=True) as manager,
-        _open(parsed, manager, parsed.name, "r") as log,
-        log.reader(LogEnd.EARLIEST if parsed.first is None else parsed.first) as reader,
-    ):
-        records = itertools.takewhile(lambda record: parsed.last is None or record.seq <= parsed.last, reader)
-        print_records(records, as_json=parsed.json, encode=_encoded)
-    return SOUND
-
-
-def _tail(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=True) as manager, _open(parsed, manager, parsed.name, "r") as log:
-        first = max(log.first_seq, log.last_seq - parsed.n + 1)
-        with log.reader(first, follow=parsed.follow) as reader:
-            print_records(reader, as_json=parsed.json, encode=_encoded)
-    return SOUND
-
-
-def _encoded(value: Any) -> Any:
-    """Return a field of a record as JSON has it."""
-    match value:
-        case Position():
-            return str(value)
-        case bytes():
-            return base64(value)
-        case tuple():
-            return [[name, base64(data)] for name, data in value]
-    return value
-
-
-def _append(parsed: argparse.Namespace) -> int:
-    txids = itertools.count(parsed.txid) if parsed.txid is not None else itertools.repeat(None)
-    key = None if parsed.key is None else os.fsencode(parsed.key)
-    with (
-        manager_of(parsed, read_only=False) as manager,
-        _names(parsed, manager, insecure=parsed.insecure) as logs,
-        logs.log(parsed.name) as log,
-        log.writer() as writer,
-    ):
-        append = partial(writer.append_async, key=key)
-        count, last = append_lines(lambda line: append(line, txid=next(txids)))
-    text = f"{counted(count, 'record')} appended" + (f", up to {last}" if count else "")
-    return print_result(parsed, {"appended": count, "last": None if last is None else str(last)}, text)
-
-
-def _truncate(parsed: argparse.Namespace) -> int:
-    mode = "r" if parsed.dry_run else "w"
-    with manager_of(parsed, read_only=parsed.dry_run) as manager, _open(parsed, manager, parsed.name, mode) as log:
-        if parsed.dry_run:
-            span = f"record {log.first_seq} to {log.last_seq}"
-            return print_result(
-                parsed, {"first_seq": log.first_seq}, f"log {parsed.name} has {span}; nothing is dropped"
-            )
-        confirm(parsed, parsed.name, f"the records of log {parsed.name} before {parsed.before} are dropped for good")
-        first = log.truncate(parsed.before)
-    return print_result(parsed, {"first_seq": first}, f"log {parsed.name} begins with record {first}")
-
-
-def _seal(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=False) as manager, _open(parsed, manager, parsed.name, "w") as log:
-        log.seal()
-        first, last = log.first_seq, log.last_seq
-    after = f"after record {last}" if last >= first else "without records"
-    return print_result(parsed, {"last_seq": last}, f"log {parsed.name} is sealed {after}")
-
-
-def _rename(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=False) as manager, _names(parsed, manager) as logs:
-        logs.rename(parsed.name, parsed.target)
-    return print_result(parsed, {"renamed": parsed.target}, f"log {parsed.name} has the name {parsed.target} now")
-
-
-def _sweep(parsed: argparse.Namespace) -> int:
-    from pybk.streams.log import Log
-
-    with manager_of(parsed, read_only=False) as manager:
-        return print_swept(
-            parsed, Log.sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
-        )
-
-
-def _rebuild(parsed: argparse.Namespace) -> int:
-    from pybk.streams.log import Log
-
-    with manager_of(parsed, read_only=False) as manager:
-        password = password_of(parsed) or b""
-        found = Log.rebuild(manager, parsed.name, first_seq=parsed.first, password=password, insecure=True)
-    return print_rebuilt(parsed, found)
-
-
-def _delete(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=parsed.dry_run) as manager, _names(parsed, manager) as logs:
-        if parsed.dry_run:
-            _open(parsed, manager, parsed.name, "r").close()
-            return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")
-        confirm(parsed, parsed.name, f"log {parsed.name} is deleted with all its records and subscriptions")
-        logs.delete(parsed.name, steal=parsed.steal)
-    return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
-
-
-def _subscriptions(parsed: argparse.Namespace) -> int:
-    with manager_of(parsed, read_only=True) as manager, _open(parsed, manager, parsed.name, "r") as log:
-        rows = [each._asdict() for each in log.subscription_states()]
-    headers = ("name", "first_unacked", "backlog", "acked_ranges")
-    return print_rows(parsed, rows, headers, "subscriptions")
-
-
-def _settings(parsed: argparse.Namespace) -> int:
-    from pybk.ledger.digest import DigestType
-
-    given = {
-        "quorums": parsed.quorums,
-        "digest_type": parsed.digest and DigestType[parsed.digest],
-        "storage_hints": parsed.storage_hint and {StorageHint(parsed.storage_hint)},
-        "segment_bytes": parsed.segment_bytes,
-        "segment_age_s": parsed.segment_age,
-        "segment_records": parsed.segment_records,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    is_changed = bool(changes) or parsed.defaults
-    with (
-        manager_of(parsed, read_only=not is_changed) as manager,
-        _open(parsed, manager, parsed.name, "w" if is_changed else "r") as log,
-    ):
-        if is_changed:
-            from pybk.streams.log_settings import LogSettings
-
-            log.set_settings(replace(LogSettings() if parsed.defaults else log.settings, **changes))
-        kept = log.settings
-    shown = {
-        "quorums": None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums)),
-        "digest_type": None if kept.digest_type is None else kept.digest_type.name,
-        "storage_hints": sorted(each.value for each in kept.storage_hints),
-        "segment_bytes": kept.segment_bytes,
-        "segment_age_s": kept.segment_age_s,
-        "segment_records": kept.segment_records,
-    }
-    if parsed.json:
-        print_json(shown)
-        return SOUND
-    for name, value in shown.items():
-        text = ", ".join(value) if isinstance(value, list) else value
-        print(f"{name:<16} {text or 'default'}")
-    return SOUND
+    return Namespace.open(manager, password=password, insecure=insecure)

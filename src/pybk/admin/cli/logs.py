@@ -1,12 +1,14 @@
-"""What the commands ``pybk wal …`` and ``pybk log …`` share: their arguments, and how records are read and printed."""
+"""The commands that ``pybk wal …`` and ``pybk log …`` share; see ``docs/concepts/streams.md``."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 from pybk.admin.cli.arguments import (
     STORE_OR_CLUSTER,
@@ -14,24 +16,31 @@ from pybk.admin.cli.arguments import (
     add_command,
     is_url,
     secret_needed,
+    takes_confirmation,
     whole_number,
 )
-from pybk.admin.cli.credentials import secret_of, takes_password, takes_secret
-from pybk.admin.cli.output import SOUND, base64, counted, print_json, print_json_line, print_note, print_table
+from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json, print_json_line, print_note, print_table
 from pybk.admin.shown_text import shown_name
-from pybk.errors import PybkError, UnauthorizedError
+from pybk.errors import LogExistsError, PybkError, UnauthorizedError
+from pybk.streams.position import Position
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
+    from pybk.streams.named_list import NamedList
     from pybk.streams.rebuild import RebuiltList
     from pybk.streams.record_future import RecordFuture
 
 _TAIL: Final = 10
 _APPEND_AT_ONCE: Final = 512
 
+L = TypeVar("L", bound="NamedList")
+AddVerb = Callable[..., CommandParser]
+Append = Callable[[bytes], "RecordFuture[Any]"]
 
-class _Record(Protocol):
-    """A record of a log of any kind."""
+
+class Record(Protocol):
+    """A record of a log of either sort."""
 
     @property
     def data(self) -> bytes:
@@ -41,8 +50,210 @@ class _Record(Protocol):
         """Return its fields by name."""
 
 
-def verbs_of(parser: CommandParser) -> Callable[..., CommandParser]:
-    """Return what adds the verbs of a kind of logs: its arguments are those of ``add_command`` without ``commands``.
+class LogVerbs(ABC, Generic[L]):
+    """The verbs that logs of both sorts have.
+
+    Attributes:
+        record: What a sentence calls a record, before its number.
+        number: What JSON calls the number of a record.
+        contents: What a log has besides records.
+        places: How an argument names a record, for ``--help``.
+        columns: What the table of logs shows besides the records.
+    """
+
+    record: ClassVar[str]
+    number: ClassVar[str]
+    contents: ClassVar[str]
+    places: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]]
+
+    # ---- what a sort of logs says --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sort(self) -> type[L]:
+        """Return the class of the logs, which is imported late."""
+
+    @abstractmethod
+    def place(self, text: str) -> Any:
+        """Return the record that an argument names."""
+
+    @abstractmethod
+    def span(self, log: L) -> tuple[int, int]:
+        """Return the numbers of the first and the last record."""
+
+    @abstractmethod
+    def described(self, log: L) -> dict[str, Any]:
+        """Return what a listing says of a log besides its records."""
+
+    @abstractmethod
+    def records(self, log: L, first: Any, last: int | None, *, follow: bool = False) -> Iterable[Record]:
+        """Return the records from one up to another, None for the first and the last; or from one on, as they come."""
+
+    @abstractmethod
+    def appending(self, parsed: argparse.Namespace, log: L) -> AbstractContextManager[Append]:
+        """Return what appends to a log, and lets go of it at the end."""
+
+    @abstractmethod
+    def appended(self, last: Any) -> tuple[dict[str, Any], str]:
+        """Return what JSON and a sentence say of the last record that was appended; None for none."""
+
+    @abstractmethod
+    def truncate(self, log: L, first: Any) -> None:
+        """Drop the records before one."""
+
+    @abstractmethod
+    def rebuild(self, manager: LedgerManager, name: str, first: int | None, password: bytes) -> RebuiltList:
+        """Make the record of a log again."""
+
+    def create(self, manager: LedgerManager, name: str, password: bytes, *, insecure: bool) -> None:
+        """Make a log, which does not exist."""
+        if name in self.sort().names(manager, name):
+            raise LogExistsError(f"log {name!r} exists in {manager.location}; choose another name")
+        self.sort().open(manager, name, password=password, insecure=insecure).close()
+
+    # ---- verbs ---------------------------------------------------------------------------------------------------
+
+    def add(self, parser: CommandParser) -> AddVerb:
+        """Add the verbs; returns what adds another."""
+        add, number = verbs_of(parser), self.number.upper()
+        listing = add("list", self._list, f"list the logs with their records, ledgers and {self.contents}", named=False)
+        takes_prefix(listing, "list only names that begin with it")
+        takes_insecure(add("create", self._create, "create a log without records"))
+        cat = add("cat", self._cat, "print the data of a log's records, a line each")
+        cat.add_argument(
+            "--first",
+            type=self.place,
+            metavar="PLACE",
+            help=f"first record: {self.places}; default: the first that was not truncated",
+        )
+        cat.add_argument("--last", type=whole_number, metavar=number, help="number of the last record")
+        tail = add("tail", self._tail, "print the last records of a log, a line each")
+        tail.add_argument("-n", type=whole_number, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
+        tail.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
+        self.takes_append(
+            add("append", self._append, "append each line of standard input as a record; makes the log if needed")
+        )
+        truncate = add("truncate", self._truncate, "drop the records of a log before one of them")
+        truncate.add_argument(
+            "before", metavar="PLACE", type=self.place, help=f"the first record to keep: {self.places}"
+        )
+        takes_confirmation(truncate, "show what the log has now")
+        add("seal", self._seal, "end a log for good")
+        sweep = add("sweep", self._sweep, "delete ledgers that processes which died left behind", named=False)
+        takes_prefix(sweep, "only of logs whose names begin with it")
+        rebuild = add("rebuild", self._rebuild, "make a log whose record is lost or damaged again from its ledgers")
+        rebuild.add_argument(
+            "--first", type=whole_number, metavar=number, help="first record to keep, giving up those before"
+        )
+        delete = add("delete", self._delete, f"delete a log with its records and {self.contents}")
+        delete.add_argument(
+            "--steal", action="store_true", help="also from a live writer, and live owners of subscriptions"
+        )
+        takes_confirmation(delete, "check that the log is there")
+        return add
+
+    def takes_append(self, command: argparse.ArgumentParser) -> None:
+        """Add the options of ``append``."""
+        takes_insecure(command)
+
+    def open(self, parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> L:
+        """Open a log that exists; one without a password is opened as such."""
+        password = password_of(parsed) or b""
+        return self.sort().open(manager, name, mode=mode, create=False, password=password, insecure=True)
+
+    def _list(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=True) as manager:
+            rows = []
+            for name in self.sort().names(manager, parsed.prefix):
+                try:
+                    with self.open(parsed, manager, name, "r") as log:
+                        first, last = self.span(log)
+                        span = {f"first_{self.number}": first, f"last_{self.number}": last}
+                        rows.append({"name": name, **span, **self.described(log)})
+                except UnauthorizedError:
+                    rows.append({"name": name, "other_password": True})
+        return print_rows(parsed, rows, ("name", f"first_{self.number}", f"last_{self.number}", *self.columns), "logs")
+
+    def _create(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=False) as manager:
+            self.create(manager, parsed.name, password_of(parsed) or b"", insecure=parsed.insecure)
+        return print_result(parsed, {"created": parsed.name}, f"log {parsed.name} is created")
+
+    def _cat(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
+            print_records(self.records(log, parsed.first, parsed.last), as_json=parsed.json)
+        return SOUND
+
+    def _tail(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=True) as manager, self.open(parsed, manager, parsed.name, "r") as log:
+            first, last = self.span(log)
+            begin = max(first, last - parsed.n + 1)
+            print_records(self.records(log, begin, None, follow=parsed.follow), as_json=parsed.json)
+        return SOUND
+
+    def _append(self, parsed: argparse.Namespace) -> int:
+        password = password_of(parsed) or b""
+        with (
+            manager_of(parsed, read_only=False) as manager,
+            self.sort().open(manager, parsed.name, password=password, insecure=parsed.insecure) as log,
+            self.appending(parsed, log) as append,
+        ):
+            count, last = append_lines(append)
+        fields, place = self.appended(last)
+        text = f"{counted(count, 'record')} appended" + (f", up to {place}" if count else "")
+        return print_result(parsed, {"appended": count, **fields}, text)
+
+    def _truncate(self, parsed: argparse.Namespace) -> int:
+        mode = "r" if parsed.dry_run else "w"
+        with (
+            manager_of(parsed, read_only=parsed.dry_run) as manager,
+            self.open(parsed, manager, parsed.name, mode) as log,
+        ):
+            first, last = self.span(log)
+            text = f"log {parsed.name} has {self.record} {first} to {last}; nothing is dropped"
+            if not parsed.dry_run:
+                what = f"the records of log {parsed.name} before {parsed.before} are dropped for good"
+                confirm(parsed, parsed.name, what)
+                self.truncate(log, parsed.before)
+                first, _ = self.span(log)
+                text = f"log {parsed.name} begins with {self.record} {first}"
+        return print_result(parsed, {f"first_{self.number}": first}, text)
+
+    def _seal(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=False) as manager, self.open(parsed, manager, parsed.name, "w") as log:
+            log.seal()
+            first, last = self.span(log)
+        after = f"after {self.record} {last}" if last >= first else "without records"
+        return print_result(parsed, {f"last_{self.number}": last}, f"log {parsed.name} is sealed {after}")
+
+    def _sweep(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=False) as manager:
+            deleted = self.sort().sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
+        return print_result(parsed, {"deleted": deleted}, f"{counted(len(deleted), 'ledger')} deleted")
+
+    def _rebuild(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=False) as manager:
+            found = self.rebuild(manager, parsed.name, parsed.first, password_of(parsed) or b"")
+        lines = [
+            f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}",
+            f"checkpoints: {shown(found.checkpoints) or 'none'}; ledgers left out: {shown(found.left_out) or 'none'}",
+            *(f"- {each}" for each in found.not_restored),
+        ]
+        return print_result(parsed, found._asdict(), "\n".join(lines))
+
+    def _delete(self, parsed: argparse.Namespace) -> int:
+        with manager_of(parsed, read_only=parsed.dry_run) as manager:
+            if parsed.dry_run:
+                self.open(parsed, manager, parsed.name, "r").close()
+                return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")
+            confirm(parsed, parsed.name, f"log {parsed.name} is deleted with all its records and {self.contents}")
+            password = password_of(parsed) or b""
+            self.sort().delete(manager, parsed.name, password=password, insecure=True, steal=parsed.steal)
+        return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
+
+
+def verbs_of(parser: CommandParser) -> AddVerb:
+    """Return what adds the verbs of a sort of logs: its arguments are those of ``add_command`` without ``commands``.
 
     The verbs take PATH, the name of a log unless ``named`` is False, a password and a cluster's secret.
     """
@@ -62,34 +273,6 @@ def verbs_of(parser: CommandParser) -> Callable[..., CommandParser]:
 def takes_prefix(command: argparse.ArgumentParser, text: str) -> None:
     """Have a command take PREFIX."""
     command.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help=text)
-
-
-def takes_tail(command: argparse.ArgumentParser) -> None:
-    """Have a command take how many records it prints, and whether it follows."""
-    command.add_argument("-n", type=whole_number, default=_TAIL, metavar="RECORDS", help=f"how many; default: {_TAIL}")
-    command.add_argument("-f", "--follow", action="store_true", help="wait for more, until the log is sealed")
-
-
-def add_repairs(
-    add: Callable[..., argparse.ArgumentParser],
-    sweep: Callable[[argparse.Namespace], int],
-    rebuild: Callable[[argparse.Namespace], int],
-    number: str,
-) -> None:
-    """Add the verbs that clean up and repair.
-
-    Args:
-        add: Adds a verb.
-        sweep: Runs the first.
-        rebuild: Runs the second.
-        number: What the number of a record is called.
-    """
-    command = add("sweep", sweep, "delete ledgers that processes which died left behind", named=False)
-    takes_prefix(command, "only of logs whose names begin with it")
-    command = add("rebuild", rebuild, "make a log whose record is lost or damaged again from its ledgers")
-    command.add_argument(
-        "--first", type=whole_number, metavar=number, help="first record to keep, giving up those before"
-    )
 
 
 def takes_insecure(command: argparse.ArgumentParser) -> None:
@@ -141,29 +324,27 @@ def append_lines(append: Callable[[bytes], RecordFuture[Any]]) -> tuple[int, Any
     return count, last
 
 
-def print_records(
-    records: Iterable[_Record], *, as_json: bool, encode: Callable[[Any], Any] = lambda value: value
-) -> None:
-    """Print records as they come, a line each: their data, or JSON, in which ``encode`` converts the other fields."""
+def print_records(records: Iterable[Record], *, as_json: bool) -> None:
+    """Print records as they come, a line each: their data, or JSON of all that they have."""
     for record in records:
         if as_json:
-            fields = {name: encode(value) for name, value in record._asdict().items()}
-            print_json_line({**fields, "data": base64(record.data)})
+            print_json_line({name: _encoded(value) for name, value in record._asdict().items()})
         else:
             sys.stdout.flush()
             sys.stdout.buffer.write(record.data + b"\n")
         sys.stdout.flush()
 
 
-def rows_of(names: Iterable[str], describe: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each log; one that has another password has a row that says so, and nothing else."""
-    rows = []
-    for name in names:
-        try:
-            rows.append({"name": name, **describe(name)})
-        except UnauthorizedError:
-            rows.append({"name": name, "other_password": True})
-    return rows
+def _encoded(value: Any) -> Any:
+    """Return a field of a record as JSON has it."""
+    match value:
+        case Position():
+            return str(value)
+        case bytes():
+            return base64(value)
+        case tuple():
+            return [[name, base64(data)] for name, data in value]
+    return value
 
 
 def print_rows(parsed: argparse.Namespace, rows: list[dict[str, Any]], headers: Iterable[str], what: str) -> int:
@@ -193,23 +374,6 @@ def print_result(parsed: argparse.Namespace, content: dict[str, Any], text: str)
         print_json(content)
     else:
         print(text)
-    return SOUND
-
-
-def print_swept(parsed: argparse.Namespace, deleted: list[int]) -> int:
-    """Print which ledgers a sweep deleted; returns the exit status."""
-    return print_result(parsed, {"deleted": deleted}, f"{counted(len(deleted), 'ledger')} deleted")
-
-
-def print_rebuilt(parsed: argparse.Namespace, found: RebuiltList) -> int:
-    """Print what a log has that was rebuilt, and what it lacks; returns the exit status."""
-    if parsed.json:
-        print_json(found._asdict())
-    else:
-        print(f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}")
-        print(f"checkpoints: {shown(found.checkpoints) or 'none'}; ledgers left out: {shown(found.left_out) or 'none'}")
-        for each in found.not_restored:
-            print(f"- {each}")
     return SOUND
 
 
