@@ -1016,3 +1016,14 @@ def test_a_log_without_records_is_true_and_a_sealed_one_takes_none(manager: Ledg
     assert wal
     with pytest.raises(ClosedError, match="was sealed here; it takes no more records"):
         wal.append(b"y")
+
+
+def test_a_log_that_was_sealed_here_says_how_it_is_read(manager: LedgerManager) -> None:
+    wal = opened(manager)
+    wal.append(b"x")
+    wal.seal()
+    for read in (lambda: list(wal.replay()), lambda: wal.read(1), lambda: next(wal.follow())):
+        with pytest.raises(ClosedError, match=r"was sealed here; .*open it with mode='r' to read it"):
+            read()
+    with opened_reader(manager) as reader:
+        assert [record.data for record in reader.replay()] == [b"x"]

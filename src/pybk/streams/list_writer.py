@@ -566,7 +566,10 @@ class ListWriter:
     def closed_error(self) -> ClosedError:
         """Return the error of an operation after ``close``."""
         if self._sealed:
-            return ClosedError(f"{self._title} was sealed here; it takes no more records: write to another log")
+            return ClosedError(
+                f"{self._title} was sealed here; it takes no more records: write to another log, or open it with "
+                "mode='r' to read it"
+            )
         return ClosedError(f"{self._title} is closed here; open it again")
 
     def close_dropped(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import ref
 
@@ -336,11 +337,15 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             NoSuchEntryError: It does not exist yet, or is not durable.
             CorruptError: It is damaged or missing.
         """
-        with self.reader(start, strict=True) as reader:
-            record = reader.read(timeout=0) if reader.seq <= self.last_seq else None
+        record = self._found(start, strict=True)
         if record is None:
             raise NoSuchEntryError(f"log {self.name!r} has records up to {self.last_seq}, and no record {start}")
         return record
+
+    def _found(self, start: Start, *, strict: bool) -> LogRecord | None:
+        """Return the record that reading from a place begins with; None if there is none yet."""
+        with self.reader(start, strict=strict) as reader:
+            return reader.read(timeout=0) if reader.seq <= self.last_seq else None
 
     async def read_async(self, start: Position | int) -> LogRecord:
         """Read one record in a thread, so that the event loop keeps running."""
@@ -469,8 +474,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
     def first(self) -> LogRecord | None:
         """Return the first record that was not truncated; None for an empty log."""
-        with self.reader() as reader:
-            return reader.read(timeout=0) if reader.seq <= self.last_seq else None
+        return self._found(LogEnd.EARLIEST, strict=False)
 
     async def first_async(self) -> LogRecord | None:
         """Return the ``first`` record, read in a thread."""
@@ -495,8 +499,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         Raises:
             TruncatedError, UsageError, CorruptError: As ``reader``, with ``strict``.
         """
-        with self.reader(start, strict=True) as reader:
-            record = reader.read(timeout=0) if reader.seq <= self.last_seq else None
+        record = self._found(start, strict=True)
         return None if record is None else record.position
 
     async def position_for_async(self, start: Start) -> Position | None:
@@ -506,18 +509,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     def segments(self) -> list[LogSegment]:
         """Return its segments, in the order of their records."""
         self._check_open()
-        return [
-            LogSegment(
-                each.number,
-                each.ledger_id,
-                each.first_seq,
-                each.last_seq,
-                each.nbytes,
-                each.created_ns,
-                each.closed_ns,
-            )
-            for each in self._steps.all_segments()
-        ]
+        fields = attrgetter(*LogSegment._fields)
+        return [LogSegment(*fields(each)) for each in self._steps.all_segments()]
 
     async def segments_async(self) -> list[LogSegment]:
         """Return the ``segments``, looked up in a thread."""

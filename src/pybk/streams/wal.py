@@ -406,15 +406,19 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
     # ---- appending -----------------------------------------------------------------------------------------------
 
-    def _writing(self) -> ListWriter:
+    def _check_open(self) -> None:
         if self._closed and self._writer is not None:
             raise self._writer.closed_error()
-        self._check_open()
-        if self._writer is None:
+        super()._check_open()
+
+    def _writing(self) -> ListWriter:
+        writer = self._writer
+        if writer is None or self._closed:
+            self._check_open()
             raise IllegalOperationError(
                 f"log {self.name!r} is open for reading; open it with mode='w', or promote() this reader"
             )
-        return self._writer
+        return writer
 
     def _owner(self, call: str) -> ListWriter:
         """Return the writer for a call that excludes other such calls, which a signal handler may have interrupted."""
