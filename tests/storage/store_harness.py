@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from pybk.config import StoreConfig
@@ -34,11 +34,17 @@ RESERVE_BYTES = 6 << 20
 """What a store has reserved for deletes: 3 MiB of log files, 1 of the catalog, 1.5 of the index, 0.5 of entries."""
 
 
-def open_store(fs: SimFileSystem, config: StoreConfig = CONFIG, *, first_file_bytes: int = 1 << 20) -> LedgerManager:
+def open_store(
+    fs: SimFileSystem,
+    config: StoreConfig = CONFIG,
+    *,
+    first_file_bytes: int = 1 << 20,
+    tiers: Mapping[StorageHint, Sequence[str]] | None = None,
+) -> LedgerManager:
     """Open the store of a simulated disk; scrypt costs nothing here, and the first log file has the given size."""
     keys.SCRYPT_COST = 2  # type: ignore[misc]  # nothing that is tested depends on it
     preallocation.FIRST_FILE_BYTES = first_file_bytes  # type: ignore[misc]  # as above
-    store = Store.open(ROOT, config=config, fs=fs, environment=lambda path: SimEnvironment(fs, path))
+    store = Store.open(ROOT, config=config, tiers=tiers, fs=fs, environment=lambda path: SimEnvironment(fs, path))
     return LedgerManager(StoreBackend(store))
 
 

@@ -24,7 +24,7 @@ from tests.internals import store_of
 from tests.mutation.patterns import changed
 from tests.simdisk import SimCrash, SimFileSystem
 from tests.storage import test_full_disk as full_disk
-from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_world
+from tests.storage.store_harness import ROOT, World, abandon, count_operations, open_store, open_world
 from tests.storage.test_control_records import (
     test_a_change_after_one_that_was_refused_does_not_make_that_durable as change_after_a_refused_one,
 )
@@ -129,6 +129,43 @@ def what_was_served_after_a_failed_sync_stays(*, clean: bool = False) -> None:
 
 def what_was_served_after_a_failed_sync_stays_after_a_clean_end() -> None:
     what_was_served_after_a_failed_sync_stays(clean=True)
+
+
+def what_began_a_log_file_and_was_served_after_a_failed_sync_stays() -> None:
+    """The same for the first commit of a log file, which is written with the header of the file."""
+    served_ledgers = 0
+    for seed in range(60, 100):
+        fs = SimFileSystem(seed)
+        manager = open_world(fs)
+        fs.fail_at(0, only="write_durable")
+        with pytest.raises(PybkError):
+            manager.create_ledger(digest_type=DigestType.CRC32C)
+        abandon(manager)
+        fs = fs.kill()
+        manager = open_world(fs)
+        served = list(manager.list_ledgers())
+        served_ledgers += len(served)
+        abandon(manager)
+        manager = open_world(fs.crash())
+        assert list(manager.list_ledgers()) == served, "a ledger that was served is lost"
+        manager.close()
+    assert served_ledgers > 0, "no seed brought the case about"
+
+
+def a_file_that_was_removed_does_not_come_back_under_an_id_that_is_used_again() -> None:
+    """A file is removed at the end, the next process uses its id in another directory; then power fails."""
+    for seed in range(12):
+        fs = SimFileSystem(seed)
+        manager = open_store(fs, tiers={StorageHint.NVME: [f"{ROOT}/a", f"{ROOT}/b"]})
+        manager.create_ledger(digest_type=DigestType.CRC32C)
+        store_of(manager).supply.preallocate(pause=False)
+        manager.close()
+        manager = open_store(fs)
+        ledger_id = manager.create_ledger(digest_type=DigestType.CRC32C).ledger_id
+        abandon(manager)
+        manager = open_store(fs.crash())
+        assert ledger_id in list(manager.list_ledgers()), "a log file that was removed hides one with entries"
+        manager.close()
 
 
 def a_kill_is_no_clean_end() -> None:
@@ -481,6 +518,20 @@ MUTANTS = [
         "what a failed sync left in the page cache is written again",
         what_was_served_after_a_failed_sync_stays,
         [Piece("store:make_log_durable", "rewrite_commits(volumes, rows, recovered.again)", "pass")],
+    ),
+    Mutant(
+        "what a failed sync left in the page cache is written again with the header of its file",
+        what_began_a_log_file_and_was_served_after_a_failed_sync_stays,
+        [
+            Piece(
+                "log.recovery:rewrite_commits", "0 if commit.offset == BLOCK_BYTES else commit.offset", "commit.offset"
+            )
+        ],
+    ),
+    Mutant(
+        "what was removed stays so once ids are used again",
+        a_file_that_was_removed_does_not_come_back_under_an_id_that_is_used_again,
+        [Piece("store:make_log_durable", "volumes.fs.sync_directory(directory.path)", "pass")],
     ),
     Mutant(
         "a store that is open is not marked as cleanly ended",

@@ -458,7 +458,6 @@ def create_store(
     _check_free(fs, root, directories, planned)
     for directory in directories:
         make_directory(fs, directory.path)
-    fs.sync_directory(os.path.dirname(root))
     if planned is None:
         cookie = _new_cookie(NEWEST_STORE_LEVEL if level is None else level) if restored is None else restored.cookie()
         replace_file(fs, os.path.join(root, _PLANNED), encode_cookie(cookie))

@@ -168,7 +168,7 @@ class CatalogWriter:
     def create(
         cls, fs: FileSystem, path: str, store_id: bytes, file_id: int, *, cookie: Cookie | None = None
     ) -> CatalogWriter:
-        """Create a catalog without a checkpoint; durable on return.
+        """Create a catalog without a checkpoint; its name is durable on return, its header with the first checkpoint.
 
         Args:
             fs: The file system.
@@ -185,7 +185,6 @@ class CatalogWriter:
         try:
             file.write((_encode_file_header(store_id, file_id, cookie),), 0)
             with syncing(path):
-                file.sync()
                 fs.sync_directory(os.path.dirname(path))
         except BaseException:
             file.close()

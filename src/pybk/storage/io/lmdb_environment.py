@@ -25,6 +25,7 @@ Three hazards decide the order of the steps:
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Iterator
@@ -176,24 +177,60 @@ def _cut(path: str, problem: str) -> CorruptError:
     return CorruptError(f"{problem}; {_REMEDY}", path=path)
 
 
-def _make_missing(path: str, access: Access) -> bool:
-    """Make an environment's directory, and if a group shares it, its files, because LMDB would apply the umask to them.
+def _make_missing(path: str, access: Access, map_bytes: int) -> bool:
+    """Make an environment's directory and files.
 
-    LMDB would give the directory the mode of its files. It treats empty files as missing ones.
+    LMDB would give the directory the mode of its files, and would apply the umask to the files.
 
     Returns:
         Whether the directory was made.
+
+    Raises:
+        OSError, lmdb.Error: A file cannot be made.
     """
     made = False
     if not os.path.isdir(path):
         with suppress(OSError):  # LMDB reports why it cannot use the directory
             access.make_directory(path)
             made = True
-    if access.gid is not None and os.path.isdir(path):
-        for name in (LMDB_FILE, LMDB_LOCK):
+    if os.path.isdir(path):
+        if access.gid is not None:
             with suppress(FileExistsError):
-                os.close(access.create_file(os.path.join(path, name)))
+                os.close(access.create_file(os.path.join(path, LMDB_LOCK)))
+        _make_file(path, access, map_bytes)
     return made
+
+
+def _make_file(path: str, access: Access, map_bytes: int) -> None:
+    """Make an environment's file whole or not at all.
+
+    LMDB syncs the first pages of a new file only with the first commit, and refuses a file that lacks one of them, as
+    after a loss of power. An empty file counts as a missing one.
+    """
+    file = os.path.join(path, LMDB_FILE)
+    if _has_bytes(file):
+        return
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        if _has_bytes(file):
+            return
+        new = f"{file}.new"
+        with suppress(FileNotFoundError):
+            os.unlink(new)
+        os.close(access.create_file(new))
+        environment = lmdb.open(new, map_size=map_bytes, subdir=False, lock=False, lib_version=0)
+        try:
+            environment.sync(True)
+        finally:
+            environment.close()
+        os.rename(new, file)
+    finally:
+        os.close(directory)
+
+
+def _has_bytes(path: str) -> bool:
+    return os.path.exists(path) and os.path.getsize(path) > 0
 
 
 class _Shared:
@@ -212,8 +249,8 @@ class _Shared:
         cut = missing_pages(path)
         if cut is not None:
             raise _cut(path, cut)
-        made = not read_only and _make_missing(path, access)
         try:
+            made = not read_only and _make_missing(path, access, map_bytes)
             self.lmdb = lmdb.open(
                 path,
                 map_size=map_bytes,
@@ -244,15 +281,7 @@ class _Shared:
             self.lmdb.close()
             raise
         if not read_only:
-            try:
-                # LMDB syncs the first pages of a new file only with the first commit. The process that made the file
-                # may have been killed before that, so an old file is synced, too.
-                self.lmdb.sync(True)
-            except lmdb.Error as error:
-                self.lmdb.close()
-                self.guard.close()
-                raise _meaning(path, error) from error
-            # The directory that names the file is never synced by LMDB.
+            # LMDB never syncs the directory that names the file, and the process that made it may have been killed.
             OsFileSystem().sync_directory(path)
             try:
                 OsFileSystem().sync_directory(os.path.dirname(path))

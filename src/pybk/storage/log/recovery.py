@@ -7,8 +7,8 @@ first record counts. It changes nothing on disk. Three steps follow for a store 
 
 1. ``recover_log`` returns the next LSN, the files, and the commits that no watermark vouches for. After an unclean
    end those may be in the page cache alone, because a sync may have failed.
-2. ``make_log_durable`` writes these commits again, syncs files and directories, and unlinks files that were never
-   begun.
+2. ``make_log_durable`` writes these commits again and syncs them, makes durable which files were unlinked, and removes
+   files that were never begun.
 3. The store moves the watermark and serves. No entry is served that a power failure could still take away.
 
 A read-only store uses ``apply_commit`` alone, up to the watermark, again and again. No lock is taken here: the caller
@@ -276,16 +276,14 @@ def log_files(volumes: Volumes, first_file_id: int) -> dict[int, FileRow]:
 def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
     """Make all replayed commits durable, and remove files that are not part of the log.
 
-    The files' bytes and names are synced. The page cache may hold what a failed sync never brought to disk, so commits
-    that no watermark vouches for are written again.
+    A file is durable, and its name is, before its first commit, and commits up to the watermark are. The page cache may
+    hold what a failed sync never brought to disk, so commits that no watermark vouches for are written again. Files
+    that an earlier process unlinked must not come back once their ids are used again, maybe in another directory, so
+    that is made durable, too.
     """
-    rows = {row.file_id: row for row, _ in recovered.files}
-    for row in (*rows.values(), *recovered.unbegun):
-        file = volumes.fs.open(volumes.path_of(row), writable=True)
-        file.sync()
-        file.close()
     for directory in volumes.directories:
         volumes.fs.sync_directory(directory.path)
+    rows = {row.file_id: row for row, _ in recovered.files}
     rewrite_commits(volumes, rows, recovered.again)
     for row in recovered.unbegun:
         if not put_back(volumes, row):
@@ -294,13 +292,14 @@ def make_log_durable(volumes: Volumes, recovered: RecoveredLog) -> None:
 
 
 def rewrite_commits(volumes: Volumes, rows: Mapping[int, FileRow], commits: Sequence[ReplayedCommit]) -> None:
-    """Write commits again, the same bytes at the same offset, and sync them."""
+    """Write commits again, the same bytes at the same offset, and sync them; the first of a file with its header."""
     for file_id in sorted({commit.file_id for commit in commits}):
         file = volumes.fs.open(volumes.path_of(rows[file_id]), writable=True)
         try:
             for commit in commits:
                 if commit.file_id == file_id:
-                    file.write([file.read(commit.offset, commit.size)], commit.offset)
+                    start = 0 if commit.offset == BLOCK_BYTES else commit.offset
+                    file.write([file.read(start, commit.offset + commit.size - start)], start)
             file.sync()
         finally:
             file.close()
