@@ -6,10 +6,13 @@ Runs are killed, too, and what a kill or a cut left is recovered in a run of its
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from random import Random
 
 from tests.loss.campaign import Cut, Failure, Run, room
@@ -58,21 +61,35 @@ class Campaign:
         self._note(run.failures(cuts))
         self.done += len(cuts)
 
+    def work(self, run: Run) -> bool:
+        """Run a workload; return whether that was possible."""
+        try:
+            run.work()
+        except AssertionError as error:
+            self._note_stuck(run, f"not run: {error}", traceback.format_exc())
+            return False
+        return True
+
     def cut_again(self, run: Run, mutants: bool) -> None:
         """Cut recoveries: of a run that was killed, and of a cut of one that was not."""
         for kill in [True, False] * _RECOVERIES:
             sync = self._choice.choice(run.syncs[self._choice.choice(list(run.syncs))])
             (cut,) = run.random_cuts(self._choice, 1)
             with room() as path:
+                again = Run.of_killed(run.name, run.seed, path, max(sync, 1)) if kill else run.cut_run(cut, path)
                 try:
-                    again = Run.of_killed(run.name, run.seed, path, max(sync, 1)) if kill else run.cut_run(cut, path)
+                    again.recover()
                 except AssertionError as error:
-                    place = Cut(max(sync, 1), Loss.NOTHING, 0) if kill else cut
-                    self._note([Failure(run.name, run.seed, place, f"not recovered: {error}")])
+                    self._note_stuck(again, f"not recovered: {error}", traceback.format_exc())
                     continue
                 self.cut(again, _RECOVERY_CUTS)
                 if mutants:
                     self.leave_out(again)
+
+    def _note_stuck(self, run: Run, problem: str, trace: str) -> None:
+        """Note that a process failed; what it found is what its record left."""
+        place = Cut(len(run.records), Loss.NOTHING, 0)
+        self._note([run.keep(Failure(run.name, run.seed, place, problem, trace))])
 
     def _note(self, failures: Iterable[Failure]) -> None:
         for failure in failures:
@@ -90,7 +107,7 @@ class Campaign:
         good = not self.failures
         for call in sorted(self.before):
             covered = COVERED.get(site_of(call))
-            verdict = f"covered ({covered})" if covered else "not seen to be needed"
+            verdict = f"covered ({covered.reason})" if covered else "not seen to be needed"
             verdict = "needed" if self.needed.get(call) else verdict
             if not self.before[call] or not self.after[call]:
                 good, verdict = False, "NOT CUT"
@@ -102,6 +119,19 @@ class Campaign:
         return good
 
 
+def repeat(folder: Path) -> int:
+    """Cut the record of a failure again, and check what is left; return 1 if that fails."""
+    run, cut = Run.kept(folder)
+    run.path.mkdir()
+    try:
+        failures = list(run.wrong_after([cut]))
+    finally:
+        shutil.rmtree(run.path)
+    for failure in failures:
+        print(f"{failure}\n{failure.trace}")  # noqa: T201
+    return 1 if failures else 0
+
+
 def main() -> int:
     """Run a campaign; return 1 if anything was wrong, or a call site was not cut."""
     parser = argparse.ArgumentParser(prog="python -m tests.loss", description=__doc__)
@@ -109,7 +139,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="comma-separated; all by default")
     parser.add_argument("--mutant-cuts", type=int, default=40, help="cuts without the syncs of one call site, at most")
+    parser.add_argument("--repeat", type=Path, metavar="DIRECTORY", help="check again what a failure left")
     options = parser.parse_args()
+    if options.repeat is not None:
+        return repeat(options.repeat)
     if why_not() is not None:
         print(f"nothing can be recorded: {why_not()}")  # noqa: T201
         return 1
@@ -118,12 +151,13 @@ def main() -> int:
     while campaign.done < options.cuts or number < len(names):
         name = names[number % len(names)]
         with room() as path:
-            run = Run.of(name, options.seed * 1000 + number // len(names), path)
+            run = Run(name, options.seed * 1000 + number // len(names), path)
             mutants = options.mutant_cuts > 0 and number < 2 * len(names)
-            campaign.cut(run, min(_RUN_CUTS, max(1, options.cuts // len(names))))
-            if mutants:
-                campaign.leave_out(run)
-            campaign.cut_again(run, mutants)
+            if campaign.work(run):
+                campaign.cut(run, min(_RUN_CUTS, max(1, options.cuts // len(names))))
+                if mutants:
+                    campaign.leave_out(run)
+                campaign.cut_again(run, mutants)
         number += 1
         print(  # noqa: T201
             f"{campaign.done} cuts of {options.cuts}, {len(campaign.failures)} failures, "

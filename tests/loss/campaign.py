@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import traceback
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Final
 
-from pybk.errors import PybkError
 from tests.loss.disk import Disk, Loss
 from tests.loss.recording import Kind, Record, inodes_kept, record, records, written
 from tests.loss.workloads.every import WORKLOADS
 from tests.loss.workloads.workload import RECOVERED
+from tests.paths import ROOT
 
 _MEMORY: Final = Path("/dev/shm")
 _LOSSES: Final = tuple(Loss)
+KEPT: Final = ROOT / "build" / "loss" / "failures"
+"""Where each failure has a directory."""
 
 
 @contextmanager
@@ -37,6 +40,8 @@ class Cut:
     position: int
     loss: Loss
     seed: int
+    node: int | None = None
+    """The file or directory that ``Loss.NODE`` takes; None for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +52,16 @@ class Failure:
     seed: int
     cut: Cut
     problem: str
+    trace: str = ""
+    kept: Path | None = None
+    """Where what repeats it is kept, if it is."""
 
     def __str__(self) -> str:
         """Return it with what repeats it."""
         cut = self.cut
         place = f"{self.workload} {self.seed}, cut after record {cut.position}, {cut.loss.name} {cut.seed}"
-        return f"{place} (kept: {cut.loss.value}): {self.problem}"
+        repeat = f"\n  repeat: python -m tests.loss --repeat {self.kept}" if self.kept else ""
+        return f"{place} (kept: {cut.loss.value}): {self.problem}{repeat}"
 
 
 class Run:
@@ -75,32 +84,54 @@ class Run:
         self.before: list[str] = []
         self.first = 0
         """The position of the first cut."""
+        self.records: list[Record] = []
+        self.inode = 0
+        """The number of the root."""
+        self.syncs: dict[str, list[int]] = {}
+        """The positions of the records that sync, by system call and the lines that lead to it."""
 
     @classmethod
     def of(cls, name: str, seed: int, path: Path) -> Run:
         """Run a workload."""
         run = cls(name, seed, path)
-        run.root.mkdir()
-        record(["-m", "tests.loss.child", "run", name, str(seed), str(run.root)], run.root, run.log)
-        run.read()
+        run.work()
         return run
+
+    def work(self) -> None:
+        """Run the workload.
+
+        Raises:
+            AssertionError: It failed.
+        """
+        self.make_root()
+        try:
+            record(["-m", "tests.loss.child", "run", self.name, str(self.seed), str(self.root)], self.root, self.log)
+            self.read()
+        except AssertionError:
+            self.records = records(self.log)
+            raise
+        finally:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     @classmethod
     def of_killed(cls, name: str, seed: int, path: Path, after: int) -> Run:
-        """Run a workload that is killed after some records, and recover what it left; the recovery is cut."""
+        """Run a workload that is killed after some records; ``recover`` recovers what it left, and that is cut."""
         run = cls(name, seed, path)
-        run.root.mkdir()
+        run.make_root()
         record(["-m", "tests.loss.child", "run", name, str(seed), str(run.root)], run.root, run.log, after)
         done = records(run.log)
         run.log = path / "log of recovery"
         run.image = [*done, *run.locks_of_others(done)]
-        run.first = len(run.image)
-        run.recover(_reports(done))
         return run
+
+    def make_root(self) -> None:
+        """Make the directory that is recorded."""
+        self.root.mkdir()
+        self.inode = self.root.stat().st_ino
 
     def locks_of_others(self, done: Sequence[Record]) -> list[Record]:
         """Return what threads stored to lock files of LMDB after the kill was sent, and before they were dead."""
-        disk = Disk(self.root.stat().st_ino)
+        disk = Disk(self.inode)
         for each in done:
             disk.apply(each)
         image = self.path / "image"
@@ -114,33 +145,35 @@ class Run:
         return stored
 
     def cut_run(self, cut: Cut, path: Path) -> Run:
-        """Recover what a cut leaves; the recovery is cut.
+        """Return the run that recovers what a cut leaves, before it is recovered."""
+        run = Run(self.name, self.seed, path)
+        run.root = self.root
+        self.write_left(cut, run.root)
+        run.inode = run.root.stat().st_ino
+        run.image = written(run.root)
+        run.before = [*self.before, *_reports(self.records[: cut.position])]
+        return run
+
+    def recover(self) -> None:
+        """Recover what is below the root, and read what was recorded.
 
         Raises:
             AssertionError: It cannot be recovered.
         """
-        run = Run(self.name, self.seed, path)
-        run.root = self.root
-        disk = Disk(self._inode)
-        for each in self.records[: cut.position]:
-            disk.apply(each)
-        disk.write_cut(run.root, cut.loss, Random(cut.seed))
-        run.image = written(run.root)
-        run.before = [*self.before, *_reports(self.records[: cut.position])]
-        run.first = len(run.image)
-        run.recover(run.before)
-        return run
-
-    def recover(self, reports: list[str]) -> None:
-        """Recover what is below the root, and read what was recorded."""
+        self.records, self.first = self.image, len(self.image)
         said = self.path / "reports"
-        said.write_text(json.dumps(reports))
-        record(["-m", "tests.loss.child", "recover", self.name, str(said), str(self.root)], self.root, self.log)
-        self.read()
+        said.write_text(json.dumps([*self.before, *_reports(self.image)]))
+        try:
+            record(["-m", "tests.loss.child", "recover", self.name, str(said), str(self.root)], self.root, self.log)
+            self.read()
+        except AssertionError:
+            self.records = self.image
+            raise
+        finally:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     def read(self) -> None:
         """Read what was recorded. A recovery is cut until it adds what a second check would not know."""
-        self._inode = self.root.stat().st_ino
         self.records = [*self.image, *records(self.log)]
         self._check_record()
         done = [
@@ -149,15 +182,13 @@ class Run:
             if each.kind is Kind.MARK and each.data == RECOVERED.encode()
         ]
         del self.records[done[0] if done else len(self.records) :]
-        self.syncs: dict[str, list[int]] = {}
-        """The positions of the records that sync, by system call and the lines that lead to it."""
         for position, each in enumerate(self.records):
             if each.syncs and position >= self.first:
                 self.syncs.setdefault(each.call, []).append(position)
 
     def _check_record(self) -> None:
         """Raise AssertionError unless the record leads to the files that the run left: a call was not seen."""
-        disk = Disk(self._inode)
+        disk = Disk(self.inode)
         for each in self.records:
             disk.apply(each)
         expected = files(self.root)
@@ -193,6 +224,12 @@ class Run:
             loss = choice.choice(_LOSSES) if number % 2 else Loss.NODE
             yield Cut(min(at + 1, len(self.records)), loss, choice.getrandbits(32))
 
+    def cuts_between(self, call: str) -> Iterator[Cut]:
+        """Yield cuts from each sync of a call site to the next one of the same file, which has lost its changes."""
+        for sync in self.syncs[call]:
+            for position in range(sync + 1, self._synced_again(sync) + 1):
+                yield Cut(position, Loss.NODE, 0, self.records[sync].inode)
+
     def _synced_again(self, position: int) -> int:
         """Return where what a record syncs is synced by another call site, or the end."""
         synced = self.records[position]
@@ -202,7 +239,11 @@ class Run:
                 return later
         return len(self.records)
 
-    def failures(self, cuts: Iterable[Cut], without: str | None = None) -> Iterator[Failure]:
+    def failures(self, cuts: Iterable[Cut]) -> Iterator[Failure]:
+        """Yield what is wrong, as ``wrong_after`` does, and keep what repeats it."""
+        return map(self.keep, self.wrong_after(cuts))
+
+    def wrong_after(self, cuts: Iterable[Cut], without: str | None = None) -> Iterator[Failure]:
         """Yield what is wrong after each cut that shows anything wrong, in the order of their positions.
 
         Args:
@@ -210,24 +251,65 @@ class Run:
             without: The call site whose syncs are left out, if any.
         """
 
-        disk, reports, position = Disk(self._inode, lambda each: each.call == without), list(self.before), 0
+        disk, reports, position = Disk(self.inode, lambda each: each.call == without), list(self.before), 0
         for cut in sorted(cuts, key=lambda cut: cut.position):
             for each in self.records[position : cut.position]:
                 disk.apply(each)
             reports += _reports(self.records[position : cut.position])
             position = cut.position
-            disk.write_cut(self.root, cut.loss, Random(cut.seed))
+            disk.write_cut(self.root, cut.loss, Random(cut.seed), cut.node)
             try:
                 with inodes_kept():
                     WORKLOADS[self.name].check(self.root, reports)
-            except (AssertionError, PybkError, OSError) as error:
-                yield Failure(self.name, self.seed, cut, f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 # whatever a check raises is a failure
+                yield Failure(self.name, self.seed, cut, f"{type(error).__name__}: {error}", traceback.format_exc())
             finally:
                 shutil.rmtree(self.root)
 
+    def keep(self, failure: Failure) -> Failure:
+        """Keep what repeats a failure: the record so far, because no second run has the same one."""
+        KEPT.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"{self.name}-{self.seed}-", dir=KEPT))
+        cut = failure.cut
+        described = {
+            "workload": self.name,
+            "seed": self.seed,
+            "position": cut.position,
+            "loss": cut.loss.name,
+            "cut_seed": cut.seed,
+            "node": cut.node,
+            "problem": failure.problem,
+            "root": str(self.root),
+            "inode": self.inode,
+            "before": self.before,
+        }
+        (folder / "failure.json").write_text(json.dumps(described, indent=1))
+        (folder / "trace").write_text(failure.trace)
+        with (folder / "records").open("wb") as file:
+            file.writelines(each.encode() for each in self.records[: cut.position])
+        self.write_left(cut, folder / "left")
+        return replace(failure, kept=folder)
+
+    def write_left(self, cut: Cut, path: Path) -> None:
+        """Write what a cut leaves to a new directory."""
+        disk = Disk(self.inode)
+        for each in self.records[: cut.position]:
+            disk.apply(each)
+        disk.write_cut(path, cut.loss, Random(cut.seed), cut.node)
+
+    @classmethod
+    def kept(cls, folder: Path) -> tuple[Run, Cut]:
+        """Return the run and the cut of a failure that was kept."""
+        described = json.loads((folder / "failure.json").read_text())
+        run = cls(described["workload"], described["seed"], Path(described["root"]).parent)
+        run.root, run.inode, run.before = Path(described["root"]), described["inode"], described["before"]
+        run.records = records(folder / "records")
+        cut = Cut(described["position"], Loss[described["loss"]], described["cut_seed"], described["node"])
+        return run, cut
+
     def failure_without(self, call: str, choice: Random, count: int) -> Failure | None:
         """Return what the syncs of a call site are for: what is wrong after a cut without them, or None."""
-        return next(self.failures(self.cuts_without(call, choice, count), call), None)
+        return next(self.wrong_after(self.cuts_without(call, choice, count), call), None)
 
 
 def _reports(done: Iterable[Record]) -> list[str]:

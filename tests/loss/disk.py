@@ -244,9 +244,17 @@ class Disk:
         assert isinstance(node, _Directory)
         return node
 
-    def write_cut(self, path: Path, loss: Loss, choice: Random) -> None:
-        """Make below ``path``, a new directory, what a loss of power may leave now."""
-        _Cut(self._number, self._named, self._dirty(), loss, choice).write(self._root, path)
+    def write_cut(self, path: Path, loss: Loss, choice: Random, node: int | None = None) -> None:
+        """Make below ``path``, a new directory, what a loss of power may leave now.
+
+        Args:
+            path: The directory.
+            loss: What is kept.
+            choice: Decides what chance decides.
+            node: The file or directory whose changes ``Loss.NODE`` loses; None for any.
+        """
+        dirty = [self._nodes[node]] if node is not None else self._dirty()
+        _Cut(self._number, self._named, dirty, loss, choice).write(self._root, path)
 
     def _dirty(self) -> list[_Node]:
         """Return the files and directories that have changes, in the order of their creation."""

@@ -67,6 +67,14 @@ class Record:
     site: str
     data: bytes
 
+    def encode(self) -> bytes:
+        """Return it as the recorder writes it."""
+        name, site = self.name.encode(), self.site.encode()
+        sizes = (self.size, len(self.data), len(name), len(site))
+        return _HEADER.pack(self.kind, self.extra, self.inode, self.parent, self.other, self.offset, *sizes) + b"".join(
+            (name, site, self.data)
+        )
+
     @property
     def syncs(self) -> bool:
         """Whether something is durable when it returns."""

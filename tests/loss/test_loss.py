@@ -12,10 +12,12 @@ from typing import Final
 
 import pytest
 
+from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from tests.loss.campaign import Cut, Run, room
 from tests.loss.covered import COVERED, site_of
-from tests.loss.disk import Loss
+from tests.loss.disk import Disk, Loss
 from tests.loss.recording import why_not
+from tests.loss.test_disk import recorded
 from tests.loss.workloads.every import WORKLOADS
 from tests.paths import ROOT
 
@@ -24,19 +26,21 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"nothing can be r
 _CUTS: Final = 25
 _CUTS_WITHOUT: Final = 60
 _CUTS_AGAIN: Final = 8
+_CUTS_BETWEEN: Final = 100
 _SLOW: Final = {"rebuilt", "salvage", "log", "subscription", "blobs", "snapshots", "backups", "bookies", "files"}
 _LONG: Final = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def space() -> Iterator[Path]:
     with room() as path:
         yield path
 
 
 @pytest.fixture(scope="module")
-def creation(space: Path) -> Run:
-    return Run.of("creation", 1, space)
+def creation() -> Iterator[Run]:
+    with room() as path:
+        yield Run.of("creation", 1, path)
 
 
 def needed(run: Run, system_call: str, *lines: str) -> bool:
@@ -60,10 +64,12 @@ def test_nothing_acknowledged_is_lost_by_a_cut_in_the_recovery_from_a_kill_or_a_
         sync = choice.choice(run.syncs[choice.choice(list(run.syncs))])
         with room() as of_killed:
             killed = Run.of_killed(name, 1, of_killed, max(sync, 1))
+            killed.recover()
             assert not list(killed.failures(killed.random_cuts(choice, _CUTS_AGAIN)))
         with room() as of_cut:
             (cut,) = run.random_cuts(choice, 1)
             again = run.cut_run(cut, of_cut)
+            again.recover()
             assert not list(again.failures(again.random_cuts(choice, _CUTS_AGAIN)))
 
 
@@ -72,20 +78,48 @@ def test_the_name_of_a_directory_that_a_killed_process_made_is_durable() -> None
         made = [number for number, each in enumerate(Run.of("ledgers", 1, path).records) if each.name == "lib"]
     with room() as path:
         killed = Run.of_killed("ledgers", 1, path, made[0] + 1)
+        killed.recover()
         assert killed.records[killed.first - 1].name == "lib"
         assert not list(killed.failures([Cut(len(killed.records), Loss.ALL, 1)]))
 
 
+def test_an_lmdb_environment_opens_after_any_loss_in_its_making(space: Path) -> None:
+    made = "from pybk.storage.io.lmdb_environment import LmdbEnvironment; LmdbEnvironment('e').close()"
+    inode, done = recorded(space, made)
+    for position in range(len(done) + 1):
+        for loss in Loss:
+            for seed in range(3):
+                disk, path = Disk(inode), space / f"{position} {loss.name} {seed}"
+                for each in done[:position]:
+                    disk.apply(each)
+                disk.write_cut(path, loss, Random(seed))
+                environment = LmdbEnvironment(str(path / "e"))
+                with environment.write() as transaction:
+                    transaction.put(b"key", b"value")
+                environment.close()
+
+
 @pytest.mark.parametrize("site", COVERED)
-def test_a_covered_sync_is_one_of_pybk(site: str) -> None:
+def test_a_covered_sync_is_one_of_pybk_that_something_verifies(site: str) -> None:
     _, _, file, function = site.split()
-    code = (ROOT / "src" / "pybk" / file).read_text()
-    assert f"def {function}(" in code
+    assert f"def {function}(" in (ROOT / "src" / "pybk" / file).read_text()
+    covered = COVERED[site]
+    assert bool(covered.workload) != bool(covered.test)
+    if covered.test:
+        file, function = covered.test.split()
+        assert f"def {function}(" in (ROOT / file).read_text()
 
 
-def test_covered_syncs_are_found_in_a_run(creation: Run) -> None:
-    sites = {site_of(call) for call in creation.syncs}
-    assert {site for site in COVERED if "watermark.py" in site or "catalog.py" in site} <= sites
+@pytest.mark.long
+@pytest.mark.parametrize("site", [site for site, covered in COVERED.items() if covered.workload])
+def test_nothing_is_lost_with_what_a_covered_sync_wrote_until_the_next_sync(site: str) -> None:
+    with room() as path:
+        run = Run.of(COVERED[site].workload, 1, path)
+        calls = [call for call in run.syncs if site_of(call) == site]
+        assert calls
+        for call in calls:
+            cuts = list(run.cuts_between(call))
+            assert not list(run.wrong_after(Random(1).sample(cuts, min(len(cuts), _CUTS_BETWEEN)), call))
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:
@@ -93,7 +127,7 @@ def test_the_sync_of_an_append_is_needed(creation: Run) -> None:
 
 
 def test_the_sync_of_a_new_lmdb_file_is_needed(creation: Run) -> None:
-    assert needed(creation, "fdatasync", "lmdb_environment.py", " __init__", "open_environment")
+    assert needed(creation, "fdatasync", "lmdb_environment.py", " _make_file", "open_environment")
 
 
 def test_the_name_of_a_new_lmdb_file_is_needed(creation: Run) -> None:

@@ -104,7 +104,7 @@ class Ledgers:
         """See :class:`Workload`."""
         for number in range(3):
             with self._opened(directory, first=number == 0) as manager:
-                _Working(manager, choice, report).work(self.steps)
+                Working(manager, choice, report).work(self.steps)
 
     def _opened(self, directory: Path, *, first: bool = False) -> LedgerManager:
         disks = directory / "disks"
@@ -138,7 +138,7 @@ class Rebuilt(Ledgers):
         super().check(directory, reports, report)
 
 
-class _Working:
+class Working:
     """Works on the ledgers of a store."""
 
     def __init__(self, manager: LedgerManager, choice: Random, report: Report) -> None:
