@@ -15,7 +15,7 @@ import pytest
 
 from pybk import LedgerManager, Log, NewRecord, StoreConfig
 from pybk.admin.cli import main
-from pybk.admin.cli.log import DIGESTS
+from pybk.admin.cli.log_settings import DIGESTS
 from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import backend_of
 from tests.waiting import PROCESS_S

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from pybk import LedgerManager, StoreConfig, WriteAheadLog
+from pybk import LedgerManager, LogSettings, StoreConfig, WriteAheadLog
 from pybk.admin.cli import main
 from pybk.manager.ledger_manager import backend_of
+from tests.cluster.inside import SECRET, inside
 from tests.waiting import PROCESS_S
 
 
@@ -177,3 +178,23 @@ def test_a_password_for_a_log_without_one_is_named(
     monkeypatch.setenv("PYBK_PASSWORD", "secret")
     status, _, err = run(capfdbinary, "wal", "cat", tmp_path, "open")
     assert (status, "log 'open' has no password, and one was given: unset PYBK_PASSWORD" in err) == (2, True)
+
+
+def test_settings_are_shown_and_changed_while_another_owns_the_log(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYBK_PASSWORD", "secret")
+    monkeypatch.setenv("PYBK_CLUSTER_SECRET", SECRET.decode())
+    with inside(tmp_path) as cluster, cluster.connect() as client, WriteAheadLog.open(client, "orders") as wal:
+        wal.append(b"a")
+        shown = run(capfdbinary, "wal", "settings", cluster.url, "orders")
+        assert shown[0] == 0
+        assert "quorums          default\n" in shown[1]
+        status, out, err = run(
+            capfdbinary, "wal", "settings", cluster.url, "orders", "--quorums", "1/1/1", "--segment-bytes", 9
+        )
+        assert (status, "quorums          1/1/1\n" in out) == (0, True), err
+        assert wal.append(b"b") == 2, "its owner was not fenced"
+        assert wal.settings == LogSettings(quorums=(1, 1, 1), segment_bytes=9)
+        kept = json.loads(run(capfdbinary, "wal", "settings", cluster.url, "orders", "--defaults", "--json")[1])
+        assert (kept["quorums"], kept["segment_bytes"]) == (None, None)

@@ -5,8 +5,8 @@ It is their writer when it has printed a line. What it does on the way fails now
 
 from __future__ import annotations
 
+import signal
 import sys
-import time
 
 from pybk import LedgerManager, Log, WriteAheadLog
 
@@ -20,4 +20,4 @@ if __name__ == "__main__":
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         while True:
-            time.sleep(60)
+            signal.pause()

@@ -156,6 +156,8 @@ def test_settings_are_no_property_of_the_application(tmp_path: Path) -> None:
         (lambda: LogSettings(quorums=3), "quorums is 3"),  # type: ignore[arg-type]
         (lambda: LogSettings(quorums=(1, 2, 3)), r"\(1, 2, 3\).*none larger than the one before.*\(3, 2, 2\)"),
         (lambda: LogSettings(quorums=(3, 0, None)), r"\(3, 0, None\).*at least 1"),
+        (lambda: LogSettings(quorums=(None, 4, None)), r"\(None, 4, None\).*None stands for 3/3/2"),
+        (lambda: LogSettings(quorums=(None, None, 4)), r"\(None, None, 4\).*none larger than the one before"),
         (lambda: LogSettings(quorums=(2, None, 3)), r"\(2, None, 3\).*none larger than the one before"),
         (lambda: LogSettings(segment_bytes=0), "segment_bytes"),
         (lambda: LogSettings(segment_age_s=0), "segment_age_s is 0"),

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from pybk.config import StoreConfig
-from pybk.errors import PybkError
+from pybk.errors import PybkError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.health import Health
+from pybk.health import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, Health
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys
@@ -84,6 +84,24 @@ class Quorums(NamedTuple):
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
+
+    @classmethod
+    def of(cls, asked: tuple[int | None, int | None, int | None]) -> Quorums:
+        """Replace each None by its default: 3 bookies, 3 copies, 2 acknowledgements, or what the given ones allow.
+
+        Raises:
+            UsageError: No ledger can have them.
+        """
+        ensemble, write, ack = asked
+        ensemble = DEFAULT_ENSEMBLE_SIZE if ensemble is None else ensemble
+        write = min(DEFAULT_WRITE_QUORUM, ensemble) if write is None else write
+        ack = min(DEFAULT_ACK_QUORUM, write) if ack is None else ack
+        if not ensemble >= write >= ack >= 1:
+            raise UsageError(
+                f"ensemble_size {ensemble}, write_quorum {write}, ack_quorum {ack}: each is at least 1, and none "
+                "larger than the one before it"
+            )
+        return cls(ensemble, write, ack)
 
 
 class AppendLog(Protocol):

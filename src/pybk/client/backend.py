@@ -68,14 +68,10 @@ from pybk.errors import (
     NoSuchLedgerError,
     PybkError,
     UnauthorizedError,
-    UsageError,
     VersionConflictError,
 )
 from pybk.feature_level import FeatureLevel
 from pybk.health import (
-    DEFAULT_ACK_QUORUM,
-    DEFAULT_ENSEMBLE_SIZE,
-    DEFAULT_WRITE_QUORUM,
     ClusterSight,
     Health,
     client_health,
@@ -112,7 +108,6 @@ STRAGGLER_BYTES: Final = 16 << 20
 _PAGE: Final = 500
 """Ledgers that one request for a listing asks for."""
 
-_DEFAULTS: Final = Quorums(DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, DEFAULT_ACK_QUORUM)
 _ENTRIES_GUESSED: Final = 64
 """Entries that the first read of a ledger asks for, while their size is unknown."""
 
@@ -352,17 +347,8 @@ class ClusterBackend:
     # ---- ledgers -------------------------------------------------------------------------------------------------
 
     def quorums(self, asked: tuple[int | None, int | None, int | None]) -> Quorums:
-        """Replace each None by its default: 3 bookies, 3 copies, 2 acknowledgements, or what the given ones allow."""
-        ensemble, write, ack = asked
-        ensemble = _DEFAULTS.ensemble_size if ensemble is None else ensemble
-        write = min(_DEFAULTS.write_quorum, ensemble) if write is None else write
-        ack = min(_DEFAULTS.ack_quorum, write) if ack is None else ack
-        if not ensemble >= write >= ack >= 1:
-            raise UsageError(
-                f"ensemble_size {ensemble}, write_quorum {write}, ack_quorum {ack}: each is at least 1, and none "
-                "larger than the one before it"
-            )
-        return Quorums(ensemble, write, ack)
+        """Replace each None by its default."""
+        return Quorums.of(asked)
 
     def verifier(self, keys: LedgerKeys) -> bytes:
         """Return the public half of the key that proves the right to write to bookies."""

@@ -751,16 +751,17 @@ def named_parts(record: ListRecord) -> frozenset[str]:
     return frozenset((*(each.name for each in record.pages), *record.gone_pages, record.bound_set))
 
 
-def absent(title: str, found: Found | None) -> NoSuchLogError:
+def absent(title: str, found: Found | None, remedy: str = "") -> NoSuchLogError:
     """Return the error of a list that does not exist, or that was deleted.
 
     Args:
         title: What errors call it; see ``names.title_of``.
         found: Its record, if there is one yet.
+        remedy: What to do if its record was lost.
     """
     if found is not None and found.record.dropped:
         return NoSuchLogError(f"{title} is being deleted; if that was interrupted, delete it again to complete it")
-    return NoSuchLogError(f"{title} does not exist: never created, or deleted or renamed")
+    return NoSuchLogError(f"{title} does not exist: never created, or deleted or renamed{remedy}")
 
 
 def update(name: str, change: Callable[[ListRecord], ListRecord], *, of_dropped: bool = False) -> Steps[ListRecord]:

@@ -213,15 +213,15 @@ class LedgerSteps:
         try:
             record = ListRecord.decode(found.value, where=f"the record of log {name!r}")
         except CorruptError as error:
-            raise CorruptError(f"{error}{self._remedy(name)}") from error
+            raise CorruptError(f"{error}{self._remedy(name, 'the record')}") from error
         return self._keep(Found(record, found.version, page_segments))
 
-    def _remedy(self, name: str) -> str:
-        """Return what makes a damaged record again, for its error; the error of a cursor says what its owner can do."""
+    def _remedy(self, name: str, what: str) -> str:
+        """Return what makes a record again, for an error; the error of a cursor says what its owner can do."""
         kind = self.spec.kind
         if kind is ListKind.CURSOR:
             return ""
-        return f"; `pybk {kind} rebuild PATH {shlex.quote(name)}` makes the record again from the ledgers"
+        return f"; `pybk {kind} rebuild PATH {shlex.quote(name)}` makes {what} again from the ledgers"
 
     def _keep(self, found: Found) -> Found:
         """Keep a record for the next read if it is long, because most logs are short and at rest; returns it.
@@ -253,7 +253,8 @@ class LedgerSteps:
         """
         found = self.read()
         if found is None or (found.record.dropped and not of_dropped):
-            raise ledger_list.absent(self.title, found)
+            lost = self._remedy(self.name, "a record that was lost")
+            raise ledger_list.absent(self.title, found, lost)
         return found
 
     def settings(self) -> LogSettings:
@@ -389,7 +390,7 @@ class LedgerSteps:
             if found is not None and any(each.name == name for each in found.record.pages):
                 raise CorruptError(
                     f"{self.title}: page {name} of its segments is missing; restore it, or make its record again from "
-                    f"its ledgers{self._remedy(self.name)}"
+                    f"its ledgers{self._remedy(self.name, 'the record')}"
                 )
         return rows
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from pybk.backend.ledger_backend import Quorums
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 SETTINGS_PROPERTY: Final = "pybk.settings"
 """The property of a list that has its settings, as JSON; it is missing if none was given."""
 
+_DEFAULTS: Final = "/".join(map(str, Quorums.of((None, None, None))))
 _SEQ_MAX: Final = (1 << 63) - 2
 
 
@@ -28,14 +30,17 @@ def _quorums_of(quorums: object) -> tuple[int | None, int | None, int | None]:
     if not _can_be(plain):
         raise UsageError(
             f"quorums is {plain}; ensemble size, write quorum and ack quorum are each at least 1, and none larger than "
-            "the one before it: give for example (3, 2, 2)"
+            f"the one before it, where None stands for {_DEFAULTS}: give for example (3, 2, 2)"
         )
     return plain
 
 
 def _can_be(quorums: tuple[int | None, int | None, int | None]) -> bool:
-    given = [each for each in quorums if each is not None]
-    return all(each >= 1 for each in given) and given == sorted(given, reverse=True)
+    try:
+        Quorums.of(quorums)
+    except UsageError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,13 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pybk.admin.cli.arguments import CommandParser, whole_number
 from pybk.admin.cli.credentials import password_of
 from pybk.admin.cli.logs import AddVerb, Append, LogVerbs, Record, manager_of, print_result, print_rows
-from pybk.admin.cli.output import SOUND, print_json
 from pybk.errors import UsageError
-from pybk.flags import StorageHint
 from pybk.streams.position import Position
 
 if TYPE_CHECKING:
@@ -25,9 +22,6 @@ if TYPE_CHECKING:
     from pybk.streams.log_reader import Start
     from pybk.streams.namespace import Namespace
     from pybk.streams.rebuild import RebuiltList
-
-DIGESTS: Final = ("CRC32C", "NONE", "HMAC_SHA256", "XXH3")
-"""The names of digests, without the import of what computes them."""
 
 _PLACES: Final = "a sequence number, a position, txid=NUMBER, or time=TIME as 2026-01-31T12:00:00+00:00"
 
@@ -50,8 +44,6 @@ class _LogVerbs(LogVerbs["Log"]):
         rename.add_argument("target", metavar="NEW", help="its new name")
         text = "list the subscriptions of a log with what they have not acknowledged"
         add("subscriptions", self._subscriptions, text)
-        text = "show how the ledgers of a log are made, or change it for all who open it"
-        _takes_settings(add("settings", self._settings, text))
         return add
 
     def takes_append(self, command: argparse.ArgumentParser) -> None:
@@ -114,58 +106,6 @@ class _LogVerbs(LogVerbs["Log"]):
         headers = ("name", "first_unacked", "backlog", "acked_ranges")
         return print_rows(parsed, rows, headers, "subscriptions")
 
-    def _settings(self, parsed: argparse.Namespace) -> int:
-        from pybk.ledger.digest import DigestType
-
-        given = {
-            "quorums": parsed.quorums,
-            "digest_type": parsed.digest and DigestType[parsed.digest],
-            "storage_hints": parsed.storage_hint and {StorageHint(parsed.storage_hint)},
-            "segment_bytes": parsed.segment_bytes,
-            "segment_age_s": parsed.segment_age,
-            "segment_records": parsed.segment_records,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        is_changed = bool(changes) or parsed.defaults
-        with (
-            manager_of(parsed, read_only=not is_changed) as manager,
-            self.open(parsed, manager, parsed.name, "w" if is_changed else "r") as log,
-        ):
-            if is_changed:
-                from pybk.streams.log_settings import LogSettings
-
-                log.set_settings(replace(LogSettings() if parsed.defaults else log.settings, **changes))
-            kept = log.settings
-        shown = {
-            "quorums": None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums)),
-            "digest_type": None if kept.digest_type is None else kept.digest_type.name,
-            "storage_hints": sorted(each.value for each in kept.storage_hints),
-            "segment_bytes": kept.segment_bytes,
-            "segment_age_s": kept.segment_age_s,
-            "segment_records": kept.segment_records,
-        }
-        if parsed.json:
-            print_json(shown)
-            return SOUND
-        for name, value in shown.items():
-            text = ", ".join(value) if isinstance(value, list) else value
-            print(f"{name:<16} {text or 'default'}")
-        return SOUND
-
-
-def _takes_settings(settings: argparse.ArgumentParser) -> None:
-    settings.add_argument(
-        "--quorums", type=_quorums, metavar="E/W/A", help="ensemble size, write and ack quorum: 3/2/2"
-    )
-    settings.add_argument("--digest", choices=DIGESTS, help="what guards the records")
-    settings.add_argument(
-        "--storage-hint", choices=[each.value for each in StorageHint], help="where its ledgers should live"
-    )
-    settings.add_argument("--segment-bytes", type=whole_number, metavar="BYTES", help="bytes of a ledger")
-    settings.add_argument("--segment-age", type=float, metavar="SECONDS", help="age of a ledger")
-    settings.add_argument("--segment-records", type=whole_number, metavar="RECORDS", help="records of a ledger")
-    settings.add_argument("--defaults", action="store_true", help="give up all settings that are not given")
-
 
 def _place(text: str) -> Start:
     """Return the place that a text names."""
@@ -183,17 +123,6 @@ def _place(text: str) -> Start:
         return Position.parse(text) if ":" in text else int(text)
     except (ValueError, UsageError):
         raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACES}") from None
-
-
-def _quorums(text: str) -> tuple[int, ...]:
-    """Return the quorums that a text names."""
-    try:
-        ensemble, write, ack = map(int, text.split("/"))
-    except ValueError:
-        ensemble = write = ack = 0
-    if not ensemble >= write >= ack >= 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.50} is not quorums; it takes E/W/A, from E down, such as 3/2/2")
-    return ensemble, write, ack
 
 
 def _names(manager: LedgerManager, password: bytes, *, insecure: bool = True) -> Namespace:

@@ -20,6 +20,7 @@ from pybk.admin.cli.arguments import (
     whole_number,
 )
 from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.cli.log_settings import changed_settings, changes_settings, fields_of, takes_settings
 from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json, print_json_line, print_note, print_table
 from pybk.admin.shown_text import shown_name
 from pybk.errors import LogExistsError, PybkError, UnauthorizedError
@@ -150,6 +151,8 @@ class LogVerbs(ABC, Generic[L]):
             "--steal", action="store_true", help="also from a live writer, and live owners of subscriptions"
         )
         takes_confirmation(delete, "check that the log is there")
+        text = "show how the ledgers of a log are made, or change it for all who open it"
+        takes_settings(add("settings", self._settings, text))
         return add
 
     def takes_append(self, command: argparse.ArgumentParser) -> None:
@@ -250,6 +253,19 @@ class LogVerbs(ABC, Generic[L]):
             password = password_of(parsed) or b""
             self.sort().delete(manager, parsed.name, password=password, insecure=True, steal=parsed.steal)
         return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
+
+    def _settings(self, parsed: argparse.Namespace) -> int:
+        is_changed = changes_settings(parsed)
+        # It is open for reading, so that its owner keeps it.
+        with (
+            manager_of(parsed, read_only=not is_changed) as manager,
+            self.open(parsed, manager, parsed.name, "r") as log,
+        ):
+            if is_changed:
+                log.set_settings(changed_settings(parsed, log.settings))
+            fields = fields_of(log.settings)
+        text = "\n".join(f"{name:<16} {shown(value) or 'default'}" for name, value in fields.items())
+        return print_result(parsed, fields, text)
 
 
 def verbs_of(parser: CommandParser) -> AddVerb:

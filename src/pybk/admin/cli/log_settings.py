@@ -1,0 +1,81 @@
+"""The verb ``settings`` of ``pybk log`` and ``pybk wal``: its options, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pybk.admin.cli.arguments import whole_number
+from pybk.flags import StorageHint
+
+if TYPE_CHECKING:
+    from pybk.streams.log_settings import LogSettings
+
+DIGESTS: Final = ("CRC32C", "NONE", "HMAC_SHA256", "XXH3")
+"""The names of digests, without the import of what computes them."""
+
+
+def takes_settings(settings: argparse.ArgumentParser) -> None:
+    """Have a command take settings of a log."""
+    settings.add_argument(
+        "--quorums", type=_quorums, metavar="E/W/A", help="ensemble size, write and ack quorum: 3/2/2"
+    )
+    settings.add_argument("--digest", choices=DIGESTS, help="what guards the records")
+    settings.add_argument(
+        "--storage-hint", choices=[each.value for each in StorageHint], help="where its ledgers should live"
+    )
+    settings.add_argument("--segment-bytes", type=whole_number, metavar="BYTES", help="bytes of a ledger")
+    settings.add_argument("--segment-age", type=float, metavar="SECONDS", help="age of a ledger")
+    settings.add_argument("--segment-records", type=whole_number, metavar="RECORDS", help="records of a ledger")
+    settings.add_argument("--defaults", action="store_true", help="give up all settings that are not given")
+
+
+def _quorums(text: str) -> tuple[int, ...]:
+    """Return the quorums that a text names."""
+    try:
+        ensemble, write, ack = map(int, text.split("/"))
+    except ValueError:
+        ensemble = write = ack = 0
+    if not ensemble >= write >= ack >= 1:
+        raise argparse.ArgumentTypeError(f"{text!r:.50} is not quorums; it takes E/W/A, from E down, such as 3/2/2")
+    return ensemble, write, ack
+
+
+def changes_settings(parsed: argparse.Namespace) -> bool:
+    """Return whether the arguments name a setting, or all."""
+    return bool(_given(parsed)) or bool(parsed.defaults)
+
+
+def changed_settings(parsed: argparse.Namespace, kept: LogSettings) -> LogSettings:
+    """Return the settings that a log keeps from now on."""
+    from pybk.streams.log_settings import LogSettings
+
+    return replace(LogSettings() if parsed.defaults else kept, **_given(parsed))
+
+
+def _given(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that the arguments name."""
+    from pybk.ledger.digest import DigestType
+
+    given = {
+        "quorums": parsed.quorums,
+        "digest_type": parsed.digest and DigestType[parsed.digest],
+        "storage_hints": parsed.storage_hint and {StorageHint(parsed.storage_hint)},
+        "segment_bytes": parsed.segment_bytes,
+        "segment_age_s": parsed.segment_age,
+        "segment_records": parsed.segment_records,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def fields_of(kept: LogSettings) -> dict[str, Any]:
+    """Return the settings that a log keeps, as JSON has them."""
+    return {
+        "quorums": None if kept.quorums == (None, None, None) else "/".join(map(str, kept.quorums)),
+        "digest_type": None if kept.digest_type is None else kept.digest_type.name,
+        "storage_hints": sorted(each.value for each in kept.storage_hints),
+        "segment_bytes": kept.segment_bytes,
+        "segment_age_s": kept.segment_age_s,
+        "segment_records": kept.segment_records,
+    }
