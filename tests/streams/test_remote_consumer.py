@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,29 @@ def test_no_call_waits_without_a_limit_for_a_process_that_is_stopped(
         with pytest.raises(ClosedError, match=r"did not answer within 0\.05 seconds") as caught:
             getattr(consumer, call)(0)
         assert caught.value.outcome_unknown
+
+
+def test_an_acknowledgement_does_not_wait_without_a_limit_for_a_read_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_consumer, "ANSWER_SECONDS", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(2) as threads:
+        listener.bind(str(tmp_path / "sub.sock"))
+        listener.listen()
+        consumer = RemoteConsumer.connect(tmp_path / "sub.sock")
+        connection, _ = listener.accept()
+        with connection:
+            reading = threads.submit(consumer.read)
+            assert connection.recv(1), "the read is under way, and its process does not answer"
+            acknowledging = threads.submit(consumer.ack, 0)
+            try:
+                with pytest.raises(TooManyRequestsError, match=r"another call .* nothing was done"):
+                    acknowledging.result(SOON)
+                assert not reading.done()
+            finally:
+                consumer.close()
+        with pytest.raises(ClosedError):
+            reading.result(SOON)
 
 
 def test_a_forked_child_leaves_its_parents_connections_alone(subscription: Subscription, tmp_path: Path) -> None:

@@ -27,7 +27,15 @@ from functools import partial
 from typing import Any, Final, Self
 
 from pybk import errors
-from pybk.errors import ClosedError, CorruptError, IllegalOperationError, LogSealedError, PybkError, UsageError
+from pybk.errors import (
+    ClosedError,
+    CorruptError,
+    IllegalOperationError,
+    LogSealedError,
+    PybkError,
+    TooManyRequestsError,
+    UsageError,
+)
 from pybk.manager.append_future import seconds_of
 from pybk.manager.handle import Handle
 from pybk.manager.opening import Opening
@@ -365,7 +373,7 @@ class RemoteConsumer(Handle):
     What it was handed and has not acknowledged is handed out to others when it is closed, or its process ends. In a
     forked child every call raises ForkedProcessError, and ``close`` does nothing.
 
-    Threads: one call at a time, others wait; ``close`` from any.
+    Threads: one call at a time, others wait as long as for a response; ``close`` from any.
     """
 
     def __init__(self, path: str, connection: socket.socket) -> None:
@@ -436,6 +444,7 @@ class RemoteConsumer(Handle):
         Raises:
             ClosedError: The server has ended, or this was closed. Also if there is no response 5 seconds after the
                 timeout, because the process that serves this is stopped; then this is closed, too.
+            TooManyRequestsError: A call of another thread has not ended in that time; nothing was done.
             PybkError: As ``Subscription.read_many``.
         """
         patience = seconds_of(timeout)
@@ -450,6 +459,8 @@ class RemoteConsumer(Handle):
         Raises:
             ClosedError: The server has ended, or this was closed. ``outcome_unknown`` is set. Also if there is no
                 response within 60 seconds, because the process that serves this is stopped; then this is closed, too.
+            TooManyRequestsError: A call of another thread, such as a ``read``, has not ended within 60 seconds; nothing
+                was done.
             PybkError: As ``Subscription.ack``.
         """
         changes = None if properties is None else dict(properties)
@@ -512,19 +523,40 @@ class RemoteConsumer(Handle):
             raise UsageError(
                 f"the request has {len(frame)} bytes; it takes at most {_REQUEST_BYTES_MAX}: name fewer records at once"
             )
+        limit = patience if patience is not None and patience < _PATIENCE_MAX else None
+        taken = list[bool]()
         try:
-            with self._lock:
-                limited = patience is not None and patience < _PATIENCE_MAX
-                deadline = time.monotonic() + patience if patience is not None and limited else None
-                self._socket.settimeout(patience if limited else None)
-                self._socket.sendall(frame)
-                header_bytes, data_bytes = _lengths(self._exactly(_LENGTHS.size, deadline))
-                header = _header_of(self._exactly(header_bytes, deadline))
-                data = self._exactly(data_bytes, deadline)
+            # One call into C takes the lock and keeps the answer: an interrupt between the two would leave it locked.
+            taken.extend(map(self._lock.acquire, (True,), (-1 if limit is None else limit,)))
+            if True not in taken:
+                raise TooManyRequestsError(
+                    f"another call of the consumer at {self.path!r} has not ended for {limit:.3g} seconds; nothing was "
+                    "done: read with a timeout, or connect a consumer for each thread"
+                )
+            header, data = self._exchanged(frame, limit)
+        finally:
+            if True in taken:
+                self._lock.release()
+        if "error" in header:
+            kind = getattr(errors, header["error"], None)
+            if not (isinstance(kind, type) and issubclass(kind, PybkError)):
+                kind = PybkError
+            raise kind(header["message"], outcome_unknown=header["outcome_unknown"])
+        return header, data
+
+    def _exchanged(self, frame: bytes, limit: float | None) -> tuple[dict[str, Any], bytes]:
+        """Send a request, and return the response; the caller holds the lock."""
+        try:
+            deadline = None if limit is None else time.monotonic() + limit
+            self._socket.settimeout(limit)
+            self._socket.sendall(frame)
+            header_bytes, data_bytes = _lengths(self._exactly(_LENGTHS.size, deadline))
+            header = _header_of(self._exactly(header_bytes, deadline))
+            return header, self._exactly(data_bytes, deadline)
         except TimeoutError as error:
             self.close()  # the response may come yet, and would be taken for that of the next request
             raise ClosedError(
-                f"the process that serves {self.path!r} did not answer within {patience or 0.0:.3g} seconds; "
+                f"the process that serves {self.path!r} did not answer within {limit or 0.0:.3g} seconds; "
                 "have it continue if it is stopped, and connect again",
                 outcome_unknown=True,
             ) from error
@@ -536,12 +568,6 @@ class RemoteConsumer(Handle):
         except BaseException:
             self.close()  # the response would be taken for that of the next request
             raise
-        if "error" in header:
-            kind = getattr(errors, header["error"], None)
-            if not (isinstance(kind, type) and issubclass(kind, PybkError)):
-                kind = PybkError
-            raise kind(header["message"], outcome_unknown=header["outcome_unknown"])
-        return header, data
 
     def _exactly(self, nbytes: int, deadline: float | None) -> bytes:
         """Return so many bytes of the response; TimeoutError if they do not come in time."""
