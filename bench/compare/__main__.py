@@ -56,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no row begins with {parsed.row}; there are {', '.join(rows())}")
     parsed.directory.mkdir(parents=True, exist_ok=True)
     scale = Scale(parsed.rounds, parsed.seconds, 16 << 10, 1000, 1 << 26, 1 << 26)
-    with sources(parsed.base) as base:
-        compared = [compare(name, base, scale, parsed.directory, parsed.pairs) for name in chosen]
+    with installed(parsed.base) as places:
+        compared = []
+        for name in chosen:
+            compared.append(compare(name, places, scale, parsed.directory, parsed.pairs))
+            print(compared[-1], file=sys.stderr)
     if parsed.json:
         print(json.dumps([asdict(row) | {"failed": row.failed} for row in compared], indent=1))
     else:
@@ -91,6 +94,10 @@ class Compared:
     base_calls: float
     head_calls: float
 
+    def __str__(self) -> str:
+        """Return the row as a line."""
+        return f"{self.name}: {self.ratio:.3f} ({self.low:.3f} to {self.high:.3f}){' SLOWER' if self.failed else ''}"
+
     @property
     def failed(self) -> bool:
         """Whether the working tree is slower, beyond doubt."""
@@ -112,15 +119,24 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 @contextmanager
-def sources(commit: str) -> Iterator[Path]:
-    """Take a commit's sources out of the repository; they are removed afterwards."""
-    made = subprocess.run(["git", "archive", commit, "src"], cwd=ROOT, capture_output=True, check=False)
+def installed(commit: str) -> Iterator[tuple[Path, Path]]:
+    """Install a commit and the working tree, which may change meanwhile, each with its core; removed afterwards."""
+    made = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
     if made.returncode:
         raise SystemExit(f"{commit} is not a commit of this repository: {made.stderr.decode().strip()}")
-    with tempfile.TemporaryDirectory(prefix="pybk-base-") as target:
+    with tempfile.TemporaryDirectory(prefix="pybk-compare-") as target:
+        base, head = Path(target) / "base", Path(target) / "head"
         with tarfile.open(fileobj=BytesIO(made.stdout)) as archive:
-            archive.extractall(target, filter="data")
-        yield Path(target) / "src"
+            archive.extractall(base, filter="data")
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).exists():
+                (head / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, head / name)
+        for tree in (base, head):
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            subprocess.run([*pip, "--target", tree / "installed", tree], check=True)
+        yield base / "installed", head / "installed"
 
 
 @contextmanager
@@ -159,10 +175,9 @@ def _ask(process: subprocess.Popen[str], seconds: float) -> float:
     return float(_answer(process))
 
 
-def compare(name: str, base: Path, scale: Scale, directory: Path, pairs: int) -> Compared:
+def compare(name: str, places: tuple[Path, Path], scale: Scale, directory: Path, pairs: int) -> Compared:
     """Let pairs of processes take turns at one row, the working tree's first in every second pair and round."""
     unit = rows()[name][0].unit
-    places = base, ROOT / "src"
     figures: list[list[float]] = [[], []]
     ratios = []
     for number in range(pairs):
