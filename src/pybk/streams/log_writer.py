@@ -125,21 +125,13 @@ class LogWriter(Handle):
         time_ns: int | None = None,
         wait: bool = True,
     ) -> RecordFuture[Position]:
-        """Append one record without waiting for it to be durable; arguments and errors as for ``append``.
+        """Append one record without waiting for it to be durable; arguments and errors are those of ``append``.
 
-        Args:
-            data: As for ``append``, as all others but ``wait``.
-            txid: As for ``append``.
-            key: As for ``append``.
-            headers: As for ``append``.
-            time_ns: As for ``append``.
-            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some. False raises instead.
+        When ``max_outstanding_bytes`` are not durable yet, it waits for some; without ``wait`` it raises
+        TooManyRequestsError instead, and nothing was done.
 
         Returns:
             A future of the position: ``result()``, ``add_done_callback``, or ``await`` it.
-
-        Raises:
-            TooManyRequestsError: ``wait`` is False, and too much is outstanding; nothing was done.
         """
         batch = _One(self._order, self._item(NewRecord(data, txid, key, headers, time_ns)))
         return self._writer.append_batch(batch, kick=True, wait=wait)

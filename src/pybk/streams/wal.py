@@ -453,18 +453,13 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         return writer.result_of(writer.append(self._checked(data, time_ns), time_ns, kick=False))
 
     def append_async(self, data: bytes, *, time_ns: int | None = None, wait: bool = True) -> RecordFuture[int]:
-        """Append one record without waiting for it to be durable; arguments and errors as for ``append``.
+        """Append one record without waiting for it to be durable; arguments and errors are those of ``append``.
 
-        Args:
-            data: As for ``append``.
-            time_ns: As for ``append``.
-            wait: When ``max_outstanding_bytes`` are not durable yet, wait for some. False raises instead.
+        When ``max_outstanding_bytes`` are not durable yet, it waits for some; without ``wait`` it raises
+        TooManyRequestsError instead, and nothing was done.
 
         Returns:
             A future of the LSN: ``result()``, ``add_done_callback``, or ``await`` it.
-
-        Raises:
-            TooManyRequestsError: ``wait`` is False, and too much is outstanding; nothing was done.
         """
         return self._writing().append(self._checked(data, time_ns), time_ns, kick=True, wait=wait)
 
