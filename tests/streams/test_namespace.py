@@ -73,7 +73,7 @@ class Seen:
 # ---- create, open, list, delete --------------------------------------------------------------------------------------
 
 
-def test_logs_are_created_once_listed_by_prefix_and_deleted(logs: Namespace) -> None:
+def test_logs_are_created_once_listed_by_prefix_and_deleted(logs: Namespace, manager: LedgerManager) -> None:
     assert logs.names() == []
     with logs.create("orders/eu") as log:
         assert len(log) == 0
@@ -82,7 +82,8 @@ def test_logs_are_created_once_listed_by_prefix_and_deleted(logs: Namespace) -> 
     filled(logs, "orders/us", b"one")
     filled(logs, "other", b"two")
     assert logs.names() == ["orders/eu", "orders/us", "other"]
-    assert logs.names("orders/") == ["orders/eu", "orders/us"]
+    assert logs.names("orders/") == Log.names(manager, "orders/") == ["orders/eu", "orders/us"]
+    assert WriteAheadLog.names(manager) == []
     assert (logs.exists("other"), logs.exists("absent")) == (True, False)
     with pytest.raises(NoSuchLogError):
         logs.log("absent", create=False)

@@ -1027,3 +1027,19 @@ def test_a_log_that_was_sealed_here_says_how_it_is_read(manager: LedgerManager) 
             read()
     with opened_reader(manager) as reader:
         assert [record.data for record in reader.replay()] == [b"x"]
+
+
+def test_a_promotion_of_a_log_that_is_closed_meanwhile_does_not_pass_for_done(manager: LedgerManager) -> None:
+    with opened(manager) as wal:
+        wal.append(b"1")
+        wal.roll()
+        wal.append(b"2")
+    reader, applied = opened_reader(manager), list[bytes]()
+
+    def apply(record: WalRecord) -> None:
+        applied.append(record.data)
+        reader.close()
+
+    with pytest.raises(ClosedError, match="closed"):
+        reader.promote(apply)
+    assert applied == [b"1"], "the records that are left were not applied"

@@ -565,9 +565,11 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         first = None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn")
         return first, self.durable_lsn if to_lsn is None else min(_whole_lsn(to_lsn, "to_lsn"), self.durable_lsn)
 
-    def _batches(self, first: int | None, last: int) -> Generator[tuple[RecordReader, Records], None, None]:
-        """Yield records, each time with the reader that has read them."""
-        reader = self._reader(first)
+    def _batches(
+        self, first: int | None, last: int, generation: int | None = None
+    ) -> Generator[tuple[RecordReader, Records], None, None]:
+        """Yield records, each time with the reader that has read them; ClosedError if the log is closed meanwhile."""
+        reader = self._reader(first, generation)
         try:
             while (records := reader.read(last=last)) is not None:
                 yield reader, records
@@ -913,14 +915,11 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             assert self.recovery is not None
             assert self._unapplied is not None
             generation, lsn = self._unapplied
-            reader = self._reader(lsn, generation)
-            try:
-                while (records := reader.read(last=self.recovery.last_lsn)) is not None:
+            with closing(self._batches(lsn, self.recovery.last_lsn, generation)) as batches:
+                for reader, records in batches:
                     for record in wal_records(records):
                         apply(record)
                         self._unapplied = reader.generation, record.lsn + 1
-            finally:
-                reader.close()
         self._unapplied = None
 
     def _checked_position(self, applied: object) -> tuple[int | None, int | None]:
