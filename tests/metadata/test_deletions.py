@@ -14,8 +14,9 @@ from pybk.metadata import deletions
 from pybk.metadata.authenticated_values import ValueKind, encode_json
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
-from pybk.metadata.ledgers import LEDGERS_KEY, ledger_path
+from pybk.metadata.ledgers import LEDGERS_KEY, deleted_ids_key, ledger_path
 from pybk.metadata.registration import BookieState
+from pybk.metadata.store import MetadataStore
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import bookie, cluster_on, ledger
 from tests.metadata.simulated_store import Fault
@@ -187,6 +188,66 @@ def test_a_tombstone_is_folded_once_every_bookie_is_past_its_page(world: World) 
         cluster.record_deletion_position(bookie(number), page)
     assert (cluster.trim_deletions(), cluster.is_folded(6), cluster.is_folded(8)) == (1, True, True)
     assert cluster.read_ledger(9).metadata.ledger_id == 9
+
+
+def test_a_damaged_value_of_deleted_ids_is_made_again_and_gives_none_of_them(world: World) -> None:
+    cluster = cluster_on(world.open())
+    cluster.claim_cookie(bookie(1))
+    cluster.create_ledger(ledger(9))
+    cluster.record_deletion_position(bookie(1), deleted_on_a_page(cluster, 7, 30_000))
+    assert cluster.trim_deletions() == 1
+    delete(cluster, 11)
+    store, key = world.open(), deleted_ids_key(7)
+    store.put(key, b"\x02damaged", store_version(store, key))
+    for refused in (
+        lambda: cluster.create_ledger(ledger(8)),
+        lambda: cluster.read_ledger(7),
+        lambda: cluster.is_unheard_of(8),
+    ):
+        with pytest.raises(CorruptError, match="`pybk metadata check URL --repair` makes it again"):
+            refused()
+    assert cluster.repair_deleted_ids(held={12}) == [key]
+    assert cluster.repair_deleted_ids() == []
+    assert [cluster.is_folded(each) for each in (7, 8, 9_999, 30_000)] == [True] * 4
+    assert [cluster.is_folded(each) for each in (9, 11, 12, 10_000)] == [False] * 4
+    assert cluster.read_ledger(9).metadata.ledger_id == 9
+    with pytest.raises(LedgerExistsError):
+        cluster.create_ledger(ledger(7))
+    cluster.create_ledger(ledger(12))
+    cluster.record_deletion_position(bookie(1), cluster.append_deletions([11]))
+    assert (cluster.trim_deletions(), cluster.is_folded(11)) == (1, True)
+
+
+def test_a_tombstone_that_is_removed_while_deleted_ids_are_made_again_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = SimWorld()
+    store = world.open()
+    cluster = cluster_on(store)
+    cluster.claim_cookie(bookie(1))
+    cluster.record_deletion_position(bookie(1), deleted_on_a_page(cluster, 7))
+    cluster.trim_deletions()
+    delete(cluster, 8)
+    key, path = deleted_ids_key(7), f"{LEDGERS_KEY}/{ledger_path(8)}"
+    store.put(key, b"\x02", store_version(store, key))
+    listed = store.children
+
+    def folded_meanwhile(key: str) -> list[str]:
+        found = listed(key)
+        if "0008" in found:
+            store.delete(path, store_version(store, path))
+        return found
+
+    monkeypatch.setattr(store, "children", folded_meanwhile)
+    assert cluster.repair_deleted_ids() == [key]
+    assert cluster.is_folded(8)
+
+
+def store_version(store: MetadataStore, key: str) -> int:
+    """Return the version of a key."""
+    node = store.get(key, latest=True)
+    assert node is not None
+    return node.version
 
 
 def test_below_the_level_streams_tombstones_stay() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import unquote
 
-from pybk.errors import CorruptError, PybkError
+from pybk.errors import CorruptError, MetadataForgedError, PybkError
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.metadata import durable_positions, epochs
 from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, from_base64
@@ -17,7 +17,7 @@ from pybk.metadata.durable_positions import POSITIONS_KEY
 from pybk.metadata.epochs import EPOCH_KEY, OUTDATED_KEY
 from pybk.metadata.export import NOT_EXPORTED
 from pybk.metadata.id_ranges import count_ids, decode_ranges
-from pybk.metadata.ledgers import DELETED_KEY, IDS_KEY, LEDGERS_KEY, ledger_path
+from pybk.metadata.ledgers import DELETED_IDS_REMEDY, DELETED_KEY, IDS_KEY, LEDGERS_KEY, ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.pointers import POINTERS_KEY
 from pybk.metadata.registration import COOKIES_KEY
@@ -122,7 +122,8 @@ class _Check:
             if kind in self._by_kind:
                 self._by_kind[kind](key, payload)
         except PybkError as error:
-            self._problem(key, str(error))
+            damaged_ids = first == DELETED_KEY and isinstance(error, CorruptError | MetadataForgedError)
+            self._problem(key, f"{error}; {DELETED_IDS_REMEDY}" if damaged_ids else str(error))
 
     def _problem(self, key: str, problem: str) -> None:
         self._problems.append(MetadataProblem(key, problem))
@@ -225,4 +226,5 @@ class _Check:
             self._epoch,
             tuple(self._problems),
             tuple(notes),
+            (),
         )

@@ -34,16 +34,25 @@ the head: every ledger of the pages up to there had its tombstone before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final
 from urllib.parse import unquote
 
-from pybk.errors import CorruptError, MetadataExistsError, MetadataVersionError, PybkError, UsageError
+from pybk.errors import (
+    CorruptError,
+    MetadataExistsError,
+    MetadataForgedError,
+    MetadataVersionError,
+    PybkError,
+    UsageError,
+)
 from pybk.feature_level import FeatureLevel
 from pybk.ledger.ledger_metadata import INSTANCE_BYTES, Bookie
 from pybk.metadata.authenticated_values import (
+    UnknownEpochError,
     ValueKind,
     decode_json,
     encode_json,
@@ -51,7 +60,7 @@ from pybk.metadata.authenticated_values import (
     to_base64,
 )
 from pybk.metadata.id_ranges import with_ids
-from pybk.metadata.ledgers import LEDGERS_KEY, Ledgers, deleted_ids_key, ledger_path
+from pybk.metadata.ledgers import DELETED_KEY, LEDGERS_KEY, Ledgers, deleted_ids_key, ledger_path
 from pybk.metadata.registration import COOKIES_KEY, Bookies, BookieState, name_in_key
 
 logger = logging.getLogger(__name__)
@@ -66,6 +75,10 @@ PAGE_LEDGERS_MAX: Final = 10_000
 FOLDED_MAX: Final = 1000
 """Tombstones that one call of ``trim_deletions`` folds; each is one change of the metadata store."""
 
+DELETED_IDS: Final = 10_000
+"""Ids that one value of folded tombstones is about."""
+
+_DELETED_IDS_KEY: Final = re.compile(rf"{DELETED_KEY}/[0-9]{{3}}(/[0-9]{{4}}){{3}}")
 _NUMBER_MAX: Final = (1 << 53) - 1
 _DIGITS: Final = 16
 
@@ -213,6 +226,54 @@ class Deletions(Ledgers, Bookies):
                     self._put(ValueKind.DELETED_IDS, key, payload, version)
                 return
 
+    def repair_deleted_ids(self, held: Collection[int] = ()) -> list[str]:
+        """Make damaged values of deleted ids again, durably; returns their keys.
+
+        Which ids such a value had is not known any more. Each id of its ten thousand that has no key counts as deleted
+        from then on, so that none is given again; the next ids that are given are above them.
+
+        Args:
+            held: Ledgers that bookies still have, so that they were not folded (DT1), although they have no key.
+
+        Threads: Others may use the metadata meanwhile: they neither make nor fold ledgers of these ids before.
+        """
+        repaired = []
+        for key in self._damaged_deleted_ids():
+            node = self._store.get(key, latest=True)
+            known = self._ids_with_keys(key)
+            deleted = [each for each in _ids_of(key) if each not in known and each not in held]
+            payload = encode_json({"ranges": with_ids((), deleted)})
+            if node is None:
+                continue
+            with suppress(MetadataVersionError):  # another process has just made it again
+                self._put(ValueKind.DELETED_IDS, key, payload, node.version)
+            # An auditor may have been folding these when the value was damaged.
+            while gone := known - self._ids_with_keys(key):
+                self._record_deleted(key, sorted(gone))
+                known -= gone
+            if self.next_id() in _ids_of(key):
+                self.raise_ids(_ids_of(key).stop)
+            repaired.append(key)
+        return repaired
+
+    def _damaged_deleted_ids(self) -> list[str]:
+        """Return the keys of the values of deleted ids that are damaged."""
+        damaged = []
+        for key in [key for key, _ in self._store.walk() if _DELETED_IDS_KEY.fullmatch(key)]:
+            try:
+                self._deleted_ids(key)
+            except UnknownEpochError:
+                continue  # it may be sound: a process that has the secret can read it
+            except (CorruptError, MetadataForgedError):
+                damaged.append(key)
+        return damaged
+
+    def _ids_with_keys(self, key: str) -> set[int]:
+        """Return the ids of a value of deleted ids that have metadata, a tombstone, or a damaged value."""
+        names = self._store.children(f"{LEDGERS_KEY}{key.removeprefix(DELETED_KEY)}")
+        first = _ids_of(key).start
+        return {first + int(name) for name in names if name.isdecimal()}
+
     def _tombstones(self, ledger_ids: Sequence[int]) -> dict[int, int]:
         """Return those of some ledgers that have a tombstone, in their order, with its version."""
         keys = [f"{LEDGERS_KEY}/{ledger_path(ledger_id)}" for ledger_id in ledger_ids]
@@ -310,6 +371,12 @@ class Deletions(Ledgers, Bookies):
         payload = self._payload_of(ValueKind.DELETION_HEAD, DELETION_HEAD_KEY, node.value)
         where = f"metadata key {DELETION_HEAD_KEY!r}"
         return decode_json(payload, lambda values: _number(values["last"]), where=where), node.version
+
+
+def _ids_of(key: str) -> range:
+    """Return the ids that a value of ``DELETED_KEY`` is about."""
+    first = int(key.removeprefix(DELETED_KEY).replace("/", "")) * DELETED_IDS
+    return range(first, first + DELETED_IDS)
 
 
 def _page_key(number: int) -> str:

@@ -23,6 +23,7 @@ from pybk.errors import (
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.metadata.authenticated_values import (
     AuthenticatedValues,
+    UnknownEpochError,
     ValueKind,
     decode_json,
     encode_json,
@@ -42,6 +43,12 @@ logger = logging.getLogger(__name__)
 LEDGERS_KEY: Final = "ledgers"
 DELETED_KEY: Final = "deleted"
 """Below it are the ids of the deleted ledgers whose tombstones were folded: a value for each ten thousand ids."""
+
+DELETED_IDS_REMEDY: Final = (
+    "`pybk metadata check URL --repair` makes it again: of its ten thousand ids those that no ledger has count as "
+    "deleted then"
+)
+"""The remedy for a damaged value of deleted ids."""
 
 IDS_KEY: Final = "ids"
 ID_BLOCK: Final = 1000
@@ -188,10 +195,7 @@ class Ledgers(AuthenticatedValues):
         """Reserve a block of ids for this client by compare-and-set, and return its first id."""
         while True:
             node = self._store.get(IDS_KEY, latest=True)
-            first = 0
-            if node is not None:
-                payload = self._payload_of(ValueKind.IDS, IDS_KEY, node.value)
-                first = decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
+            first = 0 if node is None else self._next_of(node)
             if first + ID_BLOCK - 1 > LEDGER_ID_MAX:
                 raise UsageError(f"all ledger ids up to {LEDGER_ID_MAX} were given; use another cluster")
             payload = encode_json({"next": first + ID_BLOCK})
@@ -204,6 +208,15 @@ class Ledgers(AuthenticatedValues):
                 continue
             return first
 
+    def next_id(self) -> int:
+        """Return the first id that no client has reserved; 0 if none was given yet."""
+        node = self._store.get(IDS_KEY, latest=True)
+        return 0 if node is None else self._next_of(node)
+
+    def _next_of(self, node: Node) -> int:
+        payload = self._payload_of(ValueKind.IDS, IDS_KEY, node.value)
+        return decode_json(payload, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}")
+
     def raise_ids(self, next_id: int) -> None:
         """Have ids be given from ``next_id`` on, durably, unless they are given from a higher one on already."""
         while True:
@@ -213,8 +226,7 @@ class Ledgers(AuthenticatedValues):
                 if node is None:
                     self.create_value(ValueKind.IDS, IDS_KEY, payload)
                     return
-                found = self._payload_of(ValueKind.IDS, IDS_KEY, node.value)
-                if decode_json(found, lambda values: int(values["next"]), where=f"metadata key {IDS_KEY!r}") < next_id:
+                if self._next_of(node) < next_id:
                     self._put(ValueKind.IDS, IDS_KEY, payload, node.version)
                 return
 
@@ -508,8 +520,13 @@ class Ledgers(AuthenticatedValues):
         node = self._store.get(key, latest=latest)
         if node is None:
             return [], None
-        payload = self._payload_of(ValueKind.DELETED_IDS, key, node.value)
-        return decode_json(payload, decode_ranges, where=f"metadata key {key!r}"), node.version
+        try:
+            payload = self._payload_of(ValueKind.DELETED_IDS, key, node.value)
+            return decode_json(payload, decode_ranges, where=f"metadata key {key!r}"), node.version
+        except UnknownEpochError:
+            raise
+        except (CorruptError, MetadataForgedError) as error:
+            raise type(error)(f"{error}; {DELETED_IDS_REMEDY}") from error
 
     def watch_ledger(self, ledger_id: int, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after each change of a ledger's metadata, as ``MetadataStore.watch`` does."""

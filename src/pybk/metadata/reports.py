@@ -49,6 +49,7 @@ class MetadataCheckReport(NamedTuple):
         epoch: The metadata epoch as text; empty if the cluster has none yet.
         problems: What is wrong.
         notes: What may be as it should be, and is good to know.
+        repaired: Keys whose damaged value was made again before the check.
     """
 
     values: int
@@ -61,6 +62,7 @@ class MetadataCheckReport(NamedTuple):
     epoch: str
     problems: tuple[MetadataProblem, ...]
     notes: tuple[str, ...]
+    repaired: tuple[str, ...]
 
 
 class MetadataRestoreReport(NamedTuple):

@@ -99,9 +99,17 @@ def export(
         store.close()
 
 
-def check(text: str, secret: ClusterSecret | None, progress: Callable[[int, int], None]) -> MetadataCheckReport:
+def check(
+    text: str, secret: ClusterSecret | None, progress: Callable[[int, int], None], *, repair: bool
+) -> MetadataCheckReport:
     """Check metadata as ``check_metadata`` does."""
     derive = key_for(cluster_secrets(secret))
+    repaired: list[str] = []
+    if repair:
+        if "://" not in text:
+            raise UsageError(f"{text} is an export, which stays as it is; repair the metadata store: give its URL")
+        with open_cluster(text, secret, create=False, mending=True)[0] as metadata:
+            repaired = metadata.repair_deleted_ids()
     with ExitStack() as stack:
         if "://" in text:
             store = open_metadata(text, create=False)
@@ -116,7 +124,7 @@ def check(text: str, secret: ClusterSecret | None, progress: Callable[[int, int]
         if found is None:
             raise MetadataError(f"there is no cluster in {text}: check the URL or the file")
         identity, keys = check_cluster_value(found, derive)
-        return check_values(values(), identity, keys, derive, progress)
+        return check_values(values(), identity, keys, derive, progress)._replace(repaired=tuple(repaired))
 
 
 def _stored(store: MetadataStore) -> Iterator[tuple[str, bytes]]:
@@ -320,8 +328,7 @@ class Mending:
         """Decode the ledgers that the export or the store has."""
         for key, value in self._values.items():
             if key.startswith(f"{DELETED_KEY}/"):
-                _, payload = decode_authenticated(key, value, self._reading)
-                self._folded[key] = decode_json(payload, decode_ranges, where=f"key {key!r}")
+                self._decode_deleted_ids(key, value)
             if not key.startswith(f"{LEDGERS_KEY}/"):
                 continue
             try:
@@ -335,6 +342,13 @@ class Mending:
             except PybkError as error:
                 self._unreadable.add(ledger_id)
                 self._plan.not_made.append((ledger_id, str(error)))
+
+    def _decode_deleted_ids(self, key: str, value: bytes) -> None:
+        try:
+            _, payload = decode_authenticated(key, value, self._reading)
+            self._folded[key] = decode_json(payload, decode_ranges, where=f"key {key!r}")
+        except (CorruptError, MetadataForgedError) as error:
+            self._plan.notes.append(f"{error}; it is made again: its ids that no ledger has count as deleted")
 
     def _find(self, ledger_id: int) -> _Found:
         """Return what is known of a ledger."""
@@ -516,6 +530,7 @@ class Mending:
                     with suppress(MetadataExistsError):  # a run before this one was stopped
                         store.create(key, self._as_new(key, value))
         self._write_bookies(metadata)
+        metadata.repair_deleted_ids({each for held in self._holdings for each in held.known})
         self._write_ledgers(metadata)
         epoch = 0
         if self._new_epoch:

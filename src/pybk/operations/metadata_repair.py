@@ -59,13 +59,16 @@ def check_metadata(
     source: str | os.PathLike[str],
     *,
     cluster_secret: ClusterSecret | None = None,
+    repair: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataCheckReport:
-    """Decode and verify everything in a cluster's metadata store, or in an export of it; changes nothing.
+    """Decode and verify everything in a cluster's metadata store, or in an export of it.
 
     Args:
         source: The URL of the store, or the path of an export.
         cluster_secret: The cluster's secret, None for none.
+        repair: Make damaged values of deleted ids again before that, while the cluster is in use: those of their ids
+            that no ledger has count as deleted then. False changes nothing.
         progress: Called with the number of values checked, twice.
 
     Returns:
@@ -75,22 +78,26 @@ def check_metadata(
         MetadataForgedError: The secret is not the cluster's.
         CorruptError: The file is not a whole export.
         MetadataError: The store cannot be read, or there is no cluster.
+        UsageError: An export was to be repaired.
 
+    Durability: What was repaired is durable on return.
     Threads: Any.
     """
     from pybk.operations.metadata_mending import check
 
-    return check(path_of(source), cluster_secret, progress_of(progress) or _ignore)
+    repair = flag_of(repair, "repair")
+    return check(path_of(source), cluster_secret, progress_of(progress) or _ignore, repair=repair)
 
 
 async def check_metadata_async(
     source: str | os.PathLike[str],
     *,
     cluster_secret: ClusterSecret | None = None,
+    repair: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetadataCheckReport:
     """Check metadata as ``check_metadata`` does, in a thread, which also calls ``progress``."""
-    return await in_thread(check_metadata, source, cluster_secret=cluster_secret, progress=progress)
+    return await in_thread(check_metadata, source, cluster_secret=cluster_secret, repair=repair, progress=progress)
 
 
 # ---- restore and rebuild ---------------------------------------------------------------------------------------------

@@ -38,6 +38,11 @@ def add(parser: CommandParser) -> None:
     text = "decode and verify everything in a metadata store, or in an export; exit 1 if there are problems"
     check = add_command(nested, "check", _check, text, CLUSTER_OR_EXPORT)
     check.set_defaults(path_may_be_file=True)
+    check.add_argument(
+        "--repair",
+        action="store_true",
+        help="first make damaged values of deleted ids again: their ids that no ledger has count as deleted then",
+    )
     takes_secret(check)
     text = "restore an export to an empty metadata store, or accept one that was put back; all bookies must be closed"
     restore = add_command(nested, "restore", _restore, text, _URL)
@@ -86,7 +91,7 @@ def _check(parsed: argparse.Namespace) -> int:
     from pybk.operations.metadata_repair import check_metadata
 
     with secret_needed(), progress_bar(parsed, "check", "values") as progress:
-        found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), progress=progress)
+        found = check_metadata(parsed.path, cluster_secret=secret_of(parsed), repair=parsed.repair, progress=progress)
     if parsed.json:
         print_json({**found._asdict(), "problems": [one._asdict() for one in found.problems]})
     else:
@@ -95,6 +100,8 @@ def _check(parsed: argparse.Namespace) -> int:
 
 
 def _print_check(found: MetadataCheckReport) -> None:
+    for key in found.repaired:
+        print(f"{key} is made again")
     if found.problems:
         print_table(found.problems, ("key", "problem"), last_column=_LAST_COLUMN)
     for note in found.notes:
