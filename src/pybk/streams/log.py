@@ -113,6 +113,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
     numbers, and may have transaction ids, keys, headers and event times.
 
     Threads: any.
+    Cost: Properties read the log's record, as it is now: a round trip in a cluster.
     """
 
     __slots__ = ("__weakref__", "_opened_here", "_subscriptions")

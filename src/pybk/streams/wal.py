@@ -138,6 +138,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
     LSN is given again only by ``truncate_after``, and then under a higher ``generation``.
 
     Threads: any. Appends of all threads share syncs.
+    Cost: Properties read the log's record, as it is now: a round trip in a cluster. The writer knows ``epoch``,
+        ``generation`` and ``last_lsn`` itself.
     """
 
     def __init__(self, manager: LedgerManager, name: str, spec: LedgerSpec, *, owns: bool) -> None:
