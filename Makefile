@@ -68,9 +68,9 @@ test-long: $(VENV)/.test
 
 test-floors: $(BIN)/python
 	$(BIN)/python -m venv --clear $(VENV)/floors
-	$(BIN)/python tools/floors metrics zookeeper zstd > $(VENV)/floors/constraints
+	$(BIN)/python tools/floors http metrics zookeeper zstd > $(VENV)/floors/constraints
 	$(VENV)/floors/bin/python -m pip install --quiet --disable-pip-version-check \
-	    --constraint $(VENV)/floors/constraints --editable ".[test,metrics,zstd]"
+	    --constraint $(VENV)/floors/constraints --editable ".[test,http,metrics,zstd]"
 	$(VENV)/floors/bin/python -m pytest $(ARGS)
 
 test-pure: $(VENV)/.test
@@ -169,12 +169,12 @@ $(VENV)/.demo: $(BIN)/python $(PROJECT)
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench$(SPARK_TEST)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,http,metrics,zstd,bench$(SPARK_TEST)]"
 	@touch $@
 
 # What checks, documents and tests need together: the native core is built once, and what is imported is compiled then.
 $(VENV)/.ci: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[docs,test,metrics,zstd,bench,spark-test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[docs,test,http,metrics,zstd,bench,spark-test,dev]"
 	@touch $(VENV)/.check $(VENV)/.docs $(VENV)/.test $@
 
 $(VENV)/.http: $(BIN)/python
@@ -183,15 +183,15 @@ $(VENV)/.http: $(BIN)/python
 	@touch $@
 
 $(VENV)/.check: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,metrics,zstd,bench,spark-test,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,http,metrics,zstd,bench,spark-test,dev]"
 	@touch $@
 
 $(VENV)/.docs: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs,test,metrics,zstd]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs,test,http,metrics,zstd]"
 	@touch $@
 
 $(VENV)/.bench: $(BIN)/python $(PROJECT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench,zookeeper]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[bench,http,zookeeper]"
 	@touch $@
 
 $(VENV)/.spark: $(BIN)/python $(PROJECT)

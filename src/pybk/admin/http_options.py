@@ -104,7 +104,7 @@ class HttpSettings:
         Raises:
             UsageError: As ``serve`` for a bookie, but for an address that cannot be listened on.
         """
-        from pybk.admin.http.server import checked_context
+        from pybk.admin.http.certificates import checked_context
 
         host, _ = host_and_port(self.listen)
         checked_context(host, self.read_tokens(), self._files, of_bookie=True)
@@ -130,8 +130,11 @@ class HttpSettings:
         """Serve the interface of a manager, or of one bookie; the arguments are those of ``AdminServer``.
 
         Raises:
-            UsageError: As ``AdminServer`` and ``read_tokens``.
+            UsageError: As ``AdminServer`` and ``read_tokens``; or the extra ``pybk[http]`` is not installed.
         """
+        from pybk.admin.http.extra import check_installed
+
+        check_installed()
         from pybk.admin.http.server import AdminServer
 
         host, port = host_and_port(self.listen)

@@ -19,10 +19,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.admin import service_log
 from pybk.admin.bookie_options import BookieSettings
+from pybk.admin.http_options import HttpSettings
 from pybk.admin.sd_notify import notify, reloading
 from pybk.admin.signals import STOPS, Signals
 from pybk.bookie.server import BookieServer
@@ -109,8 +111,7 @@ def serve(
         *(settings.directory, __version__),
         extra=log_event("bookie.starting", directory=settings.directory, version=__version__),
     )
-    if settings.http is not None:
-        settings.http.check_for_bookie()
+    settings = replace(settings, http=_checked_http(settings))
     backend = _joined(settings, signals)
     if backend is None:
         return True
@@ -138,6 +139,19 @@ def serve(
     if isinstance(error, CookieError):
         raise error
     return error is None
+
+
+def _checked_http(settings: BookieSettings) -> HttpSettings | None:
+    """Return where it serves HTTP; None, with a warning, if the packages for that are not installed."""
+    if settings.http is None:
+        return None
+    settings.http.check_for_bookie()
+    from pybk.admin.http.extra import missing
+
+    if said := missing():
+        logger.warning("the bookie serves clients, and no HTTP port: %s", said)
+        return None
+    return settings.http
 
 
 def _since(began: float) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp
 
 from pybk import LedgerManager
 from pybk.admin.http import Scope, Token, asgi_app
-from pybk.admin.http.asgi import AsgiApplication
-from pybk.admin.http.messages import BODY_BYTES_MAX
+from pybk.admin.http.application import BODY_BYTES_MAX
 from tests.storage.real_store import open_quick
 
 TOKEN, TEXT = Token.new("me", Scope.ADMIN)
@@ -26,7 +26,7 @@ def manager(tmp_path: Path) -> Iterator[LedgerManager]:
 
 
 def ask(
-    application: AsgiApplication,
+    application: ASGIApp,
     method: str,
     path: str,
     parts: tuple[bytes, ...] = (b"",),
@@ -98,7 +98,7 @@ def test_what_a_client_did_not_finish_is_not_answered(manager: LedgerManager) ->
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": "/api/v1/cluster", "headers": [(b"host", b"localhost")]}
+    scope = {"type": "http", "method": "GET", "path": "/api/v1/cluster", "headers": [(b"host", b"localhost")]}
     asyncio.run(asgi_app(manager, tokens=[TOKEN])(scope, receive, send))  # type: ignore[arg-type]
     assert not sent
 
@@ -123,5 +123,6 @@ def test_the_lifespan_of_its_server_is_followed(manager: LedgerManager) -> None:
     assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert ask(application, "GET", "/readyz")[0] == 503
     assert manager.health().state == "ok", "the manager is its owner's"
-    with pytest.raises(ValueError, match="websocket"):
-        asyncio.run(application({"type": "websocket"}, receive, send))  # type: ignore[arg-type]
+    sent.clear()
+    asyncio.run(application({"type": "websocket", "path": "/"}, receive, send))  # type: ignore[arg-type]
+    assert sent == ["websocket.close"]

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect, sync_playwright
+from starlette.types import ASGIApp
 
-from pybk.admin.http.asgi import AsgiApplication
 from tests.admin.http.test_asgi import ask
 from tests.paths import ROOT
 from tests.waiting import WAIT_S
@@ -90,7 +90,7 @@ def watched(browser: Browser, **options: Any) -> Iterator[Watched]:
         context.close()
 
 
-def mount(page: Page, application: AsgiApplication) -> None:
+def mount(page: Page, application: ASGIApp) -> None:
     """Have an application answer the requests below ``MOUNTED``, as a server of ASGI with a mount does."""
     pool = ThreadPoolExecutor(1)  # a thread in which no event loop runs
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import CommandParser, takes_output, whole_number
 from pybk.admin.cli.output import DAMAGED, SOUND, counted, print_json, print_json_line, print_table
+from pybk.admin.http.extra import missing
 from pybk.admin.profiles import Profile, path_of
 from pybk.errors import UsageError
 
@@ -161,7 +162,10 @@ def _print_started(parsed: argparse.Namespace, cluster: DevCluster, seconds: flo
         serving = counted(len(cluster.bookies), "bookie serves", "bookies serve")
         print(f"\n{serving} after {seconds:.1f} s, in {cluster.directory}")
         print(f"metadata: {cluster.url}   its secret: {cluster.secret_file}")
-        print(f"the page: {cluster.console.http}/   its token, for changes: {cluster.path('token')}")
+        if cluster.page:
+            print(f"the page: {cluster.page}   its token, for changes: {cluster.path('token')}")
+        else:
+            print(f"there is no page: {missing()}")
         print("\nnext:")
         print(f"  export PYBK_PROFILE={cluster.profile}")
         print("  pybk cluster status")
@@ -198,8 +202,8 @@ def _status(parsed: argparse.Namespace) -> int:
     else:
         _print_members(cluster)
         print(f"\nmetadata: {cluster.url}   its secret: {cluster.secret_file}")
-        print(f"the page: {cluster.console.http}/   directory: {cluster.directory}")
-    return SOUND if all(each.state == "running" for each in cluster.members.values()) else DAMAGED
+        print(f"the page: {cluster.page or 'none'}   directory: {cluster.directory}")
+    return SOUND if all(each.state == "running" for each in cluster.wanted) else DAMAGED
 
 
 def _faults(cluster: DevCluster, member: Member) -> list[str]:
@@ -224,7 +228,7 @@ def _as_json(cluster: DevCluster) -> dict[str, Any]:
         "metadata": cluster.url,
         "secret_file": cluster.secret_file,
         "token_file": cluster.path("token"),
-        "page": f"{cluster.console.http}/",
+        "page": cluster.page,
         "members": [
             {
                 "name": each.name,
@@ -233,7 +237,7 @@ def _as_json(cluster: DevCluster) -> dict[str, Any]:
                 "zone": each.zone,
                 "address": each.address,
                 "http": each.http,
-                "metrics": f"{each.http}/metrics",
+                "metrics": f"{each.http}/metrics" if each.http else "",
                 "log": cluster.path("logs", f"{each.name}.log"),
                 "faults": _faults(cluster, each),
             }
@@ -243,7 +247,9 @@ def _as_json(cluster: DevCluster) -> dict[str, Any]:
 
 
 def _scrape_configuration(cluster: DevCluster) -> str:
-    targets = "".join(f'          - "{each.http.partition("//")[2]}"\n' for each in cluster.members.values())
+    targets = "".join(
+        f'          - "{each.http.partition("//")[2]}"\n' for each in cluster.members.values() if each.http
+    )
     return (
         "scrape_configs:\n"
         "  - job_name: pybk\n"

@@ -25,8 +25,7 @@ def add(parser: CommandParser) -> None:
 
 
 def _make(parsed: argparse.Namespace) -> int:
-    from pybk.admin.http.routes import Scope
-    from pybk.admin.http.tokens import Token, add_token
+    from pybk.admin.http.tokens import Scope, Token, add_token
 
     kept, text = Token.new(parsed.name, Scope[parsed.scope.upper()])
     add_token(parsed.file, kept)

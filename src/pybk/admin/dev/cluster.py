@@ -38,6 +38,7 @@ from pybk.admin.dev.members import (
     kill,
     stop_all,
 )
+from pybk.admin.http.extra import missing
 from pybk.admin.profiles import Profile, path_of
 from pybk.credentials import Secret
 from pybk.errors import PybkError, UsageError
@@ -169,8 +170,7 @@ class DevCluster:
         """Make the files of a new cluster, and last the one that says that it is one."""
         for name in ("data", "devices", "logs", "faults"):
             os.mkdir(self.path(name))
-        from pybk.admin.http.routes import Scope
-        from pybk.admin.http.tokens import Token
+        from pybk.admin.http.tokens import Scope, Token
 
         kept, text = Token.new("dev", Scope.ADMIN)
         for name, content in (
@@ -241,6 +241,16 @@ class DevCluster:
         """Its console."""
         return self.members[CONSOLE]
 
+    @property
+    def page(self) -> str:
+        """The URL of its page; empty if there is none."""
+        return f"{self.console.http}/" if self.console.http else ""
+
+    @property
+    def wanted(self) -> list[Member]:
+        """Its members that are to run: without the packages for HTTP all but the console."""
+        return self.bookies if missing() else list(self.members.values())
+
     def bookie(self, name: str) -> Member:
         """Return a bookie; raises UsageError if there is none with the name."""
         found = self.member(name)
@@ -265,14 +275,14 @@ class DevCluster:
         """Start members that do not run; returns once they serve.
 
         Args:
-            names: Which; all if none are named.
+            names: Which; all that are to run if none are named.
             options: More options of ``pybk bookie`` for this start, such as ``--replace``; the console takes none.
 
         Raises:
             UsageError: A port is taken.
             PybkError: One of them does not serve; the text has the end of its log. The others do.
         """
-        wanted = [self.member(name) for name in names] or list(self.members.values())
+        wanted = [self.member(name) for name in names] or self.wanted
         resting = [each for each in wanted if not each.alive]
         for each in resting:
             self._check_ports(each)
@@ -348,7 +358,7 @@ class DevCluster:
             f"--id={member.name}",
             f"--listen=tcp://127.0.0.1:{ports[0] or '*'}",
             f"--metadata={self.url}",
-            f"--http=127.0.0.1:{ports[1]}",
+            *([] if missing() else [f"--http=127.0.0.1:{ports[1]}"]),
             *_DRAIN,
         ]
         if member.zone:

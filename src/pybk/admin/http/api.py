@@ -13,8 +13,9 @@ from typing import Annotated, Any, Final
 
 from pybk.admin.http.activity import ACTIVITY, events, load, series
 from pybk.admin.http.json_values import as_body
-from pybk.admin.http.routes import Header, Range, Route, Scope, route
+from pybk.admin.http.routes import Header, Range, Route, route
 from pybk.admin.http.tags import check_match
+from pybk.admin.http.tokens import Scope
 from pybk.admin.http.view import View
 from pybk.healing.scrub import ScrubKind
 from pybk.healing.scrub_status import ScrubStatus

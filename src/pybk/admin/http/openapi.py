@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from pybk.admin.http.json_values import Schema, attributes_of, schema_of
-from pybk.admin.http.messages import JSON, PROBLEM
-from pybk.admin.http.routes import Parameter, Route, Scope
+from pybk.admin.http.problems import JSON, PROBLEM
+from pybk.admin.http.routes import Parameter, Route
+from pybk.admin.http.tokens import Scope
 from pybk.version import __version__
 
 _PROBLEM: Final[Schema] = {

@@ -12,8 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Any, Final
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 from pybk.admin.http.json_values import as_body
-from pybk.admin.http.messages import JSON, TEXT, Request, Response
+from pybk.admin.http.problems import JSON, TEXT
 from pybk.admin.http.view import View
 from pybk.health import REASON_STATES, Health
 from pybk.operations.cluster_checks import ClusterVerdict
@@ -56,7 +59,7 @@ def _own_reasons(health: Health, states: Collection[str], codes: Collection[str]
 def ready(view: View, request: Request, wait: bool) -> Response:
     """Return 200 if the process serves: registered, not drained, and out of limbo unless ``?allow=limbo``."""
     seen = view.seen if wait else view.seen_now
-    refused = {"failed"} if request.query.get("allow") == "limbo" else {"failed", "in_limbo"}
+    refused = {"failed"} if request.query_params.get("allow") == "limbo" else {"failed", "in_limbo"}
     reasons = _own_reasons(seen.health, refused, _UNREADY)
     if (age_s := time.monotonic() - seen.looked) > TURN_SECONDS:
         reasons.append(f"what is known of it is {age_s:.0f} s old: the log may say why")
@@ -72,7 +75,7 @@ def health(view: View, request: Request, wait: bool) -> Response:
     else:
         verdict, reasons = seen.cluster.verdict.value, seen.cluster.reasons
         well = seen.cluster.verdict is not ClusterVerdict.BAD and not seen.trouble
-    if "verbose" not in request.query:
+    if "verbose" not in request.query_params:
         return _answer(well, [each.text for each in reasons] if not well else [])
     document: Mapping[str, Any] = {
         "verdict": verdict,
@@ -80,7 +83,7 @@ def health(view: View, request: Request, wait: bool) -> Response:
         "trouble": seen.trouble,
         "seen_ns": seen.seen_ns,
     }
-    return Response(_status(well), JSON, as_body(document))
+    return Response(as_body(document), _status(well), media_type=JSON)
 
 
 def _status(well: bool) -> int:
@@ -88,7 +91,7 @@ def _status(well: bool) -> int:
 
 
 def _answer(well: bool, reasons: list[str]) -> Response:
-    return Response(_status(well), TEXT, ("\n".join(reasons or ["ok"]) + "\n").encode())
+    return Response("\n".join(reasons or ["ok"]) + "\n", _status(well), media_type=TEXT)
 
 
 PROBES: Final[Mapping[str, Callable[[View, Request, bool], Response]]] = {

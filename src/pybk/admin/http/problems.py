@@ -6,7 +6,8 @@ import json
 from http import HTTPStatus
 from typing import Any, Final
 
-from pybk.admin.http.messages import PROBLEM, Response
+from starlette.responses import Response
+
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -18,6 +19,13 @@ from pybk.errors import (
     UnauthorizedError,
     UsageError,
 )
+
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+TEXT: Final = "text/plain; charset=utf-8"
+
+NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+"""Headers of what shows data."""
 
 _STATUSES: Final[tuple[tuple[type[PybkError], HTTPStatus], ...]] = (
     (SafetyCheckError, HTTPStatus.CONFLICT),
@@ -73,7 +81,7 @@ class ProblemError(Exception):
             "retryable": self.retryable,
             **self.extra,
         }
-        return Response(int(self.status), PROBLEM, json.dumps(document).encode(), self.headers)
+        return Response(json.dumps(document), self.status, {**dict(self.headers), **NO_STORE}, PROBLEM)
 
 
 def problem_of(error: PybkError) -> ProblemError:

@@ -13,11 +13,12 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
-from enum import Enum, IntEnum
+from enum import Enum
 from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union
 
 from pybk.admin.http.problems import ProblemError
+from pybk.admin.http.tokens import Scope
 
 _NAME: Final = re.compile(r"\{(\w+)\}")
 
@@ -28,19 +29,6 @@ _NUMBERS: Final[Mapping[type, re.Pattern[str]]] = {
     float: re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?"),
 }
 """How a number is written in a path or a query, as in JSON: Python would also take ``1_0``, `` 1`` and other digits."""
-
-
-class Scope(IntEnum):
-    """What a token allows, each with all before it."""
-
-    READ = 0
-    """To look."""
-
-    OPERATE = 1
-    """To change what can be taken back, such as a pause or a drain."""
-
-    ADMIN = 2
-    """Everything."""
 
 
 class Range(NamedTuple):
@@ -99,7 +87,6 @@ class Route(NamedTuple):
         function: What answers.
         parameters: The parameters, those in the path first, and those in headers last.
         result: The type of the result.
-        pattern: What paths match.
         cluster: Whether it exists only for clusters.
     """
 
@@ -109,7 +96,6 @@ class Route(NamedTuple):
     function: Callable[..., Any]
     parameters: tuple[Parameter, ...]
     result: Any
-    pattern: re.Pattern[str]
     cluster: bool
 
     @property
@@ -169,10 +155,8 @@ def route(
         parameters = [
             _parameter(each, hints[each.name], "path" if each.name in names else others) for each in signature
         ]
-        escaped = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
-        pattern = re.compile(_NAME.sub(r"(?P<\1>[^/:]+)", escaped))
         ordered = tuple(sorted(parameters, key=lambda each: _ORDER[each.place]))
-        return Route(method, template, scope, function, ordered, hints["return"], pattern, cluster)
+        return Route(method, template, scope, function, ordered, hints["return"], cluster)
 
     return made
 

@@ -7,7 +7,8 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from pybk.admin.http.messages import Response
+from starlette.responses import Response
+
 from pybk.admin.http.problems import ProblemError
 from pybk.manager.ledger_manager import LedgerManager
 
@@ -56,4 +57,4 @@ class Scrapes:
                     self._registry.register(ManagerCollector(self._manager, self._store))
                 self._text, self._type = generate_latest(self._registry), CONTENT_TYPE_LATEST
                 self._made = time.monotonic()
-            return Response(200, self._type, self._text)
+            return Response(self._text, media_type=self._type)

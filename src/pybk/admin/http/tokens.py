@@ -15,14 +15,27 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable
+from enum import IntEnum
 from typing import Final, NamedTuple
 
-from pybk.admin.http.routes import Scope
 from pybk.errors import UsageError
 
 TOKEN_BYTES: Final = 32
 _LINE: Final = re.compile(r"(\S+)\s+(\S+)\s+([0-9a-f]{64})")
 _FILE_BYTES_MAX: Final = 1 << 20
+
+
+class Scope(IntEnum):
+    """What a token allows, each with all before it."""
+
+    READ = 0
+    """To look."""
+
+    OPERATE = 1
+    """To change what can be taken back, such as a pause or a drain."""
+
+    ADMIN = 2
+    """Everything."""
 
 
 class Token(NamedTuple):

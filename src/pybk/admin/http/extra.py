@@ -1,0 +1,22 @@
+"""Whether the packages are installed that serve HTTP, those of the extra ``pybk[http]``."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+from pybk.errors import UsageError
+
+_PACKAGES: Final = ("starlette", "uvicorn")
+
+
+def missing() -> str:
+    """Return what is not installed, and the command that installs it; empty if nothing is missing."""
+    found = [each for each in _PACKAGES if find_spec(each) is None]
+    return f"HTTP takes {' and '.join(found)}: pip install 'pybk[http]'" if found else ""
+
+
+def check_installed() -> None:
+    """Raise UsageError with the command that installs what is missing."""
+    if said := missing():
+        raise UsageError(said)
