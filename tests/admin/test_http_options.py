@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import ssl
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from tests.certificates import Authority
 from tests.client.test_limbo_repair import service_of
 from tests.cluster.inside import SECRET, Inside, inside, make_cluster
 from tests.cluster.processes import Child
+from tests.storage.real_store import python_path
 from tests.waiting import wait_until
 
 
@@ -147,6 +149,22 @@ def test_the_process_of_a_bookie_serves_its_metrics(tmp_path: Path) -> None:
             text = client.get("/metrics").decode()
             assert 'pybk_registered{store="b1"} 1.0' in text.splitlines()
             assert client.get("/api/v1/bookies/self")["name"] == "b1"
+        child.signal(signal.SIGTERM)
+        assert child.join() == 0
+    finally:
+        child.kill()
+
+
+def test_a_bookie_without_the_packages_for_http_serves_its_clients(tmp_path: Path) -> None:
+    url = make_cluster(tmp_path / "cluster")
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['starlette'] = None\n")
+    arguments = ["bookie", str(tmp_path / "b1"), "--id=b1", "--listen=tcp://127.0.0.1:*", f"--metadata={url}", "--json"]
+    path = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{python_path()}"}
+    child = Child([*arguments, "--http=127.0.0.1:0"], SECRET, tmp_path / "log", module="pybk", variables=path)
+    try:
+        child.wait_for(lambda: child.lines)
+        assert json.loads(child.lines[0])["http"] == ""
+        assert "no HTTP port: HTTP takes starlette: pip install 'pybk[http]'" in child.complaint()
         child.signal(signal.SIGTERM)
         assert child.join() == 0
     finally:

@@ -277,3 +277,24 @@ def test_a_port_that_is_taken_is_named_and_a_purge_leaves_nothing(tmp_path: Path
         local.run("dev", "purge")
     assert not (tmp_path / "state" / "pybk" / "dev").exists()
     assert "there is no profile" in commands.ask("dev", "status").stderr
+
+
+def test_a_cluster_without_the_packages_for_http_runs_without_its_page(tmp_path: Path) -> None:
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text("import sys\nsys.modules['uvicorn'] = None\n")
+    commands = Local(tmp_path)
+    commands.environment["PYTHONPATH"] = f"{tmp_path / 'without'}{os.pathsep}{commands.environment['PYTHONPATH']}"
+    try:
+        said = commands.run("dev", "up", "1", "--any-port")
+        assert "there is no page: HTTP takes uvicorn: pip install 'pybk[http]'" in said
+        found = commands.status()
+        assert {name: (each["state"], each["http"]) for name, each in found.items()} == {
+            "b1": ("running", ""),
+            "console": ("stopped", ""),
+        }
+        assert commands.ask("dev", "status").returncode == 0
+        done = commands.ask("dev", "start", "console")
+        assert done.returncode != 0
+        assert "pip install 'pybk[http]'" in done.stderr
+    finally:
+        commands.run("dev", "purge")

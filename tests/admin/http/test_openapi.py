@@ -17,7 +17,7 @@ from pybk import ClusterAdmin
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from pybk.admin.http.json_values import as_json, schema_of
 from pybk.admin.http.openapi import openapi_of
-from pybk.admin.http.routes import Scope
+from pybk.admin.http.tokens import Scope
 from pybk.admin.http.view import View
 from tests.cluster.inside import inside
 from tests.paths import ROOT

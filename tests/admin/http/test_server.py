@@ -733,11 +733,12 @@ def test_a_server_takes_no_signals_over_and_leaves_logging_as_it_is(store: Ledge
 def test_a_connection_sends_what_is_small_at_once(store: LedgerManager, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[asyncio.Transport] = []
     begin = connections.Connection.connection_made
-    monkeypatch.setattr(
-        connections.Connection,
-        "connection_made",
-        lambda each, transport: made.append(transport) or begin(each, transport),
-    )
+
+    def noted(each: connections.Connection, transport: asyncio.Transport) -> None:
+        made.append(transport)
+        begin(each, transport)
+
+    monkeypatch.setattr(connections.Connection, "connection_made", noted)
     with asking(store) as client:
         assert client.get("/livez") == b"ok\n"
         [transport] = made

@@ -3,6 +3,8 @@
 ``AdminServer`` and ``asgi_app`` need ``pip install "pybk[http]"``; without it, using them raises UsageError.
 """
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:

@@ -200,7 +200,7 @@ class AdminApplication:
         return response
 
     async def _placed(self, answer: Callable[[bool], Response], *, needed: bool = True) -> Response:
-        """Have a thread answer, which is told whether it has a place; without one that is needed it is refused."""
+        """Have a thread answer, with whether there is a place for it; without one that is needed it is refused."""
         placed = self._answering < ANSWERS_MAX
         if needed and not placed:
             raise ProblemError(

@@ -1,4 +1,4 @@
-"""Who may be served without a certificate, and how TLS is spoken with one."""
+"""What a server that others can reach needs: tokens and a certificate, with which TLS is spoken."""
 
 from __future__ import annotations
 
