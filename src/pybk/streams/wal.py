@@ -212,7 +212,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s)
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints)).over(rolls)
         spec = spec_of(ListKind.WAL, password, insecure, asked)
-        wait_s, create, steal = _wait_of(wait), flag_of(create, "create"), flag_of(steal, "steal")
+        wait_s, create, steal = seconds_of(wait, "wait") or 0.0, flag_of(create, "create"), flag_of(steal, "steal")
 
         def begin(wal: Self) -> None:
             wal._config = config
@@ -667,8 +667,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
         Cost: As ``LedgerReader.follow``: a thread that waits costs nothing.
         """
-        first, generation, timeout = _checked_follow(from_lsn, generation, timeout)
-        return WalFollower(self.name, lambda: self._reader(first, generation), timeout)
+        first = None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn")
+        checked = None if generation is None else _whole_generation(generation)
+        return WalFollower(self.name, lambda: self._reader(first, checked), seconds_of(timeout))
 
     async def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
         """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
@@ -904,7 +905,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             Exception: As ``apply``.
         """
         where_called("WriteAheadLog.promote()", of_log=True)
-        wait_s, steal = _wait_of(wait), flag_of(steal, "steal")
+        wait_s, steal = seconds_of(wait, "wait") or 0.0, flag_of(steal, "steal")
         if self._writer is not None and self._unapplied is None:
             raise IllegalOperationError(f"log {self.name!r} is open for writing already")
         if self._writer is None or applied is not None:
@@ -1093,20 +1094,5 @@ def _lsn_of_record(lsn: object, name: str) -> int:
     return found
 
 
-def _checked_follow(
-    from_lsn: object, generation: object, timeout: object
-) -> tuple[int | None, int | None, float | None]:
-    return (
-        None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn"),
-        None if generation is None else _whole_generation(generation),
-        seconds_of(timeout),
-    )
-
-
 def _whole_generation(generation: object) -> int:
     return whole_from(generation, 0, "generation", "a generation of the log")
-
-
-def _wait_of(wait: object) -> float:
-    seconds = seconds_of(wait, "wait")
-    return 0.0 if seconds is None else seconds
