@@ -5,14 +5,13 @@ After that the store opens, and everything is there that was not damaged.
 
 from __future__ import annotations
 
-import ast
 import logging
 import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, WriteTransaction
 from pybk.storage.repair.verify import verify_store
 from tests.internals import store_of
-from tests.paths import ROOT
+from tests.remedies import COMMAND, remedies
 from tests.sealing import open_at
 from tests.storage.repair.test_rebuild import (
     Contents,
@@ -42,47 +41,6 @@ from tests.storage.repair.test_rebuild import (
     open_store,
 )
 from tests.storage.repair.test_verify import damage_index, flip, lose_record, tail_log
-
-SOURCES = ROOT / "src" / "pybk"
-COMMAND = re.compile(r"`(pybk [a-z][^`]*)`")
-
-# ---- the errors --------------------------------------------------------------------------------------------------
-
-
-def template_of(node: ast.expr) -> str | None:
-    """Return a pattern of the texts that a literal stands for; None if it is not a text."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.escape(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(template_of(part) or "(?s:.*?)" for part in node.values)
-    return None
-
-
-def texts_in(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the patterns of the texts in code, each with the function, method or constant that has it."""
-    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-        name = f"{name}.{node.name}".strip(".")
-    elif isinstance(node, ast.AnnAssign) and not name:
-        name = ast.unparse(node.target)
-    template = template_of(node) if isinstance(node, ast.expr) else None
-    if template is not None:
-        yield name, template
-        return
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):  # a docstring
-            yield from texts_in(child, name)
-
-
-@cache
-def remedies(part: str) -> dict[str, list[str]]:
-    """Return the patterns of all texts in a part of the sources that name a command, by where they are."""
-    found: dict[str, list[str]] = {}
-    for path in sorted((SOURCES / part).rglob("*.py")):
-        for name, template in texts_in(ast.parse(path.read_text()), ""):
-            if COMMAND.search(re.sub(r"\\(.)", r"\1", template)):
-                found.setdefault(f"{path.relative_to(SOURCES)}:{name}", []).append(template)
-    return found
-
 
 # ---- the damage --------------------------------------------------------------------------------------------------
 
@@ -382,6 +340,4 @@ def test_an_error_of_a_store_of_an_older_level_names_what_raises_it(
         store.named.compare_and_set("name", None, b"value", level=store.feature_level)
 
 
-def test_each_command_that_an_error_of_a_store_names_is_run() -> None:
-    covered = {PERMISSIONS, LEVEL, *(where for damage in DAMAGE.values() for where in damage.named)}
-    assert set(remedies("storage")) == {*covered, SEAM}
+COVERED = frozenset({PERMISSIONS, LEVEL, *(where for damage in DAMAGE.values() for where in damage.named)})

@@ -206,7 +206,7 @@ class DirectoryIdentity(NamedTuple):
         if self.cluster_id != expected.cluster_id:
             remedy = (
                 "name this bookie's own directory, or the metadata store of the other cluster; if that store was "
-                "emptied, make its metadata again in an empty one: `pybk metadata rebuild`"
+                "emptied, make its metadata again in an empty one: `pybk metadata rebuild URL DIRECTORY...`"
             )
         elif self.bookie_id != expected.bookie_id:
             remedy = "give the bookie the name of its directory, or name another directory"

@@ -25,8 +25,8 @@ REASON_CHARS_MAX: Final = 2000
 
 REMEDY: Final = (
     "bring back the newest metadata store there is; or take this one as it is (`pybk metadata restore URL`), restore "
-    "an export (`pybk metadata restore URL FILE`), or make the metadata again from the directories of the bookies "
-    "(`pybk metadata rebuild URL DIRECTORY...`)"
+    "an export (`pybk metadata restore URL FILE --overwrite`), or make the metadata again from the directories of the "
+    "bookies (`pybk metadata rebuild URL DIRECTORY...`)"
 )
 
 _INT_MAX: Final = (1 << 63) - 1

@@ -15,7 +15,7 @@ from pybk.admin.cli.output import EXIT_STATUSES
 from pybk.admin.http import AdminServer
 from pybk.admin.http.api import OWN_ROUTES, ROUTES
 from tests.paths import ROOT
-from tests.storage.test_remedies import COMMAND, remedies
+from tests.remedies import COMMAND, filled, remedies
 
 TEXT = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 TEXT = re.sub(r"^```\{.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
@@ -71,7 +71,7 @@ def test_each_command_that_is_named_exists() -> None:
 
 
 def test_each_command_that_a_text_of_the_code_names_exists() -> None:
-    texts = [re.sub(r"\\(.)", r"\1", text) for found in remedies("").values() for text in found]
+    texts = [filled(text, "log") for found in remedies("").values() for text in found]
     named = {command for text in texts for command in COMMAND.findall(text)}
     assert len(named) > 20
     nouns = {command.split()[0] for command in COMMANDS} | set(ALIASES)

@@ -13,9 +13,12 @@ import pytest
 from pybk import LedgerManager
 from pybk.admin.cli import parser_of
 from pybk.admin.cli.console import command_of
+from pybk.admin.dev.cluster import DevCluster
 from pybk.admin.profiles import Profile
+from pybk.errors import UsageError
 from tests.admin.dev.local import Local, local_cluster
 from tests.paths import ROOT
+from tests.remedies import COMMAND, remedies
 from tests.waiting import wait_until
 
 pytest.importorskip("prometheus_client")
@@ -94,6 +97,59 @@ def test_what_is_printed_as_a_remedy_runs(local: Local) -> None:
     assert page["held_because"]
     wait_until(lambda: "bookies_absent" in codes_of(local), pause_s=0.2)
     check_remedies(local)
+
+
+NAMED = frozenset(
+    {
+        "admin/profiles.py:Profile.read",
+        "admin/dev/members.py:Member.signal",
+        "admin/dev/cluster.py:DevCluster.corrupt",
+        "admin/dev/cluster.py:DevCluster.purge",
+        "admin/dev/cluster.py:DevCluster.start",
+        "admin/cli/dev.py:_up",
+        "admin/cli/dev.py:_check_same",
+    }
+)
+"""The texts of ``pybk dev`` whose commands ``test_what_dev_prints_as_a_remedy_runs`` runs."""
+
+
+@pytest.mark.long
+def test_what_dev_prints_as_a_remedy_runs(tmp_path: Path) -> None:
+    local = Local(tmp_path)
+    covered = set[str]()
+
+    def run(where: str, text: str, *more: str) -> None:
+        """Run the first command that a text names, which is that of a place in the sources."""
+        assert any(re.search(each, text) for each in remedies("")[where]), (where, text)
+        covered.add(where)
+        local.run(*shlex.split(COMMAND.findall(text)[0])[1:], *more)
+
+    def refused(*words: str) -> str:
+        done = local.ask(*words)
+        assert done.returncode == WRONG, (words, done.stdout, done.stderr)
+        return done.stderr
+
+    try:
+        run("admin/profiles.py:Profile.read", refused("dev", "status"), "1", "--any-port")
+        run("admin/dev/cluster.py:DevCluster.corrupt", refused("dev", "corrupt", "b1"))
+        local.run("dev", "stop", "b1")
+        run("admin/dev/members.py:Member.signal", refused("dev", "pause", "b1"))
+        local.run("dev", "pause", "b1")
+        local.run("dev", "resume", "b1")
+        local.run("dev", "wipe", "b1")
+        run("admin/dev/cluster.py:DevCluster.start", refused("dev", "start", "b1"))
+        run("admin/cli/dev.py:_up", refused("dev", "up", "2"))
+        local.run("dev", "up", "2", "--any-port")
+        run("admin/cli/dev.py:_check_same", refused("dev", "up", "--zones", "2"))
+        local.run("dev", "up", "2", "--any-port", "--zones", "2")
+        cluster = DevCluster.found(str(tmp_path / "state" / "pybk" / "dev"))
+        with pytest.raises(UsageError) as raised:
+            cluster.purge()
+        run("admin/dev/cluster.py:DevCluster.purge", str(raised.value))
+        assert cluster.purge() == []
+    finally:
+        local.ask("dev", "purge")
+    assert covered == NAMED
 
 
 def test_the_page_of_a_process_without_a_profile_names_the_file_of_the_secret(
