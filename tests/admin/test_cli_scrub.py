@@ -96,6 +96,24 @@ def test_a_ledger_is_read_from_all_of_its_bookies_now(cluster: Inside, capsys: p
         client.scrub_status()
 
 
+def test_damage_whose_entries_were_copied_from_a_peer_is_not_listed_again(
+    cluster: Inside, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = cluster.connect()
+    ledger_id = fill(client, 30)
+    root = cluster.directory / "bookie-1"
+    flip(root, payload(20))
+    assert run(capsys, "scrub", root)[0] == 1
+    ClusterAdmin(client).scrub(ScrubKind.DEEP)
+    wait_until(lambda: run(capsys, "scrub", root)[0] == 0, "the copies from a peer", pause_s=0.5)
+    status, found = run_json(capsys, "scrub", root)
+    assert (status, found["damaged"], found["replaced"]) == (0, [], 1)
+    assert "1 damaged record more, whose entries were copied from a peer" in run(capsys, "scrub", root)[1]
+    flip(root, payload(20))  # all copies of the entry here, also the one that is read
+    (damaged,) = wait_until(lambda: run_json(capsys, "scrub", root)[1]["damaged"])
+    assert damaged["of_ledger"] == ledger_id
+
+
 def test_a_store_is_checked_while_another_process_may_write_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

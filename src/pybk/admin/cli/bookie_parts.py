@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pybk.errors import CorruptError, NoSuchLedgerError, PybkError, UnsupportedFormatError
 
 if TYPE_CHECKING:
+    from pybk.ledger.ledger_metadata import LedgerMetadata
     from pybk.manager.ledger_manager import LedgerManager
     from pybk.storage.format.extent import Extent
 
@@ -97,11 +100,50 @@ class BookieParts:
         return f"ledger {part.ledger_id} entries {first} to {last}"
 
 
+class Replacements:
+    """The parts of a store that replace damaged entries of others.
+
+    Args:
+        path: The directory of the store.
+    """
+
+    def __init__(self, path: str) -> None:
+        from pybk.config import StoreConfig
+        from pybk.storage.readonly import ReadOnlyStore
+
+        self._found: defaultdict[int, list[tuple[int, Extent, int]]] = defaultdict(list)
+        with closing(ReadOnlyStore.open(path, config=StoreConfig())) as store:
+            for metadata in store.ledgers():
+                extent = _extent_of(metadata)
+                if extent is not None and extent.replaces:
+                    last = extent.first + store.descriptor(metadata.ledger_id).last_durable * extent.stride
+                    self._found[extent.ledger_id].append((metadata.ledger_id, extent, last))
+
+    def have(self, ledger_id: int, part: Part, first: int, last: int) -> bool:
+        """Return whether newer parts have all of some entries of a ledger of the store, inclusive."""
+        newer = [(extent, end) for number, extent, end in self._found[part.ledger_id] if number > ledger_id]
+        begin, end = part.entries(first, last)
+        return all(
+            any(
+                extent.first <= entry_id <= top and (entry_id - extent.first) % extent.stride == 0
+                for extent, top in newer
+            )
+            for entry_id in range(begin, end + 1, part.stride)
+        )
+
+
 def _extent(manager: LedgerManager, ledger_id: int) -> Extent | None:
     """Return the extent that a ledger is; None if it is none, or that cannot be read."""
+    try:
+        return _extent_of(manager.ledger_metadata(ledger_id))
+    except NoSuchLedgerError:
+        return None
+
+
+def _extent_of(metadata: LedgerMetadata) -> Extent | None:
     from pybk.storage.format.extent import Extent
 
     try:
-        return Extent.of(manager.ledger_metadata(ledger_id))
-    except (CorruptError, NoSuchLedgerError, UnsupportedFormatError):
+        return Extent.of(metadata)
+    except (CorruptError, UnsupportedFormatError):
         return None

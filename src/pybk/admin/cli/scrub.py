@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import STORE_OR_CLUSTER, CommandParser, add_command, is_url, takes_watch, whole_number
-from pybk.admin.cli.bookie_parts import BookieParts
+from pybk.admin.cli.bookie_parts import BookieParts, Replacements
 from pybk.admin.cli.clusters import admin_of
 from pybk.admin.cli.credentials import takes_secret
 from pybk.admin.cli.output import (
@@ -75,29 +75,42 @@ def _scrub_store(parsed: argparse.Namespace) -> int:
 
     with LedgerManager.open(parsed.path, read_only=True) as manager, progress_bar(parsed, "scrub") as progress:
         report = manager.scrub(progress=progress)
-        parts = [_part_of(BookieParts.of_open(manager, [each.ledger_id]), each) for each in report.damaged]
+        whole = BookieParts.of_open(manager, {each.ledger_id for each in report.damaged})
+    replacements = Replacements(parsed.path) if whole else None
+    needed = [each for each in report.damaged if not _is_replaced(each, whole, replacements)]
+    replaced = len(report.damaged) - len(needed)
+    parts = [_part_of(whole, each) for each in needed]
     if parsed.json:
         named = [
             {**each._asdict(), **({} if part is None else dict(zip(_PART, part, strict=True)))}
-            for each, part in zip(report.damaged, parts, strict=True)
+            for each, part in zip(needed, parts, strict=True)
         ]
-        print_json({**report._asdict(), "damaged": named})
+        print_json({**report._asdict(), "damaged": named, "replaced": replaced})
     elif any(parts):
-        rows = [(*(part or ("",) * len(_PART)), each.problem) for each, part in zip(report.damaged, parts, strict=True)]
+        rows = [(*(part or ("",) * len(_PART)), each.problem) for each, part in zip(needed, parts, strict=True)]
         print_table(rows, ("part of ledger", "first entry", "last", "problem"))
         print_note(
             parsed,
-            "note: a bookie's store has parts of the cluster's ledgers. What was copied from a peer since lies next to "
-            "a damaged record, which stays: `pybk scrub status URL` shows what is still needed",
+            "note: a bookie's store has parts of the cluster's ledgers: `pybk scrub status URL` shows what is still "
+            "needed of these",
         )
-    elif report.damaged:
-        print_table(report.damaged, ("ledger", "first entry", "last", "problem"))
+    elif needed:
+        print_table(needed, ("ledger", "first entry", "last", "problem"))
     if not parsed.json:
         print(
-            f"{counted(len(report.damaged), 'damaged record')} in {counted(report.ledgers, 'ledger')}, "
+            f"{counted(len(needed), 'damaged record')} in {counted(report.ledgers, 'ledger')}, "
             f"{shown_bytes(report.read_bytes)} were read"
+            + (f"; {counted(replaced, 'damaged record')} more, whose entries were copied from a peer" * bool(replaced))
         )
-    return DAMAGED if report.damaged else SOUND
+    return DAMAGED if needed else SOUND
+
+
+def _is_replaced(damaged: DamagedEntries, parts: BookieParts, replacements: Replacements | None) -> bool:
+    """Return whether a bookie's store has newer copies of damaged entries, which are read instead."""
+    part = parts.get(damaged.ledger_id)
+    if part is None or replacements is None:
+        return False
+    return replacements.have(damaged.ledger_id, part, damaged.first_entry_id, damaged.last_entry_id)
 
 
 _PART: Final = ("of_ledger", "of_first_entry", "of_last_entry")
