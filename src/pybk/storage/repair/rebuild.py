@@ -430,12 +430,11 @@ class _Rebuilder:
     # ---- writing -------------------------------------------------------------------------------------------------
 
     def _set_aside_entries(self) -> None:
-        """Give entries environments that cannot be opened another name and make empty ones."""
+        """Give entries environments that cannot be opened another name and make empty ones, which syncs both names."""
         for row in self._unopened:
             path = self._volumes.path_of(row)
             if self._fs.exists(path):
                 self._fs.rename(path, _free_name(self._fs, path))
-                self._fs.sync_directory(os.path.dirname(path))
             self._entries[row.file_id] = self._environment(path)
 
     def _take_environments(self) -> None:
