@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
 
@@ -61,14 +61,24 @@ class Campaign:
         self._note(run.failures(cuts))
         self.done += len(cuts)
 
-    def work(self, run: Run) -> bool:
-        """Run a workload; return whether that was possible."""
+    def take(self, run: Run, count: int, *, mutants: bool) -> None:
+        """Run a workload, cut it, and cut recoveries of it.
+
+        Args:
+            run: The run, which has not begun.
+            count: How often it is cut.
+            mutants: Whether to leave out syncs, too.
+        """
+        mutants = mutants and self._mutant_cuts > 0
         try:
             run.work()
         except AssertionError as error:
             self._note_stuck(run, f"not run: {error}", traceback.format_exc())
-            return False
-        return True
+            return
+        self.cut(run, count)
+        if mutants:
+            self.leave_out(run)
+        self.cut_again(run, mutants)
 
     def cut_again(self, run: Run, mutants: bool) -> None:
         """Cut recoveries: of a run that was killed, and of a cut of one that was not."""
@@ -105,10 +115,11 @@ class Campaign:
     def report(self) -> bool:
         """Print the call sites; return whether no cut failed, and each site was cut before and after."""
         good = not self.failures
+        needed = {site_of(call) for call, seen in self.needed.items() if seen}
         for call in sorted(self.before):
             covered = COVERED.get(site_of(call))
             verdict = f"covered ({covered.reason})" if covered else "not seen to be needed"
-            verdict = "needed" if self.needed.get(call) else verdict
+            verdict = "needed" if site_of(call) in needed else verdict
             if not self.before[call] or not self.after[call]:
                 good, verdict = False, "NOT CUT"
             print(f"{self.before[call]:6} before {self.after[call]:6} after, {verdict}: {call}")  # noqa: T201
@@ -146,26 +157,31 @@ def main() -> int:
     if why_not() is not None:
         print(f"nothing can be recorded: {why_not()}")  # noqa: T201
         return 1
-    names = options.workloads.split(",")
-    campaign, begun, number = Campaign(options.seed, options.mutant_cuts), time.monotonic(), 0
-    while campaign.done < options.cuts or number < len(names):
+    campaign = Campaign(options.seed, options.mutant_cuts)
+    try:
+        run_all(campaign, options.workloads.split(","), options.cuts, options.seed)
+    except KeyboardInterrupt:
+        print("interrupted: this is what was cut until then")  # noqa: T201
+        campaign.report()
+        return 1
+    return 0 if campaign.report() else 1
+
+
+def run_all(campaign: Campaign, names: Sequence[str], cuts: int, seed: int) -> None:
+    """Run workloads in turn, each with another seed when its turn comes again, until there were enough cuts."""
+    begun, number = time.monotonic(), 0
+    while campaign.done < cuts or number < len(names):
         name = names[number % len(names)]
         with room() as path:
-            run = Run(name, options.seed * 1000 + number // len(names), path)
-            mutants = options.mutant_cuts > 0 and number < 2 * len(names)
-            if campaign.work(run):
-                campaign.cut(run, min(_RUN_CUTS, max(1, options.cuts // len(names))))
-                if mutants:
-                    campaign.leave_out(run)
-                campaign.cut_again(run, mutants)
+            run = Run(name, seed * 1000 + number // len(names), path)
+            campaign.take(run, min(_RUN_CUTS, max(1, cuts // len(names))), mutants=number < 2 * len(names))
         number += 1
         print(  # noqa: T201
-            f"{campaign.done} cuts of {options.cuts}, {len(campaign.failures)} failures, "
+            f"{campaign.done} cuts of {cuts}, {len(campaign.failures)} failures, "
             f"{time.monotonic() - begun:.0f} s: {name}",
             file=sys.stderr,
             flush=True,
         )
-    return 0 if campaign.report() else 1
 
 
 if __name__ == "__main__":

@@ -221,8 +221,11 @@ class Run:
             acknowledged = marks[bisect(marks, after) :][:3]
             later = choice.randrange(after, self._synced_again(after))
             at = choice.choice([after, after + choice.randrange(12), later, later, *acknowledged, *acknowledged])
-            loss = choice.choice(_LOSSES) if number % 2 else Loss.NODE
-            yield Cut(min(at + 1, len(self.records)), loss, choice.getrandbits(32))
+            at = min(at + 1, len(self.records))
+            if number % 2:
+                yield Cut(at, choice.choice(_LOSSES), choice.getrandbits(32))
+            else:
+                yield Cut(at, Loss.NODE, 0, self.records[after].inode)
 
     def cuts_between(self, call: str) -> Iterator[Cut]:
         """Yield cuts from each sync of a call site to the next one of the same file, which has lost its changes."""

@@ -27,14 +27,31 @@ class Covered(NamedTuple):
     test: str = ""
 
 
+_FIRST_COMMIT: Final = "the first commit of the environment syncs the whole file"
+_SALVAGED_AGAIN: Final = "the next open salvages again, and what it finds is in limbo again"
+_MADE_BEFORE: Final = "the names of an environment that was there were synced when it was made, or opened after a kill"
+
 COVERED: Final[Mapping[str, Covered]] = {
+    "fdatasync _make_file metadata/lmdb_store.py __init__": Covered(_FIRST_COMMIT, "bookie"),
+    "fdatasync _make_file storage/repair/rebuild.py _set_aside_entries": Covered(_FIRST_COMMIT, "harmed"),
+    "fdatasync _make_file storage/repair/rebuild.py _write_index": Covered(_FIRST_COMMIT, "harmed"),
+    "fsync sync_directory storage/repair/rebuild.py _open_entries": Covered(_MADE_BEFORE, "harmed"),
+    "fsync sync_directory storage/repair/rebuild.py _is_sound": Covered(_MADE_BEFORE, "harmed"),
+    "fsync sync_directory storage/repair/rebuild.py _state_of_index": Covered(_MADE_BEFORE, "harmed"),
     "fsync sync_directory metadata/lmdb_store.py open_url": Covered(
         "the environment syncs the innermost name again", "bookie"
     ),
-    "fsync sync admin/dev/cluster.py save": Covered("each start of bookies writes the file of ports again", "files"),
     "fsync sync_directory admin/dev/cluster.py save": Covered("the second file is in the same directory", "files"),
     "fsync sync_directory admin/dev/cluster.py make_files": Covered("save syncs the directory", "files"),
     "fsync sync storage/directories.py note_accepted_loss": Covered("the file is empty", "harmed"),
+    "fsync sync storage/directories.py note_lost_environments": Covered("the file is empty", "salvage"),
+    "fsync sync_directory storage/directories.py note_lost_environments": Covered(
+        "the environment, which is made after it, syncs the same directory", "salvage"
+    ),
+    "fsync sync_directory storage/log/salvage.py keep_watermark": Covered(_SALVAGED_AGAIN, "salvage"),
+    "fsync sync_directory storage/log/salvage.py replace_missing": Covered(_SALVAGED_AGAIN, "salvage"),
+    "fsync sync storage/tiers/tier.py replace_missing": Covered(_SALVAGED_AGAIN, "salvage"),
+    "write commit storage/store.py _take_older_parts": Covered(_SALVAGED_AGAIN, "salvage"),
     "fsync sync_directory backup/restoring.py run": Covered(
         "the restored store is renamed, and that is synced", "backups"
     ),

@@ -26,8 +26,25 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"nothing can be r
 _CUTS: Final = 25
 _CUTS_WITHOUT: Final = 60
 _CUTS_AGAIN: Final = 8
-_CUTS_BETWEEN: Final = 100
-_SLOW: Final = {"rebuilt", "salvage", "log", "subscription", "blobs", "snapshots", "backups", "bookies", "files"}
+_CUTS_BETWEEN: Final = 60
+_LOSSES_OF_NAMES: Final = (Loss.ALL, Loss.DATA, Loss.NAMES)
+_SLOW: Final = {
+    "rebuilt",
+    "harmed",
+    "levels",
+    "moves",
+    "catalogs",
+    "full",
+    "copies",
+    "salvage",
+    "log",
+    "subscription",
+    "blobs",
+    "snapshots",
+    "backups",
+    "bookies",
+    "files",
+}
 _LONG: Final = pytest.mark.long
 
 
@@ -120,6 +137,22 @@ def test_nothing_is_lost_with_what_a_covered_sync_wrote_until_the_next_sync(site
         for call in calls:
             cuts = list(run.cuts_between(call))
             assert not list(run.wrong_after(Random(1).sample(cuts, min(len(cuts), _CUTS_BETWEEN)), call))
+
+
+def test_the_name_of_a_log_file_that_was_taken_from_the_reserve_is_durable() -> None:
+    """And what is lost is no file that was put there without a sync, and zeroed when it was taken again."""
+    with room() as path:
+        run = Run.of("full", 1, path)
+        taken = [
+            number for number, each in enumerate(run.records) if each.name.startswith("reserve-") and "/" in each.name
+        ]
+        assert len(taken) > 3
+        cuts = [Cut(number + after, loss, 1) for number in taken for after in range(5) for loss in _LOSSES_OF_NAMES]
+        assert not list(run.failures(cuts))
+        [call] = [each for each in run.syncs if "reserve.py" in each and "_sync_directory" in each]
+        [*syncs] = [next(sync for sync in run.syncs[call] if sync > number) for number in taken]
+        cuts = [Cut(position, Loss.ALL, 1) for sync in syncs for position in range(sync + 1, sync + 8)]
+        assert list(run.wrong_after(cuts, call))
 
 
 def test_the_sync_of_an_append_is_needed(creation: Run) -> None:

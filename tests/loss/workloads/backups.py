@@ -30,7 +30,7 @@ class Backups:
                     manager.checkpoint()
                 back_up(manager, target)
                 report(f"backed up {number}")
-                restore_backup(target, directory / "restored" / f"{number}")
+                restore_backup(target, directory / "restored" / "stores" / f"{number}")
                 report(f"restored {number}")
                 if number > 1:
                     prune_backup(target, keep=1, keep_seconds=0)
@@ -50,7 +50,7 @@ class Backups:
         if any(report.startswith("restored") for report in reports):
             last = max(number for number, report in enumerate(reports) if report.startswith("restored"))
             number = reports[last].split()[1]
-            with open_quick(directory / "restored" / number) as manager:
+            with open_quick(directory / "restored" / "stores" / number) as manager:
                 check_ledgers(manager, [report for report in reports[:last] if report in own])
         with open_quick(directory / "store") as manager:
             check_ledgers(manager, own)

@@ -7,6 +7,7 @@ from typing import Final
 
 from tests.loss.workloads.backups import Backups
 from tests.loss.workloads.clusters import Bookies, Files
+from tests.loss.workloads.copies import Copied
 from tests.loss.workloads.ledgers import Creation, Ledgers, Rebuilt
 from tests.loss.workloads.rebuilds import Harmed
 from tests.loss.workloads.salvage import Salvaged
@@ -33,5 +34,6 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "bookie": Bookies(1),
     "bookies": Bookies(3),
     "salvage": Salvaged(),
+    "copies": Copied(),
     "files": Files(),
 }

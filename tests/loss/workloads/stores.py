@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,10 +19,10 @@ from pybk.ledger import keys
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format import catalog
 from pybk.storage.format.cookie import COOKIE_FORMATS, COOKIE_NAME
-from pybk.storage.io.filesystem import OsFileSystem
+from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from pybk.storage.store import Store
 from tests.internals import store_of
-from tests.loss.workloads.ledgers import Ledgers, Working, append, check_ledgers
+from tests.loss.workloads.ledgers import Ledgers, Rebuilt, Working, append, check_ledgers
 from tests.loss.workloads.workload import RECOVERED, Report, ignore
 from tests.storage.real_store import open_quick
 from tests.storage.store_harness import CONFIG
@@ -111,8 +112,8 @@ class Moved(Ledgers):
             check_ledgers(manager, own, report)
 
 
-class Renewed(Ledgers):
-    """A store whose catalog is written anew often."""
+class Renewed(Rebuilt):
+    """A store whose catalog is written anew often, and which loses its index at the cut."""
 
     def run(self, directory: Path, choice: Random, report: Report) -> None:
         """See :class:`Workload`."""
@@ -180,8 +181,16 @@ class Full(Ledgers):
 
 @contextmanager
 def _no_space() -> Iterator[None]:
-    """Have all file systems be full, for those who look before they write."""
-    with mock.patch.object(OsFileSystem, "free_bytes", return_value=0):
+    """Have all file systems be full, for those who look before they write, and for files that are allocated."""
+    create = OsFileSystem.create
+
+    def create_empty(fs: OsFileSystem, path: str, size: int) -> OsFile:
+        if size:
+            raise OSError(errno.ENOSPC, "no space, says the test", path)
+        return create(fs, path, size)
+
+    full = mock.patch.object(OsFileSystem, "free_bytes", return_value=0)
+    with full, mock.patch.object(OsFileSystem, "create", create_empty):
         yield
 
 
