@@ -69,9 +69,10 @@ def main() -> int:
         (state,) = Path(directory).glob("state/**/token")
         token = state.read_text(encoding="utf-8").strip()
         ports = {name: str(each["http"]) for name, each in cluster.status().items()}
+        names = names_of(cluster)  # before a bookie is drained, whose name was found
         found = [
             run(program, ports["console"], token, options),
-            run(program, ports["console"], token, options, names_of(cluster)),
+            run(program, ports["console"], token, options, names),
             run(program, ports["b1"], "", options),
         ]
     return 0 if all(found) else 1

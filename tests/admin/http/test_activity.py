@@ -188,6 +188,10 @@ def test_logs_are_listed_with_what_their_subscriptions_need(store: LedgerManager
         page = client.get("/api/v1/logs?limit=2&after=b")
         assert ([each["name"] for each in page["logs"]], page["next"]) == (["c"], None)
         assert client.ask("GET", "/api/v1/logs?limit=0")[0] == 400
+        found = [
+            [each["name"] for each in client.get(f"/api/v1/logs?contains={text}")["logs"]] for text in ("B", "x", "")
+        ]
+        assert found == [["b"], [], ["a", "b", "c"]]
 
 
 def test_a_cluster_shows_what_its_bookies_do(tmp_path: Path) -> None:

@@ -123,6 +123,48 @@ def test_it_shows_a_cluster(browser: Browser, shown: Shown) -> None:
         assert (tab.said, tab.hosts()) == ([], {shown.url.split("/")[2]}), "no error, and nothing from elsewhere"
 
 
+def test_ledgers_and_logs_are_found(browser: Browser, shown: Shown) -> None:
+    with shown.cluster.connect() as manager:
+        ids = [manager.create_ledger(password=b"p", ledger_type="searched").ledger_id for _ in range(51)]
+        manager.open_ledger(ids[-1], password=b"p").close()  # which closes it for its writer
+        with Log.open(manager, "<b>searched</b>", password=b"p") as log, log.writer() as writer:
+            writer.append(b"one")
+    with watched(browser) as tab:
+        page = opened(tab, shown.url)
+        rows, found = page.locator("#ledgers tbody tr"), page.locator("#found")
+        expect(found).to_contain_text("50 ledgers, and more on the next page.")
+        page.get_by_label("Id or type").fill("searched")
+        page.get_by_role("button", name="Find").click()
+        expect(rows.first).to_contain_text("searched")
+        expect(rows).to_have_count(50)
+        page.get_by_role("button", name="Next page").click()
+        expect(found).to_have_text(f"1 ledger after {ids[-2]}.")
+        expect(rows).to_have_count(1)
+        expect(page.get_by_role("button", name="Next page")).to_be_hidden()
+        page.get_by_label("State").select_option("closed")
+        page.get_by_role("button", name="Find").click()
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text("closed")
+        expect(page.locator("#fragments")).to_be_hidden()
+
+        page.get_by_label("Id or type").fill(str(ids[0]))
+        page.get_by_role("button", name="Find").click()
+        expect(page.locator("#fragments caption")).to_have_text(f"The fragments of ledger {ids[0]}")
+        expect(page.locator("#fragments tbody tr")).to_contain_text("bookie-")
+        assert tab.axe() == []
+        page.get_by_label("Id or type").fill("123456789")
+        page.get_by_role("button", name="Find").click()
+        expect(found).to_contain_text("123456789")
+        expect(rows).to_have_count(0)
+
+        expect(page.locator("#logs")).to_contain_text("billing")
+        page.get_by_label("Show those whose name contains").fill("SEARCHED")
+        page.get_by_label("Show those whose name contains").press("Enter")
+        expect(page.locator("#logs tbody tr")).to_have_count(1)
+        expect(page.locator("#logs tbody th")).to_have_text("<b>searched</b>")
+        assert [each for each in tab.said if "404" not in each] == []
+
+
 def take_picture(page: Page, name: str) -> None:
     """Write a picture for the documents, if that is wanted."""
     if os.environ.get("PYBK_SCREENSHOTS"):

@@ -248,15 +248,19 @@ def events(view: View, after: Annotated[int, Range(0, _INT_MAX)] = 0) -> EventPa
 
 
 @route("GET", f"{_ROOT}/logs", cluster=False)
-def logs(view: View, after: str = "", limit: Annotated[int, Range(1, LOGS_MAX)] = 50) -> LogPage:
+def logs(
+    view: View, after: str = "", limit: Annotated[int, Range(1, LOGS_MAX)] = 50, contains: str = ""
+) -> LogPage:
     """Return a page of the named logs, with their subscriptions.
 
     Args:
         after: The last log of the page before.
         limit: How many, 1 to 200.
+        contains: Only logs whose names contain this, in letters of any case.
     """
     backend, group = backend_of(view.manager), ListKind.LOG.group
-    names = sorted(each.partition("/")[2] for each in backend.record_names(f"{group}/"))
+    all_names = (each.partition("/")[2] for each in backend.record_names(f"{group}/"))
+    names = sorted(each for each in all_names if contains.casefold() in each.casefold())
     wanted = list(islice((name for name in names if name > after), limit))
     found = []
     for name in wanted:

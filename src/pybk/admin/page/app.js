@@ -1,7 +1,7 @@
 // The page: polls the interface under api/v1/ next to it, and shows what it gets. Names are the input of strangers, so they
 // become text and nothing else. It changes nothing: where a person has to act, it shows the command to copy.
 
-const POLL_MS = 2000, STALE_MS = 10000, SLOW_MS = 10000, WINDOW_MS = 15 * 60 * 1000, LINES_MAX = 8, EVENTS_SHOWN = 50;
+const POLL_MS = 2000, STALE_MS = 10000, SLOW_MS = 10000, WINDOW_MS = 15 * 60 * 1000, LINES_MAX = 8, EVENTS_SHOWN = 50, LEDGERS_SHOWN = 50;
 const SHAPES = { ok: '●', warn: '▲', bad: '■' };
 
 /** Commands by the code of a reason; NAME stands for a bookie. */
@@ -173,7 +173,7 @@ async function ask() {
   const [bookies, loads, types, space, added, events, logs, repairs, scrubs] = await Promise.all([
     cluster ? get('bookies') : nothing, cluster ? get('loads') : nothing, get('types'), get('space'),
     get(`series?since=${series.length ? series[series.length - 1] : 0}`), get(`events?after=${lastEvent}`),
-    slow ? get('logs') : nothing, slow && cluster ? get('repairs?limit=20') : nothing, slow && cluster ? get('scrubs') : nothing,
+    slow ? get(`logs?${new URLSearchParams({ contains: $('log-filter').value })}`) : nothing, slow && cluster ? get('repairs?limit=20') : nothing, slow && cluster ? get('scrubs') : nothing,
   ]);
   if (slow) slowAt = performance.now();
   update({ overview, bookies: bookies ? bookies.bookies : [], loads: loads || {}, types, space, logs, repairs, scrubs }, added, events);
@@ -188,6 +188,7 @@ export function update(found, added, events) {
   state.events = [...state.events, ...events.events].slice(-200);
   lastEvent = events.next;
   show();
+  if (!state.ledgers) find();
 }
 
 function age() {
@@ -312,7 +313,7 @@ function showSpace() {
 
 function showLogs() {
   if (!state.logs) return;
-  say($('more-logs'), state.logs.next == null ? '' : `The first ${state.logs.logs.length}; pybk log list shows all.`);
+  say($('more-logs'), state.logs.next == null ? '' : `The first ${state.logs.logs.length} of them; pybk log list shows all.`);
   const rows = state.logs.logs.flatMap((each) => {
     const how = each.trouble ? shaped('bad', 'unreadable') : shaped('ok', each.sealed ? 'sealed' : each.open ? 'open' : 'closed');
     const log = [named(each.name), how, `${each.first_seq} to ${each.end_seq - 1}`, count(each.ledgers), bytes(each.bytes)];
@@ -320,6 +321,32 @@ function showLogs() {
     return readers.map((reader, at) => [`${each.name}\n${at}`, [...(at ? [named(each.name), '', '', '', ''] : log), reader ? named(reader.name) : each.trouble, reader ? `at most ${count(reader.backlog_max)}` : '']]);
   });
   fill($('logs'), 'What the closed ledgers of each log hold; records of an open ledger are not counted', ['Log', 'State', 'Records', '#Ledgers', '#Size', 'Subscription', '#Backlog'], rows);
+}
+
+/** Ask for the ledger with an id, or for a page of those of a type and a state, and show them; they are not polled. */
+async function find(after = -1) {
+  const wanted = $('wanted').value.trim(), inState = $('in-state').value, byId = /^[0-9]+$/.test(wanted);
+  const page = new URLSearchParams({ after, limit: LEDGERS_SHOWN, ...(wanted && { ledger_type: wanted }), ...(inState && { state: inState }) });
+  try {
+    state.ledgers = byId ? { ledgers: [await get(`ledgers/${wanted}`)], next: null } : await get(`ledgers?${page}`);
+    const { length } = state.ledgers.ledgers;
+    say($('found'), `${length ? count(length) : 'No'} ${length === 1 ? 'ledger' : 'ledgers'}${after < 0 ? '' : ` after ${after}`}${state.ledgers.next == null ? '' : ', and more on the next page'}.`);
+  } catch (error) {
+    state.ledgers = { ledgers: [], next: null };
+    say($('found'), error.message, 'bad');
+  }
+  showLedgers(byId);
+}
+
+function showLedgers(whole) {
+  const { ledgers, next } = state.ledgers, [one] = whole ? ledgers : [];
+  $('following').hidden = next == null;
+  fill($('ledgers'), 'By id; of an open ledger its bookies alone may know the end', ['Ledger', 'State', 'Type', 'Created', '#Last entry', '#Size', 'Copies', 'Bookies of the last fragment'],
+    ledgers.map((each) => [each.ledger_id, [String(each.ledger_id), shaped(each.state === 'in_recovery' ? 'warn' : 'ok', each.state.replace('_', ' ')), named(each.ledger_type || '(no type)'), moment(each.created_ns),
+      each.last_add_confirmed == null ? '–' : each.last_add_confirmed < 0 ? 'none' : String(each.last_add_confirmed), bytes(each.length), `${each.ack_quorum} of ${each.write_quorum} in ${each.ensemble_size}`,
+      each.fragments.length ? each.fragments[each.fragments.length - 1].bookies.join(', ') : '–']]));
+  $('fragments').parentElement.hidden = !one || !one.fragments.length;
+  if (one) fill($('fragments'), `The fragments of ledger ${one.ledger_id}`, ['#First entry', 'Bookies'], one.fragments.map((each) => [each.first_entry_id, [String(each.first_entry_id), each.bookies.join(', ')]]));
 }
 
 function showWork() {
@@ -463,6 +490,12 @@ $('theme').addEventListener('click', () => {
   paint();
 });
 $('filter').addEventListener('input', showBookies);
+$('log-filter').addEventListener('change', () => { slowAt = -Infinity; poll(); });
+$('find').addEventListener('submit', (event) => {
+  event.preventDefault();
+  find();
+});
+$('following').addEventListener('click', () => find(state.ledgers.next));
 $('by').addEventListener('change', draw);
 $('ask').addEventListener('submit', (event) => {
   event.preventDefault();
