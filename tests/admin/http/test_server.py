@@ -152,7 +152,7 @@ def test_ledgers_come_in_pages(store: LedgerManager, of_store: Client) -> None:
         ("limit=%201", "it takes a whole number"),
         ("limit=%D9%A1", "it takes a whole number"),
         ("after=-2", "from -1 to"),
-        ("state=shut", "one of open, in_recovery, closed"),
+        ("state=shut", "one of closed, in_recovery, open"),
         ("first=1", "has no parameter 'first'; it takes after, ledger_type, limit, state"),
     ):
         status, problem = of_store.ask("GET", f"/api/v1/ledgers?{query}")
@@ -773,7 +773,7 @@ def open_connections() -> list[connections.Connection]:
     return [each for each in gc.get_objects() if isinstance(each, connections.Connection)]
 
 
-@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+@pytest.mark.parametrize("package", ["msgspec", "starlette", "uvicorn"])
 def test_without_the_extra_what_serves_says_what_to_install(
     store: LedgerManager, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Final
 
+from msgspec import Meta
+
 from pybk.admin.http.events import Event
 from pybk.admin.http.history import Series
 from pybk.admin.http.rates import Load, Rates
-from pybk.admin.http.routes import Range, Route, route
+from pybk.admin.http.routes import Route, route
 from pybk.admin.http.view import View
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import CorruptError, UnsupportedFormatError
@@ -225,7 +227,7 @@ def space(view: View) -> tuple[Space, ...]:
 
 
 @route("GET", f"{_ROOT}/series", cluster=False)
-def series(view: View, since: Annotated[int, Range(0, _INT_MAX)] = 0) -> Series:
+def series(view: View, since: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 0) -> Series:
     """Return rates and latencies of the last quarter of an hour, second by second.
 
     They begin with the first request to this process. What is read, appended and free is kept also while nobody asks.
@@ -237,7 +239,7 @@ def series(view: View, since: Annotated[int, Range(0, _INT_MAX)] = 0) -> Series:
 
 
 @route("GET", f"{_ROOT}/events", cluster=False)
-def events(view: View, after: Annotated[int, Range(0, _INT_MAX)] = 0) -> EventPage:
+def events(view: View, after: Annotated[int, Meta(ge=0, le=_INT_MAX)] = 0) -> EventPage:
     """Return the last events, at most 200.
 
     Args:
@@ -249,7 +251,7 @@ def events(view: View, after: Annotated[int, Range(0, _INT_MAX)] = 0) -> EventPa
 
 @route("GET", f"{_ROOT}/logs", cluster=False)
 def logs(
-    view: View, after: str = "", limit: Annotated[int, Range(1, LOGS_MAX)] = 50, contains: str = ""
+    view: View, after: str = "", limit: Annotated[int, Meta(ge=1, le=LOGS_MAX)] = 50, contains: str = ""
 ) -> LogPage:
     """Return a page of the named logs, with their subscriptions.
 

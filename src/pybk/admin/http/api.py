@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, Final
 
+from msgspec import Meta
+
 from pybk.admin.http.activity import ACTIVITY, events, load, series
 from pybk.admin.http.json_values import as_body
-from pybk.admin.http.routes import Header, Range, Route, route
+from pybk.admin.http.routes import Header, Route, route
 from pybk.admin.http.tags import check_match
 from pybk.admin.http.tokens import Scope
 from pybk.admin.http.view import View
@@ -32,9 +34,9 @@ from pybk.version import __version__
 PAGE_MAX: Final = 1000
 """The most entries of a page."""
 
-PageSize = Annotated[int, Range(1, PAGE_MAX)]
-BookieName = Annotated[str, Range(1, BOOKIE_ID_BYTES_MAX)]
-Person = Annotated[str, Range(0, NAME_BYTES_MAX)]
+PageSize = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
+BookieName = Annotated[str, Meta(min_length=1, max_length=BOOKIE_ID_BYTES_MAX)]
+Person = Annotated[str, Meta(min_length=0, max_length=NAME_BYTES_MAX)]
 
 _ROOT: Final = "/api/v1"
 
@@ -286,7 +288,7 @@ def cancel_drain(view: View, name: BookieName) -> BookieStatus:
 
 @route("POST", f"{_ROOT}/bookies/{{name}}:maintenance", Scope.OPERATE)
 def maintenance(
-    view: View, name: BookieName, seconds: Annotated[float, Range(1, int(MAINTENANCE_SECONDS_MAX))]
+    view: View, name: BookieName, seconds: Annotated[float, Meta(ge=1, le=int(MAINTENANCE_SECONDS_MAX))]
 ) -> BookieStatus:
     """Announce that a bookie may be absent for some time.
 
@@ -343,7 +345,7 @@ def remove(view: View, name: BookieName) -> BookieStatus:
 @route("GET", f"{_ROOT}/ledgers", cluster=False)
 def ledgers(
     view: View,
-    after: Annotated[int, Range(-1, LEDGER_ID_MAX)] = -1,
+    after: Annotated[int, Meta(ge=-1, le=LEDGER_ID_MAX)] = -1,
     limit: PageSize = 100,
     ledger_type: str | None = None,
     state: LedgerState | None = None,
@@ -362,7 +364,7 @@ def ledgers(
 
 
 @route("GET", f"{_ROOT}/ledgers/{{ledger_id}}", cluster=False)
-def ledger(view: View, ledger_id: Annotated[int, Range(0, LEDGER_ID_MAX)]) -> LedgerInfo:
+def ledger(view: View, ledger_id: Annotated[int, Meta(ge=0, le=LEDGER_ID_MAX)]) -> LedgerInfo:
     """Return a ledger.
 
     Args:
@@ -433,8 +435,8 @@ def _repair_info(mark: UnderReplicatedLedger) -> RepairInfo:
 @route("POST", f"{_ROOT}/repairs:pause", Scope.OPERATE)
 def pause_repairs(
     view: View,
-    seconds: Annotated[float, Range(1, int(PAUSE_SECONDS_MAX))],
-    by: Annotated[str, Range(1, NAME_BYTES_MAX)],
+    seconds: Annotated[float, Meta(ge=1, le=int(PAUSE_SECONDS_MAX))],
+    by: Annotated[str, Meta(min_length=1, max_length=NAME_BYTES_MAX)],
 ) -> ClusterSettings:
     """Pause the repairs; they resume by themselves.
 

@@ -25,6 +25,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
+import msgspec
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -403,14 +404,6 @@ def _members(request: Request, body: bytes) -> dict[str, Any]:
     if kind != JSON:  # what a form of another site could send is refused
         raise ProblemError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", f"a body of type {JSON} is needed")
     try:
-        found = json.loads(body, parse_constant=_refused)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ProblemError(HTTPStatus.BAD_REQUEST, "not_json", "the body is not a JSON object")
-    return found
-
-
-def _refused(constant: str) -> None:
-    """Refuse what Python takes for a number, and JSON does not know."""
-    raise ValueError(constant)
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(HTTPStatus.BAD_REQUEST, "not_json", "the body is not a JSON object") from error

@@ -7,7 +7,7 @@ from typing import Final
 
 from pybk.errors import UsageError
 
-_PACKAGES: Final = ("starlette", "uvicorn")
+_PACKAGES: Final = ("msgspec", "starlette", "uvicorn")
 
 
 def missing() -> str:

@@ -10,21 +10,15 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, Final, Literal, Union
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, Literal, Union
+
+import msgspec
 
 Schema = dict[str, Any]
-
-_PLAIN: Final[Mapping[Any, Schema]] = {
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": "string"},
-    bytes: {"type": "string", "pattern": "^([0-9a-f]{2})*$"},
-    type(None): {"type": "null"},
-}
-_ARRAYS: Final = (tuple, list, set, frozenset, Sequence, Collection, Iterable)
 
 
 def as_json(value: Any) -> Any:
@@ -61,31 +55,31 @@ def schema_of(hint: Any, components: dict[str, Schema]) -> Schema:
     Raises:
         TypeError: Values of the type cannot be sent.
     """
-    if hint is Any:
-        return {}
-    if hint in _PLAIN:
-        return dict(_PLAIN[hint])
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return {"anyOf": [schema_of(each, components) for each in arguments]}
-    if origin is Literal:
-        return {"enum": list(arguments)}
-    if origin in _ARRAYS:
-        return {"type": "array", "items": schema_of(arguments[0], components)}
-    if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": schema_of(arguments[1], components)}
-    if isinstance(hint, type) and _parts_of(hint) is not None:
-        return _referred(hint, components)
-    raise TypeError(f"values of type {hint} cannot be sent as JSON")
+    (schema,), found = msgspec.json.schema_components([_sent(hint)], ref_template="#/components/schemas/{name}")
+    components.update((name, _described(each)) for name, each in found.items() if name not in components)
+    return schema
 
 
-def _parts_of(found: type) -> Callable[[dict[str, Schema]], Schema] | None:
-    """Return what makes the schema of a class; None for one without."""
-    if issubclass(found, Enum):
-        return lambda _: {"type": "string", "enum": [each.value for each in found]}
-    if dataclasses.is_dataclass(found) or _names_of(found):
-        return lambda components: _object(found, components)
-    return None
+def _sent(hint: Any) -> Any:
+    """Return the type of the JSON that ``as_json`` makes of the values of a type."""
+    if hint is bytes:
+        return Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or _names_of(hint)):
+        return _object(hint)
+    origin, arguments = typing.get_origin(hint), tuple(map(_sent, typing.get_args(hint)))
+    if not arguments or origin in (Annotated, Literal):
+        return hint
+    return reduce(or_, arguments) if origin in (types.UnionType, Union) else origin[arguments]
+
+
+@cache
+def _object(found: Any) -> type:
+    """Return a class of objects with the fields of a class."""
+    hints = typing.get_type_hints(found, include_extras=True)
+    names = [each.name for each in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else _names_of(found)
+    return msgspec.defstruct(
+        found.__name__, [(name, _sent(hints[name])) for name in names], namespace={"__doc__": found.__doc__}
+    )
 
 
 def _names_of(found: Any) -> list[str]:
@@ -96,28 +90,13 @@ def _names_of(found: Any) -> list[str]:
         return []
 
 
-def _referred(found: type, components: dict[str, Schema]) -> Schema:
-    name = found.__name__
-    if name not in components:
-        components[name] = {}  # classes may refer to each other
-        parts = _parts_of(found)
-        assert parts is not None
-        components[name] = parts(components)
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(found: Any, components: dict[str, Schema]) -> Schema:
-    hints = typing.get_type_hints(found)
-    names = [each.name for each in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else _names_of(found)
-    schema: Schema = {"type": "object", "properties": {}, "required": names}
-    described = attributes_of(found.__doc__ or "")
-    for name in names:
-        schema["properties"][name] = schema_of(hints[name], components) | (
-            {"description": described[name]} if name in described else {}
-        )
-    if found.__doc__:
-        schema["description"] = found.__doc__.split("\n\n")[0].strip()
-    return schema
+def _described(schema: Schema) -> Schema:
+    """Return the schema of a class with what its docstring says of each attribute next to that."""
+    said = schema.get("description", "")
+    for name, text in attributes_of(said).items():
+        if name in schema.get("properties", {}):
+            schema["properties"][name]["description"] = text
+    return schema | {"description": said.split("\n\n")[0].strip()} if said else schema
 
 
 def attributes_of(docstring: str) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -80,15 +79,7 @@ def _operation(route: Route, components: dict[str, Schema]) -> dict[str, Any]:
 
 
 def _schema(parameter: Parameter, components: dict[str, Schema]) -> Schema:
-    kinds = typing.get_args(parameter.hint)
-    if parameter.place != "body" and type(None) in kinds:  # left out, as a text cannot be null
-        (kind,) = (each for each in kinds if each is not type(None))
-        found = schema_of(kind, components)
-    else:
-        found = schema_of(parameter.hint, components)
-    if parameter.range is not None:
-        names = ("minLength", "maxLength") if found["type"] == "string" else ("minimum", "maximum")
-        found |= zip(names, parameter.range, strict=True)
+    found = schema_of(parameter.hint, components)
     if parameter.default not in (None, inspect.Parameter.empty):
         found["default"] = getattr(parameter.default, "value", parameter.default)
     return found

@@ -2,45 +2,25 @@
 
 A route is a function with ``@route(...)``. Its first argument is the ``View``; the others are the names in the path,
 and then the parameters of the query for ``GET``, or the members of the JSON object in the body for other methods. Their
-types say what is accepted, their defaults what may be left out, and the docstring what is documented. A type may be
-annotated with its ``Range``, or with the ``Header`` that has the value.
+types say what is accepted, as msgspec converts it, their defaults what may be left out, and the docstring what is
+documented. A type may be annotated with its limits, ``msgspec.Meta``, or with the ``Header`` that has the value.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
-from enum import Enum
 from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal, NamedTuple, Union
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
 
 from pybk.admin.http.problems import ProblemError
 from pybk.admin.http.tokens import Scope
 
 _NAME: Final = re.compile(r"\{(\w+)\}")
-
-_BOOLEANS: Final[Mapping[str, bool]] = {"true": True, "false": False}
-
-_NUMBERS: Final[Mapping[type, re.Pattern[str]]] = {
-    int: re.compile(r"-?[0-9]{1,20}"),
-    float: re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?"),
-}
-"""How a number is written in a path or a query, as in JSON: Python would also take ``1_0``, `` 1`` and other digits."""
-
-
-class Range(NamedTuple):
-    """The values that a number may have, or the characters that a string may have.
-
-    Attributes:
-        least: The least.
-        most: The greatest.
-    """
-
-    least: int
-    most: int
 
 
 class Header(str):
@@ -58,10 +38,9 @@ class Parameter(NamedTuple):
     Attributes:
         name: Its name; of a header, that of the header.
         argument: The argument of the function.
-        hint: Its type.
+        hint: Its type, with its limits; of a text, which cannot be null, without None.
         default: What it is if it is left out; ``inspect.Parameter.empty`` if it may not be.
         place: Where it stands.
-        range: Its limits; None for none.
     """
 
     name: str
@@ -69,7 +48,6 @@ class Parameter(NamedTuple):
     hint: Any
     default: Any
     place: Place
-    range: Range | None
 
     @property
     def required(self) -> bool:
@@ -165,89 +143,44 @@ _ORDER: Final[Mapping[Place, int]] = {"path": 0, "query": 1, "body": 1, "header"
 
 
 def _parameter(found: inspect.Parameter, hint: Any, place: Place) -> Parameter:
-    """Return a parameter; what its type is annotated with says more of it."""
-    said = typing.get_args(hint)[1:] if typing.get_origin(hint) is Annotated else ()
-    plain = typing.get_args(hint)[0] if said else hint
-    header = next((str(each) for each in said if isinstance(each, Header)), None)
-    limits = next((each for each in said if isinstance(each, Range)), None)
+    """Return a parameter; what its type is annotated with may name its header."""
+    header = next((str(each) for each in typing.get_args(hint)[1:] if isinstance(each, Header)), None)
     if header is not None:
-        return Parameter(header, found.name, plain, found.default, "header", limits)
-    return Parameter(found.name, found.name, plain, found.default, place, limits)
+        return Parameter(header, found.name, str, found.default, "header")
+    if place != "body" and type(None) in typing.get_args(hint):
+        (hint,) = (each for each in typing.get_args(hint) if each is not type(None))
+    return Parameter(found.name, found.name, hint, found.default, place)
 
 
 def converted(parameter: Parameter, value: Any) -> Any:
     """Return a value of a request as its parameter takes it; raises ProblemError for another type, or out of range."""
-    accepted = typing.get_args(parameter.hint) if _is_union(parameter.hint) else (parameter.hint,)
-    if value is None and type(None) in accepted:
-        return None
-    kind_of = _of_json if parameter.place == "body" else _of_text
-    for kind in accepted:
-        found = kind_of(kind, value)
-        if found is not None and _in_range(found, parameter.range):
-            return found
-    kinds = " or ".join(_named(kind, parameter.range) for kind in accepted if kind is not type(None))
-    raise _bad(f"the parameter {parameter.name!r} is {value!r:.100}; it takes {kinds}")
-
-
-def _in_range(value: Any, limits: Range | None) -> bool:
-    if limits is None:
-        return True
-    return limits.least <= (len(value) if isinstance(value, str) else value) <= limits.most
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (Union, types.UnionType)
-
-
-def _of_text(kind: Any, text: str) -> Any:
-    """Return a text of the path, the query or a header as a value of a type; None if it is not one."""
-    if typing.get_origin(kind) is tuple:
-        return _all_of([_of_text(typing.get_args(kind)[0], each) for each in text.split(",")])
-    if kind is bool:
-        return _BOOLEANS.get(text)
-    if kind in _NUMBERS:
-        return kind(text) if _NUMBERS[kind].fullmatch(text) else None
-    return _of_json(kind, text)
-
-
-def _of_json(kind: Any, value: Any) -> Any:
-    """Return a value of a JSON body as one of a type; None if it is not one."""
-    if typing.get_origin(kind) is tuple:
-        each = typing.get_args(kind)[0]
-        return _all_of([_of_json(each, one) for one in value]) if isinstance(value, list) else None
-    if typing.get_origin(kind) is Mapping:
-        return value if isinstance(value, dict) else None
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return next((each for each in kind if each.value == value), None)
-    if kind in _NUMBERS:
-        return _number(kind, value)
-    return value if isinstance(value, kind) else None
-
-
-def _all_of(found: list[Any]) -> tuple[Any, ...] | None:
-    return None if None in found else tuple(found)
-
-
-def _number(kind: type, value: Any) -> int | float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
     try:
-        found = kind(value)
-    except (ValueError, OverflowError):
-        return None
-    return typing.cast("int | float", found) if found == value else None
+        return msgspec.convert(value, parameter.hint, strict=parameter.place == "body")
+    except msgspec.ValidationError as error:
+        raise _bad(f"the parameter {parameter.name!r} is {value!r:.100}; it takes {_takes(parameter.hint)}") from error
 
 
-def _named(kind: Any, limits: Range | None = None) -> str:
-    if typing.get_origin(kind) is tuple:
-        return f"a list, of which each is {_named(typing.get_args(kind)[0])}"
-    if typing.get_origin(kind) is Mapping:
-        return "an object"
-    if issubclass(kind, Enum):
-        return f"one of {', '.join(str(each.value) for each in kind)}"
-    name = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}[kind]
-    if limits is None:
-        return name
-    if kind is str:
-        return f"{name} of {limits.least} to {limits.most} characters"
-    return f"{name} from {limits.least} to {limits.most}"
+_NAMES: Final = {
+    "boolean": "true or false",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a string",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def _takes(hint: Any) -> str:
+    """Return what a type takes, in words."""
+    (schema,), components = msgspec.json.schema_components([hint], ref_template="{name}")
+    kinds = [components.get(each.get("$ref", ""), each) for each in schema.get("anyOf", [schema])]
+    return " or ".join(_named(each) for each in kinds if each.get("type") != "null")
+
+
+def _named(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    name = _NAMES[schema["type"]]
+    if "minLength" in schema:
+        return f"{name} of {schema['minLength']} to {schema['maxLength']} characters"
+    return f"{name} from {schema['minimum']} to {schema['maximum']}" if "minimum" in schema else name
