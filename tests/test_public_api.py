@@ -38,7 +38,7 @@ from pybk import (
     verify,
     verify_async,
 )
-from pybk.public_homes import HOMES
+from pybk.deferral import homes_of
 from tests.paths import ROOT
 from tests.storage.real_store import open_quick
 from tests.waiting import PROCESS_S
@@ -61,7 +61,16 @@ def test_exported_names_exist_and_nothing_else_shows() -> None:
 def test_the_first_use_of_a_name_imports_the_module_that_the_type_checker_sees() -> None:
     tree = ast.parse((ROOT / "src" / "pybk" / "public.py").read_text(encoding="utf-8"))
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    assert {alias.name: node.module for node in imports for alias in node.names} == HOMES
+    package = ast.parse((ROOT / "src" / "pybk" / "__init__.py").read_text(encoding="utf-8"))
+    (table,) = [
+        node.value
+        for node in ast.walk(package)
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NAMES"
+    ]
+    homes = homes_of(ast.literal_eval(table))
+    assert {alias.name: node.module for node in imports for alias in node.names} == {
+        name: f"pybk.{home}" for name, home in homes.items()
+    }
 
 
 ALL_AT_ONCE = """
@@ -319,8 +328,8 @@ def signatures_of(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 def test_every_type_of_a_public_signature_is_exported() -> None:
     exported = {id(value) for value in PUBLIC.values()}
-    # entry.py imports pyarrow for the type checker alone.
-    names = {**PUBLIC, "pa": SimpleNamespace(RecordBatch=object)}
+    # Modules import these for the type checker alone.
+    names = {**PUBLIC, "np": np, "npt": npt, "pa": SimpleNamespace(RecordBatch=object)}
     missing = set()
     for exported_name in EXPORTED:
         for where, thing in signatures_of(exported_name, PUBLIC[exported_name]):

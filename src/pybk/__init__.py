@@ -2,44 +2,122 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pybk.version import __version__ as __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pybk.public import *  # noqa: F403
 else:
-    from threading import RLock as _RLock
+    from pybk.deferral import deferred as _deferred
+    from pybk.deferral import homes_of as _homes_of
+    from pybk.deferral import module_of as _module_of
 
-    _importing = _RLock()
-    """Held while the module of a name is imported.
+    _NAMES = {
+        "manager.arguments": "ClusterOptions LedgerOptions Tiers",
+        "manager.atomic_group": "AtomicGroup",
+        "backend.ledger_backend": "Replicated",
+        "backup": (
+            "back_up back_up_async list_backup_runs list_backup_runs_async prune_backup prune_backup_async "
+            "restore_backup restore_backup_async verify_backup verify_backup_async"
+        ),
+        "backup.backing_up": "BackupReport",
+        "backup.chain": "BackupRunInfo",
+        "backup.pruning": "PruneReport",
+        "backup.restoring": "RestoreReport",
+        "backup.verifying": "BackupCheckReport",
+        "operations.cluster_admin": "ClusterAdmin",
+        "operations.cluster_checks": (
+            "BookieStatus ClusterStatus ClusterVerdict DrainProgress OrphanReport RebalanceProgress "
+            "RebalanceStart RemovalProof StopCheck"
+        ),
+        "config": "StoreConfig TierPolicy",
+        "credentials": "ClusterSecret Passwords Secret",
+        "ledger.digest": "DigestType",
+        "ledger.entry": "Entry EntryBatch",
+        "errors": (
+            "AppendTimeoutError BlobError BlobExistsError BlobGivenUpError BlobLockedError ClosedError "
+            "CookieError CorruptError DigestMismatchError DuplicateEntryError EntryError EntryUnknownError "
+            "ForkedProcessError IllegalOperationError LedgerClosedError LedgerDeletedError LedgerError "
+            "LedgerExistsError LedgerFencedError LedgerRecoveryError LedgerUnsealedError LogError LogExistsError "
+            "LogFencedError LogLockedError LogSealedError MetadataError MetadataExistsError MetadataForgedError "
+            "MetadataOutdatedError MetadataUnreachableError MetadataVersionError NoSuchBlobError "
+            "NoSuchBookieError NoSuchEntryError NoSuchLedgerError NoSuchLogError NotEnoughBookiesError "
+            "OutOfMemoryError OutOfOrderError OwnerNeededError PybkError ReadRangeError RewoundError "
+            "SafetyCheckError SealMismatchError StorageError StorageFailedError StorageFullError "
+            "StorageRefusedError StoreLockedError TooManyRequestsError TruncatedError TruncateGuardError "
+            "UnauthorizedError UnsupportedFormatError UsageError VersionConflictError"
+        ),
+        "feature_level": "FeatureLevel",
+        "flags": "LedgerType ReadFlag StorageHint WriteFlag",
+        "manager.append_future": "AppendFuture",
+        "healing.rebalance": "RebalanceMove RebalancePlan TierFullness",
+        "healing.scrub": "ScrubKind",
+        "healing.scrub_status": "ScrubProgress ScrubStatus",
+        "healing.scrubbing": "ScrubReport",
+        "health": "Health HealthReason HealthState",
+        "ledger.ledger_metadata": "Bookie Fragment LedgerMetadata LedgerState LedgerSummary",
+        "manager.ledger_manager": "LedgerManager",
+        "metadata.orphan_records": "OrphanReplicas",
+        "metadata.registration": "BookieRegistration BookieState",
+        "metadata.reports": "MetadataCheckReport MetadataExportReport MetadataProblem MetadataRestoreReport",
+        "metadata.resealing": "SecretStatus",
+        "metadata.settings": "ClusterSettings PlacementSettings RepairSettings ScrubSettings",
+        "metadata.store": "Watch",
+        "metadata.underreplication": "RepairReason RepairState UnderReplicatedLedger",
+        "operations.metadata_repair": (
+            "check_metadata check_metadata_async destroy_metadata destroy_metadata_async export_metadata "
+            "export_metadata_async rebuild_metadata rebuild_metadata_async restore_metadata "
+            "restore_metadata_async"
+        ),
+        "metrics": "HistogramSnapshot MetricKey MetricsSnapshot",
+        "manager.opening": "Opening",
+        "manager.ledger_reader": "LedgerReader",
+        "operations.store_repair": "rebuild_index rebuild_index_async verify verify_async",
+        "replication.replica_check": "ReplicaProblem ReplicasCheck",
+        "spans": "OnSpan Span SpanAttributes",
+        "storage.repair.rebuild": "LostEntries RebuildReport",
+        "storage.repair.record_check": "DamagedEntries",
+        "storage.repair.verify": "VerifyProblem VerifyReport",
+        "streams.blob_store": "BlobData BlobInfo BlobStore BlobUpload",
+        "streams.checkpoint": "CheckpointWriter WalCheckpoint",
+        "streams.format": "Records",
+        "streams.log": "Log LogSegment LogWriterOptions SubscriptionState",
+        "streams.log_reader": "LogEnd LogReader Start TxId",
+        "streams.log_record": "LogRecord",
+        "streams.log_settings": "LogSettings",
+        "streams.log_writer": "LogWriter NewRecord",
+        "streams.namespace": "Namespace",
+        "streams.position": "Position",
+        "streams.rebuild": "RebuiltList",
+        "streams.record_future": "RecordFuture",
+        "streams.remote_consumer": "ConsumerServer RemoteConsumer",
+        "streams.retention": "Retention",
+        "streams.snapshot_store": "SkippedSnapshot SnapshotContent SnapshotInfo SnapshotReport SnapshotStore",
+        "streams.subscription": "Acked DeadLetters Subscription SubscriptionMode SubscriptionStats",
+        "streams.wal": "RecoveryInfo Transaction WalOptions WalStats WriteAheadLog",
+        "streams.wal_follower": "WalFollower",
+        "streams.wal_record": "WalRecord",
+        "manager.ledger_writer": "LedgerWriter Payload",
+    }
+    """The names of each module, as ``public`` has them for type checkers."""
 
-    Of two threads that use their first names at the same time, one may import a package, which needs a module of it,
-    and the other that module, which needs the package: the interpreter then gives one of them a part of the package.
-    """
+    __all__ = sorted(_homes_of(_NAMES))
+
+    _first_use = _deferred(__name__, _NAMES)
 
     def __getattr__(name: str) -> object:
         """Import the module of a public name at its first use, or a module of the package.
 
         All public names together take a second, which a program that uses a few does not have to wait for.
         """
-        if name.startswith("__") and name != "__all__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib import import_module  # `from pybk import public_homes` would ask this function for it
+        if name in __all__ or name.startswith("__"):
+            return _first_use(name)
         from importlib.util import find_spec
 
-        homes = import_module(f"{__name__}.public_homes").HOMES
-        if name == "__all__":
-            return sorted(homes)
-        if name not in homes:
-            if find_spec(f"{__name__}.{name}") is None:
-                raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-            # Such as `from pybk import keys`. What is imported below does that, too, so it takes no lock.
-            return import_module(f"{__name__}.{name}")
-        with _importing:
-            found = globals()[name] = getattr(import_module(homes[name]), name)
-        return found
+        if find_spec(f"{__name__}.{name}") is None:
+            return _first_use(name)
+        return _module_of(f"{__name__}.{name}")
 
     def __dir__() -> list[str]:
         """Return the public names."""
-        return sorted((*__getattr__("__all__"), "__all__", "__version__"))
+        return sorted((*__all__, "__all__", "__version__"))

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
+from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM
 from pybk.replication.quorum import Quorum
 from pybk.storage.troubles import CHECKING
 from pybk.values.frozen_dict import FrozenDict
@@ -105,14 +106,6 @@ REASON_STATES: Final[Mapping[str, HealthState]] = FrozenDict(
 
 Codes are stable: alerts and probes may rely on them."""
 
-DEFAULT_ENSEMBLE_SIZE: Final = 3
-"""How many bookies a ledger has unless its creator says otherwise."""
-
-DEFAULT_WRITE_QUORUM: Final = 3
-"""How many of them get each entry, likewise."""
-
-DEFAULT_ACK_QUORUM: Final = 2
-"""How many of these have to acknowledge it, likewise."""
 
 SILENT_S: Final = 60.0
 """An auditor that has not reported for so long does not work, although its session lasts; it reports every 10 s."""

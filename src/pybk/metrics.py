@@ -20,15 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import mul
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk.deferral import np
 from pybk.errors import PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.values.frozen_dict import FrozenDict
 from pybk.version import __version__
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 APPENDED_ENTRIES: Final = "appended_entries"
 APPENDED_BYTES: Final = "appended_bytes"

@@ -212,7 +212,7 @@ def no_memory_for_a_password(scene: Scene) -> Situation:
         nonlocal short
         short = False
 
-    scene.monkeypatch.setattr("pybk.ledger.keys.Scrypt", Short)
+    scene.monkeypatch.setattr("pybk.ledger.keys.scrypt.Scrypt", Short)
     return Situation(lambda: manager.create_ledger(password=PASSWORD), free, lambda: ids(manager))
 
 

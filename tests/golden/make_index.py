@@ -11,7 +11,7 @@ from pybk.flags import LedgerType, StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.format.catalog import CatalogWriter
-from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
+from pybk.storage.format.record import RunLocations, location_dtype
 from pybk.storage.index.index import CheckpointMark, FileRow, Index, LedgerRow
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
@@ -63,7 +63,7 @@ def ledger_row(ledger_id: int, last_entry_id: int, *, version: int = 1) -> Ledge
 def locations_of(*runs: tuple[int, ...]) -> RunLocations:
     """Return runs given whole, or as first entry, count, file and offset, with 100 body bytes for each entry."""
     whole = [run if len(run) == 7 else (run[0], run[1], 1, run[3], run[2], 100 * run[1], 0) for run in runs]
-    return np.array(whole, LOCATION_DTYPE)
+    return np.array(whole, location_dtype())
 
 
 def made_index(environment: Environment) -> None:

@@ -15,6 +15,7 @@ from pybk.healing import scrubbing
 from pybk.healing.embedded_scrub import EmbeddedScrub, p99_of
 from pybk.healing.scrub import PARTS, ScrubKind
 from pybk.healing.scrubbing import ScrubTerms, StoreScrub
+from pybk.manager import local_backend
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.local_backend import StoreBackend
 from pybk.metrics import SCRUB_BYTES, SCRUB_DAMAGED_RECORDS
@@ -29,6 +30,7 @@ SECRET = b"the bytes that nobody reads"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrubbing, "FIRST_S", 0.0)
+    monkeypatch.setattr(local_backend, "FIRST_SCRUB_S", 0.0)
     monkeypatch.setattr(scrubbing, "LOOK_S", 0.05)
     monkeypatch.setattr(scrubbing, "RECHECK_S", 0.05)
 
@@ -152,6 +154,7 @@ def test_nothing_is_checked_while_the_cluster_is_not_quiet_but_what_is_asked_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrubbing, "FIRST_S", 1e6)  # the test takes the steps itself
+    monkeypatch.setattr(local_backend, "FIRST_SCRUB_S", 1e6)
     monkeypatch.setattr(scrubbing, "TERMS_S", 0.0)
     with open_quick(tmp_path, scrub_seconds=0) as manager:
         fill(manager, StorageHint.NVME)

@@ -13,7 +13,7 @@ from pybk.healing.auditor import Judged, SavedAbsence, SavedState
 from pybk.healing.auditor_encoding import encode_state
 from pybk.healing.situation import MarkKey
 from pybk.metadata import durable_positions, epochs, lmdb_rows
-from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json, to_base64
+from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import ClusterIdentity, encode, proof_of
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.epochs import MetadataEpoch
@@ -25,6 +25,7 @@ from pybk.metadata.registration import BookieCookie, BookieState, encode_cookie,
 from pybk.metadata.secret_epochs import SecretEpochs
 from pybk.metadata.settings import ClusterSettings, RepairSettings, encode_settings
 from pybk.metadata.underreplication import UnderReplicatedLedger, missing_key, record_json
+from pybk.values.json_text import encode_json, to_base64
 from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.paths import GOLDEN
 from tests.storage.memory_environment import MapEnvironment

@@ -16,7 +16,7 @@ from pybk.bookie.directory_identity import IDENTITY_KEY, DirectoryIdentity
 from pybk.errors import CorruptError, MetadataForgedError, PybkError, UsageError
 from pybk.feature_level import NEWEST_LEVEL
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.metadata.authenticated_values import ValueKind, encode_authenticated, encode_json
+from pybk.metadata.authenticated_values import ValueKind, encode_authenticated
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterMetadata
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import IDS_KEY, LEDGERS_KEY, ledger_path
@@ -28,8 +28,9 @@ from pybk.spark.sink.sink_record import SinkRecord, decode_rows, encode_rows
 from pybk.spark.source.offsets import Offset
 from pybk.storage.batches import entry_span, locate_entries
 from pybk.storage.format.extent import EXTENT_KEY, Extent
-from pybk.storage.format.record import LOCATION_DTYPE, entry_ends
+from pybk.storage.format.record import entry_ends, location_dtype
 from pybk.transport.curve import check_address
+from pybk.values.json_text import encode_json
 from tests.metadata.records import KEYS, bookie, cluster_on, ledger, registration
 from tests.metadata.simulated_store import SimServer
 
@@ -207,7 +208,7 @@ def test_tables_of_any_bytes(buffer: bytes, count: int, words: bytes, entry_id: 
 
     view = memoryview(buffer)
     quietly(lambda: entry_ends(view, count, where="here"))
-    runs = np.frombuffer(words, LOCATION_DTYPE).copy()
+    runs = np.frombuffer(words, location_dtype()).copy()
     runs["count"] %= 50  # a table may be large; what it costs is bounded by the record that holds it
     starts = runs["offset"].astype(np.int64) % 64
     runs["body"] %= 200

@@ -10,7 +10,7 @@ import pytest
 
 from pybk.errors import CookieError, CorruptError, IllegalOperationError, UsageError
 from pybk.feature_level import NEWEST_LEVEL, FeatureLevel
-from pybk.metadata.authenticated_values import ValueKind, encode_json
+from pybk.metadata.authenticated_values import ValueKind
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.registration import (
     TRANSITIONS,
@@ -19,6 +19,7 @@ from pybk.metadata.registration import (
     decode_cookie,
     encode_cookie,
 )
+from pybk.values.json_text import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import bookie, cluster_on, key_for, registration
 from tests.metadata.simulated_store import Fault

@@ -11,12 +11,13 @@ import pytest
 from pybk.errors import CorruptError, LedgerDeletedError, LedgerExistsError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.metadata import deletions
-from pybk.metadata.authenticated_values import ValueKind, encode_json
+from pybk.metadata.authenticated_values import ValueKind
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.deletions import PAGE_LEDGERS_MAX
 from pybk.metadata.ledgers import LEDGERS_KEY, deleted_ids_key, ledger_path
 from pybk.metadata.registration import BookieState
 from pybk.metadata.store import MetadataStore
+from pybk.values.json_text import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import bookie, cluster_on, ledger
 from tests.metadata.simulated_store import Fault

@@ -29,21 +29,14 @@ from pybk.ledger.ledger_metadata import (
     LedgerState,
 )
 from pybk.metadata import durable_positions, lmdb_rows
-from pybk.metadata.authenticated_values import (
-    ValueKind,
-    decode_authenticated,
-    decode_json,
-    encode_json,
-    epoch_of,
-    token_of,
-    unchanged_since,
-)
+from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, epoch_of, token_of, unchanged_since
 from pybk.metadata.cluster import check_cluster_value, from_values, from_values_base
 from pybk.metadata.durable_positions import DurablePosition
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.ledgers import ledger_path
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.registration import decode_cookie, decode_registration
+from pybk.values.json_text import decode_json, encode_json
 from tests.metadata.golden import (
     CLUSTER,
     GOLDEN_HEALING,

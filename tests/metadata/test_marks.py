@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pybk.errors import UsageError
-from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, encode_json
+from pybk.metadata.authenticated_values import ValueKind, decode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.store import MetadataStore
 from pybk.metadata.underreplication import (
@@ -21,6 +21,7 @@ from pybk.metadata.underreplication import (
     missing_key,
     record_json,
 )
+from pybk.values.json_text import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEYS, bookie, cluster_on
 

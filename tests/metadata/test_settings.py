@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pybk.errors import CorruptError, MetadataForgedError, MetadataUnreachableError, UsageError
-from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, encode_json
+from pybk.metadata.authenticated_values import ValueKind, decode_authenticated
 from pybk.metadata.cluster import ClusterMetadata
 from pybk.metadata.settings import (
     SETTINGS_BYTES_MAX,
@@ -24,6 +24,7 @@ from pybk.metadata.settings import (
     encode_settings,
 )
 from pybk.metadata.store import MetadataStore
+from pybk.values.json_text import encode_json
 from tests.metadata.harness import SimWorld, World
 from tests.metadata.records import KEYS, cluster_on
 from tests.metadata.simulated_store import Fault

@@ -6,7 +6,6 @@ What exhausts a whole process runs in one of its own.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import resource
 import subprocess
@@ -330,15 +329,13 @@ def test_a_map_without_memory_is_refused_and_not_reported_as_a_device_failure(
     path = tmp_path / "file"
     path.write_bytes(bytes(8192))
 
-    class Short(mmap.mmap):
-        def madvise(self, *_: int) -> None:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    def madvise(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     fs = OsFileSystem()
     fs.populates = True  # as the map is not the kernel's here, any kernel will do
-    with monkeypatch.context() as short:
-        short.setattr(mmap, "mmap", Short)
-        view = fs.view(str(path))
+    view = fs.view(str(path))
+    monkeypatch.setattr(type(view.obj), "madvise", madvise)
     with pytest.raises(StorageRefusedError, match="free memory"):
         populate(fs, view, 0, 8192)
 

@@ -26,7 +26,7 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.metadata.lmdb_store import LmdbMetadataStore
 from pybk.storage.batches import spans
-from pybk.storage.format.record import LOCATION_DTYPE
+from pybk.storage.format.record import location_dtype
 from pybk.storage.io.filesystem import OsFileSystem, Populator
 from pybk.storage.io.mapped_memory import populate
 from pybk.storage.store import Store
@@ -345,7 +345,7 @@ def test_a_map_of_an_unlinked_file_can_be_touched(tmp_path: Path, populates: boo
 
 
 def test_ranges_of_records_are_joined_where_little_lies_between() -> None:
-    runs = np.zeros(4, LOCATION_DTYPE)
+    runs = np.zeros(4, location_dtype())
     runs["offset"] = (1 << 20, 4096, 8192, 4 << 20)
     runs["body"] = (100, 1000, 1000, 10)
     header = 64

@@ -73,7 +73,7 @@ def test_a_standby_in_another_process_takes_over(tmp_path: Path, monkeypatch: py
             for line in child.stdout:
                 if line.endswith("\n"):
                     model.take(line)
-            monkeypatch.setattr(keys, "Scrypt", None)  # the standby has the keys already
+            monkeypatch.setattr(keys.scrypt, "Scrypt", None)  # the standby has the keys already
             standby.promote(wait=WAIT_S)
             assert standby.epoch > before
             model.check(standby)

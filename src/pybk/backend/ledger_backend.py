@@ -8,26 +8,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pybk.config import StoreConfig
 from pybk.errors import PybkError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.health import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, Health
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys
-from pybk.ledger.ledger_metadata import LedgerMetadata
+from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM, LedgerMetadata
 from pybk.ledger.seal import LedgerSeal
-from pybk.metadata.registration import BookieRegistration
-from pybk.metadata.store import Watch
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.admission import Admission
 from pybk.storage.named_records import NamedChange
-from pybk.storage.transaction_group import LedgerEntries
 from pybk.threads.group_commit import Completion
+
+if TYPE_CHECKING:
+    from pybk.health import Health
+    from pybk.metadata.registration import BookieRegistration
+    from pybk.metadata.store import Watch
+    from pybk.storage.transaction_group import LedgerEntries
 
 
 class BackendIdentity(NamedTuple):

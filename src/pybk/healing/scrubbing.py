@@ -162,6 +162,8 @@ class StoreScrub:
     Args:
         owner: Whose store it is.
         on_span: The hook that gets a span of each part that was checked; None for none.
+        starts: Whether it starts a thread of its own, which waits ``FIRST_S``; if not, the caller has one that calls
+            ``run``.
 
     Raises:
         StorageRefusedError: The operating system gives no thread.
@@ -169,7 +171,7 @@ class StoreScrub:
     Threads: its own; everything else any.
     """
 
-    def __init__(self, owner: ScrubOwner, on_span: OnSpan | None = None) -> None:
+    def __init__(self, owner: ScrubOwner, on_span: OnSpan | None = None, *, starts: bool = True) -> None:
         self._owner = owner
         self._on_span = on_span
         self._lock = threading.Lock()
@@ -185,7 +187,8 @@ class StoreScrub:
         self._stopping = threading.Event()
         self._news = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pybk-scrub", daemon=True)
-        start_thread(self._thread)
+        if starts:
+            start_thread(self._thread)
         owner.metrics.add_gauges(self._gauges)
 
     def _gauges(self) -> list[Gauge]:
@@ -202,6 +205,10 @@ class StoreScrub:
 
     def _run(self) -> None:
         self._news.wait(FIRST_S)
+        self.run()
+
+    def run(self) -> None:
+        """Check what is due until ``begin_stop``."""
         loaded = False
         while not self._stopping.is_set():
             self._news.clear()  # terms that change from here on are seen by this step, or end the rest after it

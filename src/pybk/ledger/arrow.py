@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk.deferral import np
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow as pa
 
-Int64s = npt.NDArray[np.int64]
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _BINARY_BYTES_MAX: Final = (1 << 31) - 1
 """Bytes that an array of Arrow's ``binary`` holds; its offsets are 32-bit."""

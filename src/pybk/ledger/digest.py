@@ -22,17 +22,21 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from hmac import compare_digest
 from struct import Struct
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
-import numpy as np
-import numpy.typing as npt
-from crc32c import crc32c
 from xxhash import xxh3_64_intdigest
 
+from pybk.deferral import LateModule, np
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE, NativeCore
+
+if TYPE_CHECKING:
+    import crc32c
+    import numpy.typing as npt
+else:
+    crc32c = LateModule("crc32c")
 
 _HASH_BLOCK_BYTES: Final = 64
 _INNER_PAD: Final = bytes(byte ^ 0x36 for byte in range(256))
@@ -332,11 +336,11 @@ def _crc_table() -> npt.NDArray[np.uint32]:
     The headers of a batch differ in a few bytes; each such byte costs one look-up for all headers at once.
     """
     zeros = bytes(ENTRY_HEADER_BYTES)
-    base = crc32c(zeros)
+    base = crc32c.crc32c(zeros)
     table = np.empty((ENTRY_HEADER_BYTES, 256), np.uint32)
     for offset in range(ENTRY_HEADER_BYTES):
         for value in range(256):
-            table[offset, value] = base ^ crc32c(zeros[:offset] + bytes((value,)) + zeros[offset + 1 :])
+            table[offset, value] = base ^ crc32c.crc32c(zeros[:offset] + bytes((value,)) + zeros[offset + 1 :])
     return table
 
 
@@ -351,17 +355,17 @@ class _Crc32cDigest(EntryDigest):
     """``_crc_table()``, made at the first use, because that takes milliseconds. Two threads may make the same twice."""
 
     def _digest(self, header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
-        return _pack_crc(crc32c(payload, crc32c(header)))
+        return _pack_crc(crc32c.crc32c(payload, crc32c.crc32c(header)))
 
     def _digest_many(self, headers: npt.NDArray[np.uint8], payloads: Iterable[bytes | memoryview]) -> bytes:
         if _Crc32cDigest._table is None:
             _Crc32cDigest._table = _crc_table()
         first = headers[0]
-        header_crcs = np.full(len(headers), crc32c(first.tobytes()), np.uint32)
+        header_crcs = np.full(len(headers), crc32c.crc32c(first.tobytes()), np.uint32)
         for offset in np.flatnonzero((headers != first).any(axis=0)):
             changes = _Crc32cDigest._table[offset]
             header_crcs ^= (changes ^ changes[first[offset]])[headers[:, offset]]
-        values = map(crc32c, payloads, header_crcs.tolist())
+        values = map(crc32c.crc32c, payloads, header_crcs.tolist())
         return np.fromiter(values, np.uint32, len(headers)).astype(">u4").tobytes()
 
 

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import starmap
 from struct import Struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAlias, overload
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk.deferral import np
 from pybk.ledger.arrow import binary_array, pyarrow
 from pybk.ledger.native import CORE
 from pybk.values.whole_numbers import whole
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow as pa
 
 ENTRY_HEADER_BYTES: Final = 32
@@ -24,7 +23,7 @@ ENTRY_HEADER_BYTES: Final = 32
 _NATIVE_MIN: Final = 32
 """From this many entries on, the core decodes a batch in less time than it takes to see that all lie in its buffer."""
 
-Int64s = npt.NDArray[np.int64]
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
 
 _unpack_header = Struct(">qqqq").unpack_from
 _new_tuple = tuple.__new__

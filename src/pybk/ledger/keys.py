@@ -24,12 +24,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hmac import digest as hmac_digest
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
-from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap, aes_key_wrap
-
+from pybk.deferral import LateModule
 from pybk.errors import OutOfMemoryError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives import keywrap
+    from cryptography.hazmat.primitives.kdf import scrypt
+else:
+    keywrap = LateModule("cryptography.hazmat.primitives.keywrap")
+    scrypt = LateModule("cryptography.hazmat.primitives.kdf.scrypt")
 
 KEY_BYTES: Final = 32
 """Size of every key and of a verifier."""
@@ -153,7 +158,7 @@ class KeyRing:
 
     def _derive_root(self, password: bytes) -> bytes:
         try:
-            return Scrypt(salt=self._salt, length=KEY_BYTES, n=self._cost, r=8, p=1).derive(password)
+            return scrypt.Scrypt(salt=self._salt, length=KEY_BYTES, n=self._cost, r=8, p=1).derive(password)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"deriving keys from a password takes {self._cost >> 10} MiB (scrypt with N = {self._cost}), which "
@@ -212,13 +217,13 @@ def wrap_key(wrapping: bytes, key: bytes) -> bytes:
         wrapping: The key that it takes to unwrap the result, ``KEY_BYTES`` bytes, used for nothing else.
         key: The key, ``KEY_BYTES`` bytes.
     """
-    return aes_key_wrap(wrapping, key)
+    return keywrap.aes_key_wrap(wrapping, key)
 
 
 def unwrap_key(wrapping: bytes, wrapped: bytes) -> bytes | None:
     """Return the key in the result of ``wrap_key``; None if it was not wrapped under this key."""
     try:
-        key = aes_key_unwrap(wrapping, wrapped)
-    except InvalidUnwrap:
+        key = keywrap.aes_key_unwrap(wrapping, wrapped)
+    except keywrap.InvalidUnwrap:
         return None
     return key if len(key) == KEY_BYTES else None

@@ -22,6 +22,15 @@ FRAGMENTS_FORMAT: Final = 2
 SEALS_FORMAT: Final = 3
 """Format of metadata with a key format or a seal: that of format 2, and the four fields from ``key_format`` on."""
 
+DEFAULT_ENSEMBLE_SIZE: Final = 3
+"""How many bookies a ledger has unless its creator says otherwise."""
+
+DEFAULT_WRITE_QUORUM: Final = 3
+"""How many of them get each entry, likewise."""
+
+DEFAULT_ACK_QUORUM: Final = 2
+"""How many of these have to acknowledge it, likewise."""
+
 KEY_FORMAT_MAX: Final = 1
 SEAL_BYTES: Final = 32
 LAST_DIGEST_BYTES_MAX: Final = 64

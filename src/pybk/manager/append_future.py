@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextvars
 import math
@@ -13,6 +12,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
+from pybk.deferral import asyncio
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
 from pybk.threads.group_commit import Completion
 from pybk.threads.loop_calls import LoopCalls, call_in, running_loop

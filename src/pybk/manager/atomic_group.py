@@ -15,14 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatch
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 
+from pybk import storage
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
-from pybk.storage.transaction_group import DisplacedError, LedgerEntries
 from pybk.threads.call_threads import in_own_thread
+
+if TYPE_CHECKING:
+    from pybk.storage.transaction_group import LedgerEntries
 
 R = TypeVar("R")
 
@@ -248,7 +251,7 @@ class AtomicGroup:
         while True:
             try:
                 wait = self._hold(members, [])
-            except (VersionConflictError, DisplacedError):
+            except (VersionConflictError, storage.DisplacedError):
                 continue  # a record was changed by another, or a log ends elsewhere
             if wait is not None:
                 return wait

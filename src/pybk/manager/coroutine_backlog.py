@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from pybk.deferral import asyncio
 from pybk.manager.append_future import AppendFuture, T
 from pybk.threads.loop_calls import LoopCalls
 from pybk.threads.thread_start import start_thread

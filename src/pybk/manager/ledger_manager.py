@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from typing import Final, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Final, NoReturn, Self, Unpack
 
+from pybk import healing, storage
+from pybk import manager as handles
 from pybk.backend.ledger_backend import LedgerBackend, Replicated
 from pybk.config import StoreConfig
 from pybk.credentials import ClusterSecret, checked_password
@@ -25,10 +27,6 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
-from pybk.healing.embedded_scrub import EmbeddedScrub
-from pybk.healing.scrub_status import ScrubStatus, status_of_notes
-from pybk.healing.scrubbing import ScrubReport, StoreScrub, check_store
-from pybk.health import Health
 from pybk.ledger.digest import DigestType, entry_digest
 from pybk.ledger.keys import LedgerKeys
 from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, LedgerSummary, key_binding
@@ -54,21 +52,25 @@ from pybk.manager.arguments import (
     system_type,
     user_type,
 )
-from pybk.manager.atomic_group import AtomicGroup
 from pybk.manager.closing import Ending, settle_dropped, where_called
-from pybk.manager.ledger_reader import LedgerReader, checked_whole
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.manager.local_backend import StoreBackend
+from pybk.manager.local_backend import BackgroundScrub, StoreBackend
 from pybk.manager.opening import Opening
-from pybk.metadata.registration import BookieRegistration
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.spans import operation
+from pybk.storage import repair
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.readonly import ReadOnlyStore
-from pybk.storage.repair.scrub_notes import load_notes
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
 from pybk.threads.call_threads import in_own_thread, in_thread
+
+if TYPE_CHECKING:
+    from pybk.healing.scrub_status import ScrubStatus
+    from pybk.healing.scrubbing import ScrubReport
+    from pybk.health import Health
+    from pybk.manager.atomic_group import AtomicGroup
+    from pybk.manager.ledger_reader import LedgerReader
+    from pybk.metadata.registration import BookieRegistration
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +151,7 @@ class LedgerManager:
             if cluster:
                 return cls._opened(join_cluster(root, tiers, config, read_only=read_only, options=cluster))
             if read_only:
-                return cls._opened(StoreBackend(ReadOnlyStore.open(root, tiers=tiers, config=config)))
+                return cls._opened(StoreBackend(storage.ReadOnlyStore.open(root, tiers=tiers, config=config)))
             return cls._opened(_live(Store.open(root, tiers=tiers, config=config)))
 
     @classmethod
@@ -184,12 +186,10 @@ class LedgerManager:
         Raises:
             MetadataError: The metadata store cannot be reached, or the secret is wrong.
         """
-        from pybk.manager.connect import connect  # imported only here, because an embedded store does not need ZeroMQ
-
         config = config_of(config)
         settle_dropped()
         with operation(config.on_span, "pybk.manager.connect") as connecting:
-            manager = cls._opened(connect(metadata, cluster_secret, config))
+            manager = cls._opened(handles.connect.connect(metadata, cluster_secret, config))
             connecting.note(location=manager.location)
         return manager
 
@@ -555,7 +555,7 @@ class LedgerManager:
         check_end = partial(self._check_end, require_seal=require_seal)
         if require_seal and descriptor.metadata.state is not LedgerState.CLOSED:
             check_end(descriptor.metadata, seal)
-        return LedgerReader(backend, descriptor, seal, flags, check_end, self)
+        return handles.LedgerReader(backend, descriptor, seal, flags, check_end, self)
 
     def open_ledger_async(
         self,
@@ -719,7 +719,7 @@ class LedgerManager:
                     f"{backend.where} is at feature level {backend.feature_level.name}, which has no seals; raise it "
                     "with --finalize of `pybk store upgrade` or `pybk cluster upgrade`, once no older pybk uses it"
                 )
-            last_entry = checked_whole(reader)
+            last_entry = handles.checked_whole(reader)
             descriptor = backend.descriptor(ledger_id)
             if not metadata.sealed:
                 seal = self._unlock(descriptor, password)
@@ -1017,7 +1017,7 @@ class LedgerManager:
         """
         backend = self._usable()
         backend.check_writable()
-        return AtomicGroup(backend)
+        return handles.AtomicGroup(backend)
 
     # ---- the store -----------------------------------------------------------------------------------------------
 
@@ -1064,9 +1064,9 @@ class LedgerManager:
             )
         said = progress_of(progress) or (lambda done, total: None)
         with operation(self._on_span, "pybk.store.scrub"):
-            if isinstance(backend.companion, StoreScrub):
-                return backend.companion.check_all(said)
-            return check_store(backend.store, said)
+            if backend.scrub is not None:
+                return backend.scrub.begin().check_all(said)
+            return healing.check_store(backend.store, said)
 
     async def scrub_async(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
         """Check as ``scrub`` does, in a thread, which also calls ``progress``."""
@@ -1083,9 +1083,9 @@ class LedgerManager:
         backend = self._usable()
         if not isinstance(backend, StoreBackend):
             raise IllegalOperationError(f"{self.location} is a cluster; ClusterAdmin.scrub_status has its scrubs")
-        if isinstance(backend.companion, StoreScrub):
-            return status_of_notes(self.location, backend.companion.notes())
-        return status_of_notes(self.location, load_notes(backend.store.fs, backend.store.volumes.root))
+        if backend.scrub is not None and backend.scrub.begun is not None:
+            return healing.status_of_notes(self.location, backend.scrub.begun.notes())
+        return healing.status_of_notes(self.location, repair.load_notes(backend.store.fs, backend.store.volumes.root))
 
     async def scrub_status_async(self) -> ScrubStatus:
         """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
@@ -1116,7 +1116,7 @@ def _live(store: Store) -> StoreBackend:
     with ExitStack() as undo:
         undo.callback(backend.close)
         if store.config.background:
-            backend.companion = StoreScrub(EmbeddedScrub(store), store.config.on_span)
+            backend.scrub = BackgroundScrub(store)
         undo.pop_all()
     return backend
 

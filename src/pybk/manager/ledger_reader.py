@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,9 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from typing import Final, NoReturn, SupportsIndex
 
-import numpy as np
-
 from pybk.backend.ledger_backend import LedgerBackend
+from pybk.deferral import asyncio, np
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather

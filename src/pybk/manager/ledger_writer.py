@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk import storage
 from pybk.backend.ledger_backend import AppendLog, KeepingLog, LedgerBackend
+from pybk.deferral import np
 from pybk.errors import (
     DuplicateEntryError,
     IllegalOperationError,
@@ -34,10 +33,14 @@ from pybk.manager.handle import Handle
 from pybk.metrics import APPEND_ERRORS, code_of
 from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.transaction_group import DisplacedError, LedgerEntries
 from pybk.threads.call_threads import in_own_thread
 from pybk.threads.group_commit import Completion
 from pybk.values.whole_numbers import whole
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from pybk.storage.transaction_group import LedgerEntries
 
 Payload = bytes | bytearray | memoryview
 """What may be appended; any other object with a contiguous buffer is taken too."""
@@ -627,7 +630,7 @@ def stage(writer: LedgerWriter, payload: bytes, after: int, *, kick: bool, wait:
 
         try:
             staged = writer._turns.in_turn(again, writer._overhead + len(payload), wait=wait)
-        except DisplacedError:
+        except storage.DisplacedError:
             return None
     if kick:
         writer._log.kick()
@@ -650,7 +653,7 @@ def stage_many(writer: LedgerWriter, payloads: list[bytes], after: int, *, kick:
             _, end = next(_pieces(lengths + writer._overhead))
             nbytes = int(lengths[:end].sum()) + writer._overhead * end
             future = writer._turns.in_turn(staged, nbytes, wait=True)
-    except DisplacedError:
+    except storage.DisplacedError:
         return None
     if kick:
         writer._log.kick()
@@ -669,7 +672,7 @@ def group_entries(writer: LedgerWriter, payloads: list[bytes], after: int) -> Le
         PybkError: The ledger takes no more entries.
     """
     check_takes_entries(writer)
-    return LedgerEntries(writer._descriptor, writer._digest, payloads, after)
+    return storage.LedgerEntries(writer._descriptor, writer._digest, payloads, after)
 
 
 def check_takes_entries(writer: LedgerWriter) -> None:
@@ -683,7 +686,7 @@ def _check_end(descriptor: LedgerDescriptor, last: int) -> None:
     """Raise unless an entry is the last one that was appended; the caller holds the ledger's lock."""
     descriptor.account_staged()
     if descriptor.last_pushed != last:
-        raise DisplacedError
+        raise storage.DisplacedError
 
 
 def keeping_log(writer: LedgerWriter) -> KeepingLog | None:

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
+from pybk import healing
 from pybk.backend.ledger_backend import BackendIdentity, NamedRecord, Quorums, Replicated
+from pybk.deferral import LateModule
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.health import Health, read_only_store_health, store_health
 from pybk.ledger.digest import EntryDigest
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.ledger.seal import LedgerSeal
-from pybk.metadata.registration import BookieRegistration
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.log.log import Log
 from pybk.storage.named_records import NamedChange, NamedRecords
-from pybk.storage.readonly import ReadOnlyStore
 from pybk.storage.store import Store
-from pybk.storage.transaction_group import LedgerEntries
+from pybk.threads.thread_start import start_thread
+
+if TYPE_CHECKING:
+    from pybk import health
+    from pybk.healing.scrubbing import StoreScrub
+    from pybk.health import Health
+    from pybk.metadata.registration import BookieRegistration
+    from pybk.storage.readonly import ReadOnlyStore
+    from pybk.storage.transaction_group import LedgerEntries
+else:
+    health = LateModule("pybk.health")
+
+
+logger = logging.getLogger(__name__)
+
+FIRST_SCRUB_S: Final = 10.0
+"""Seconds after the opening before any entry is checked."""
+
+_RETRY_S: Final = 60.0
+"""Seconds until the checks are begun again that could not be begun."""
 
 
 class LocalWatch:
@@ -136,11 +155,54 @@ class LocalLocks:
                 self._watches.pop(name, None)
 
 
-class StoreCompanion(Protocol):
-    """What works in the background on a live store."""
+class BackgroundScrub:
+    """Checks the entries of a live store in the background, from ``FIRST_SCRUB_S`` after its creation until ``stop``.
+
+    A process that ends before has other work, so that it does not import what checks, either.
+
+    Raises:
+        StorageRefusedError: The operating system gives no thread.
+
+    Threads: its own; everything else any.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self.begun: StoreScrub | None = None
+        """What checks, once it was made."""
+        self._thread = threading.Thread(target=self._run, name="pybk-scrub", daemon=True)
+        start_thread(self._thread)
+
+    def begin(self) -> StoreScrub:
+        """Return what checks, made by the first call."""
+        with self._lock:
+            if self.begun is None:
+                owner = healing.EmbeddedScrub(self._store)
+                self.begun = healing.StoreScrub(owner, self._store.config.on_span, starts=False)
+            return self.begun
+
+    def _run(self) -> None:
+        wait_s = FIRST_SCRUB_S
+        while not self._stopping.wait(wait_s):
+            try:
+                scrub = self.begin()
+            except (OSError, MemoryError) as error:
+                logger.warning("%s: entries are not checked now: %s", self._store.volumes.root, error)
+                wait_s = _RETRY_S
+                continue
+            if self._stopping.is_set():  # ``stop`` may have seen nothing to stop
+                scrub.begin_stop()
+            scrub.run()
 
     def stop(self) -> None:
-        """Stop; returns when all threads have ended."""
+        """Stop; returns when the thread has ended."""
+        self._stopping.set()
+        if self.begun is not None:
+            self.begun.begin_stop()
+        if self._thread.is_alive():
+            self._thread.join()
 
 
 class StoreBackend:
@@ -156,7 +218,7 @@ class StoreBackend:
         self.store = store
         self.config = store.config
         self.metrics = store.metrics
-        self.read_only = isinstance(store, ReadOnlyStore)
+        self.read_only = not isinstance(store, Store)
         self.catch_up = store.catch_up
         self.check_usable = store.check_usable
         self.descriptor = store.descriptor
@@ -167,15 +229,15 @@ class StoreBackend:
         self.key_ring = KeyRing(store_id, salt, cost=cost)
         self._locks = LocalLocks()
         """The advisory locks that are held, by name."""
-        self.companion: StoreCompanion | None = None
-        """What works in the background; stopped by ``close``."""
+        self.scrub: BackgroundScrub | None = None
+        """What checks the entries in the background; stopped by ``close``."""
 
     def close(self) -> None:
-        """Stop what works in the background, and close the store."""
+        """Stop the checks in the background, and close the store."""
         with ExitStack() as closing:
             closing.callback(self.store.close)
-            if self.companion is not None:
-                self.companion.stop()
+            if self.scrub is not None:
+                self.scrub.stop()
 
     @property
     def where(self) -> str:
@@ -211,7 +273,7 @@ class StoreBackend:
     def _live(self) -> Store:
         """Return the store; raise if it is not open for writing."""
         self.store.check_usable()
-        if isinstance(self.store, ReadOnlyStore):
+        if not isinstance(self.store, Store):
             raise IllegalOperationError(
                 f"{self.where} is open read-only; open it without read_only=True, or with mode='w', to change it"
             )
@@ -221,8 +283,8 @@ class StoreBackend:
         """Return the health of the store."""
         store = self.store
         if isinstance(store, Store):
-            return store_health(store)
-        return read_only_store_health(store)
+            return health.store_health(store)
+        return health.read_only_store_health(store)
 
     # ---- ledgers -------------------------------------------------------------------------------------------------
 

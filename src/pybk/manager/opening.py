@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import warnings
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
+from pybk.deferral import asyncio
 from pybk.errors import LogLockedError
 from pybk.manager.append_future import seconds_of
-from pybk.metadata.store import Watch
 from pybk.threads.call_threads import in_own_thread, in_thread
 from pybk.threads.loop_calls import call_in
+
+if TYPE_CHECKING:
+    from pybk.metadata.store import Watch
 
 _LOOK_SECONDS: Final = 1.0
 """How often an opening looks at a lock although no release was reported: its log may have been closed or deleted."""

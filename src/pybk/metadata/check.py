@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from pybk.errors import CorruptError, MetadataForgedError, PybkError
 from pybk.ledger.ledger_metadata import Bookie, LedgerMetadata, LedgerState
 from pybk.metadata import durable_positions, epochs
-from pybk.metadata.authenticated_values import ValueKind, decode_authenticated, decode_json, from_base64
+from pybk.metadata.authenticated_values import ValueKind, decode_authenticated
 from pybk.metadata.cluster import CLUSTER_KEY, ClusterIdentity, KeyFor, check_cluster_value
 from pybk.metadata.deletions import DELETION_HEAD_KEY, DELETION_POSITIONS_KEY, DELETIONS_KEY
 from pybk.metadata.durable_positions import POSITIONS_KEY
@@ -24,6 +24,7 @@ from pybk.metadata.registration import COOKIES_KEY
 from pybk.metadata.reports import MetadataCheckReport, MetadataProblem
 from pybk.metadata.settings import SETTINGS_KEY
 from pybk.metadata.underreplication import NEWS_KEY, UNDER_REPLICATED_KEY, decode_record, missing_key
+from pybk.values.json_text import decode_json, from_base64
 
 _KINDS: Final = {
     CLUSTER_KEY: (ValueKind.CLUSTER,),

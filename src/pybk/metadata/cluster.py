@@ -31,12 +31,8 @@ from pybk.metadata.authenticated_values import (
     VALUE_FORMAT_BASE,
     ValueKind,
     decode_authenticated,
-    decode_json,
     encode_authenticated,
-    encode_json,
-    from_base64,
     mac_of,
-    to_base64,
     token_of,
 )
 from pybk.metadata.cas import settle
@@ -54,6 +50,7 @@ from pybk.metadata.store import MetadataStore, Node, Watch
 from pybk.metadata.timed_store import TimedStore
 from pybk.metadata.underreplication import UnderReplication
 from pybk.metrics import Metrics
+from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

@@ -21,22 +21,13 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.ledger.ledger_metadata import LedgerMetadata
-from pybk.metadata.authenticated_values import (
-    AuthenticatedValues,
-    UnknownEpochError,
-    ValueKind,
-    decode_json,
-    encode_json,
-    from_base64,
-    new_token,
-    to_base64,
-    token_of,
-)
+from pybk.metadata.authenticated_values import AuthenticatedValues, UnknownEpochError, ValueKind, new_token, token_of
 from pybk.metadata.cas import settle
 from pybk.metadata.id_ranges import IdRange, decode_ranges, has_id
 from pybk.metadata.ledger_description import LedgerDescription
 from pybk.metadata.metadata_keys import MetadataKeys
 from pybk.metadata.store import MetadataStore, Node, Watch
+from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

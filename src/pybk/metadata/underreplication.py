@@ -37,18 +37,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.ledger.ledger_metadata import Bookie
-from pybk.metadata.authenticated_values import (
-    AuthenticatedValues,
-    ValueKind,
-    decode_json,
-    encode_json,
-    from_base64,
-    new_token,
-    to_base64,
-    token_of,
-)
+from pybk.metadata.authenticated_values import AuthenticatedValues, ValueKind, new_token, token_of
 from pybk.metadata.ledgers import leaves_after, ledger_path
 from pybk.metadata.store import Node, Watch
+from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,22 @@
 """One bookie's disks: the log, the index over it, and the tiers that entries live in."""
+
+from pybk.deferral import deferred
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pybk.storage.readonly import ReadOnlyStore as ReadOnlyStore
+    from pybk.storage.store_cut import CutTail as CutTail
+    from pybk.storage.store_cut import merged as merged
+    from pybk.storage.store_cut import rows_of as rows_of
+    from pybk.storage.transaction_group import DisplacedError as DisplacedError
+    from pybk.storage.transaction_group import GroupAppend as GroupAppend
+    from pybk.storage.transaction_group import LedgerEntries as LedgerEntries
+else:
+    __getattr__ = deferred(
+        __name__,
+        {
+            "readonly": "ReadOnlyStore",
+            "store_cut": "CutTail merged rows_of",
+            "transaction_group": "DisplacedError GroupAppend LedgerEntries",
+        },
+    )

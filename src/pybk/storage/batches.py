@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk.deferral import np
 from pybk.errors import CorruptError
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.native import CORE
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _one_end = struct.Struct("<I").unpack_from
 _two_ends = struct.Struct("<II").unpack_from

@@ -22,13 +22,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, cast
 
-import numpy as np
-
+from pybk.deferral import np
 from pybk.errors import NoSuchLedgerError, PybkError, StorageRefusedError
 from pybk.flags import WriteFlag
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.spans import OnSpan, report
-from pybk.storage.format.record import LOCATION_DTYPE, RunLocations
+from pybk.storage.format.record import RunLocations, location_dtype
 from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ class LedgerDescriptor:
     def tail_snapshot(self) -> RunLocations:
         """Return a copy of the tail's locations."""
         with self.location_lock:
-            return np.frombuffer(self.tail.tobytes(), LOCATION_DTYPE)
+            return np.frombuffer(self.tail.tobytes(), location_dtype())
 
     def tail_from(self, entry_id: int, locations_max: int) -> RunLocations | None:
         """Return a copy of up to ``locations_max`` tail locations from ``entry_id`` on; None if it is not there."""
@@ -311,7 +310,7 @@ class LedgerDescriptor:
                 return None
             index = bisect_right(firsts, entry_id) - 1
             words = self.tail[index * LOCATION_WORDS : (index + locations_max) * LOCATION_WORDS]
-        return np.frombuffer(words.tobytes(), LOCATION_DTYPE)
+        return np.frombuffer(words.tobytes(), location_dtype())
 
     def find(self, entry_id: int) -> tuple[int, int, int, int] | None:
         """Return the location that has ``entry_id``, from tail or cached pages; None if the index must be read."""

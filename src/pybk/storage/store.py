@@ -61,8 +61,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from pybk import storage
 from pybk.config import StoreConfig
 from pybk.errors import (
     ClosedError,
@@ -83,14 +84,13 @@ from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.ledger.seal import names
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
-from pybk.storage.compaction.mover import MOVED_BYTES_MAX, MOVED_LEDGERS_MAX, Unmoved, UnmovedError
+from pybk.storage import compaction, repair
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.space import (
     CHANGES_WHEN_FULL_BYTES,
     index_change_bytes,
     index_space,
 )
-from pybk.storage.compaction.tier_policy import TierQueue
 from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
 from pybk.storage.descriptor import LedgerDescriptor, StagedDelete
 from pybk.storage.directories import (
@@ -123,15 +123,17 @@ from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_lo
 from pybk.storage.log.reserve import ReserveUse
 from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
-from pybk.storage.repair.rebuild import rebuild_locked
-from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_parts import PartsOpener, StoreParts
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES
 from pybk.storage.tiers.tier import ENTRIES
-from pybk.storage.transaction_group import GroupAppend, GroupAppended, LedgerEntries
 from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes, save_directories
+
+if TYPE_CHECKING:
+    from pybk.storage.compaction.mover import Unmoved
+    from pybk.storage.store_cut import CutTail, StoreCut
+    from pybk.storage.transaction_group import GroupAppend, GroupAppended, LedgerEntries
 
 logger = logging.getLogger(__name__)
 
@@ -317,7 +319,7 @@ class Store(StoreReader):
         )
         self.named.log = self.log
         policy = config.tier_policy
-        self.tier_queue = None if policy is None else TierQueue(self, policy)
+        self.tier_queue = None if policy is None else compaction.TierQueue(self, policy)
         self.scheduler = Scheduler(self, catalog_and_index, self.tier_queue)
         metrics.add_gauges(catalog_and_index.gauges)
         if self.salvage is None:
@@ -809,10 +811,10 @@ class Store(StoreReader):
             for group in _groups(descriptors):
                 try:
                     self._move_group(group, tier)
-                except UnmovedError as error:
+                except compaction.UnmovedError as error:
                     unmoved += error.unmoved
         if unmoved:
-            raise UnmovedError(unmoved, tier)
+            raise compaction.UnmovedError(unmoved, tier)
 
     def _move_group(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
         staged = []
@@ -851,13 +853,13 @@ class Store(StoreReader):
             def look() -> None:
                 # The index is not newer than the log, and what it lacks is dirty: a checkpoint cleans after it wrote.
                 found[:] = [snapshots.enter_context(self.index.snapshot())]
-                rows = rows_of(self.take_dirty().values())
+                rows = storage.rows_of(self.take_dirty().values())
                 named = tuple(self.named.tail())
                 numbers = self.next_ledger_id, self.next_creation_sequence
-                tails[:] = [CutTail(self.log.durable_lsn, *numbers, rows, named)]
+                tails[:] = [storage.CutTail(self.log.durable_lsn, *numbers, rows, named)]
 
             self.log.stand_still(look)
-            return merged(found[0], tails[0])
+            return storage.merged(found[0], tails[0])
 
     # ---- groups ------------------------------------------------------------------------------------------------------
 
@@ -895,7 +897,7 @@ class Store(StoreReader):
             DisplacedError: A ledger does not end with the entry that those of the group must follow.
             PybkError: As ``append_group``. Nothing was staged.
         """
-        group = GroupAppend(self, entries, changes)
+        group = storage.GroupAppend(self, entries, changes)
         group.stage()
         return group
 
@@ -1114,7 +1116,7 @@ def _groups(descriptors: Iterable[LedgerDescriptor]) -> Iterator[list[LedgerDesc
     for descriptor in descriptors:
         group.append(descriptor)
         nbytes += descriptor.length_durable
-        if len(group) >= MOVED_LEDGERS_MAX or nbytes >= MOVED_BYTES_MAX:
+        if len(group) >= compaction.MOVED_LEDGERS_MAX or nbytes >= compaction.MOVED_BYTES_MAX:
             yield group
             group, nbytes = [], 0
     if group:
@@ -1129,7 +1131,7 @@ def _make_index_again(opener: PartsOpener, error: OlderIndexError) -> None:
     """
     root = opener.root
     logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
-    found = rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
+    found = repair.rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
     if not found.made:
         raise CorruptError(
             f"the index of {root} is older than its catalog, and making it again would lose "

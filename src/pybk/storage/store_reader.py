@@ -7,13 +7,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet, WeakValueDictionary
 
-import numpy as np
-import numpy.typing as npt
-
 from pybk.config import StoreConfig
+from pybk.deferral import np
 from pybk.errors import ClosedError, CorruptError, ForkedProcessError, NoSuchLedgerError, PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.ledger.entry import EntryBatch
@@ -33,6 +31,9 @@ from pybk.storage.named_records import NamedRecords
 from pybk.storage.tiers.registry import tiers_by_kind
 from pybk.storage.tiers.tier import Loaded, checked_record
 from pybk.storage.volumes import Volumes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,27 @@
 """Logs, write-ahead logs, subscriptions and blobs, built on ledgers."""
+
+from pybk.deferral import deferred
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pybk.streams import rebuild as rebuild
+    from pybk.streams import sweep as sweep
+    from pybk.streams.checkpoint import CheckpointWriter as CheckpointWriter
+    from pybk.streams.checkpoint import WalCheckpoint as WalCheckpoint
+    from pybk.streams.group_members import LogMember as LogMember
+    from pybk.streams.record_reader import RecordReader as RecordReader
+    from pybk.streams.wal_follower import WalFollower as WalFollower
+    from pybk.streams.wal_record import wal_records as wal_records
+else:
+    __getattr__ = deferred(
+        __name__,
+        {
+            "checkpoint": "CheckpointWriter WalCheckpoint",
+            "group_members": "LogMember",
+            "rebuild": "rebuild",
+            "record_reader": "RecordReader",
+            "sweep": "sweep",
+            "wal_follower": "WalFollower",
+            "wal_record": "wal_records",
+        },
+    )

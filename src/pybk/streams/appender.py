@@ -31,8 +31,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from pybk import manager as handles
+from pybk import storage
 from pybk.errors import (
     LedgerClosedError,
     LedgerFencedError,
@@ -44,7 +46,6 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.manager.atomic_group import GroupPart
 from pybk.manager.ledger_writer import (
     LedgerWriter,
     Staged,
@@ -55,13 +56,15 @@ from pybk.manager.ledger_writer import (
     stage,
     stage_many,
 )
-from pybk.storage.transaction_group import DisplacedError
 from pybk.streams.format import Highest, encode_record, encode_records, highest_after, records_bytes
 from pybk.streams.ledger_list import Owned, held_of
 from pybk.streams.list_record import Segment
 from pybk.streams.position import Move, Position, moved
 from pybk.streams.record_future import LOSSES, Fate, RecordFuture, fenced_error, log_error
 from pybk.threads.group_commit import Completion
+
+if TYPE_CHECKING:
+    from pybk.manager.atomic_group import GroupPart
 
 SET_BYTES: Final = 64 << 10
 """Bytes of the records that a batch puts in one entry: enough that the costs of an entry hardly count."""
@@ -474,8 +477,8 @@ class Appender:
                 return None
             self.needs_repair = True  # until it is known what was staged, also if an interrupt comes between
             try:
-                staged = stage(GroupPart(group_entries(writer, payloads, self._last_entry)))
-            except DisplacedError:
+                staged = stage(handles.GroupPart(group_entries(writer, payloads, self._last_entry)))
+            except storage.DisplacedError:
                 self.needs_repair = not ends_with(writer, self._last_entry)
                 raise
             except PybkError as error:

@@ -39,10 +39,10 @@ from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.storage.named_records import NamedChange
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Hold, Reference
 from pybk.streams.ledger_spec import LedgerSettings, wrong_password
+from pybk.values.json_text import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,6 @@ from pybk.manager.handle import Handle
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.manager.opening import Opening
-from pybk.metadata.authenticated_values import encode_json
 from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.blob_catalog import BlobCatalog
 from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
@@ -45,6 +44,7 @@ from pybk.streams.names import checked_name
 from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import in_own_thread, in_thread
 from pybk.values.frozen_dict import FrozenDict
+from pybk.values.json_text import encode_json
 from pybk.values.whole_numbers import whole
 
 META_BYTES_MAX: Final = 4 << 10

@@ -11,20 +11,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
-from typing import Any, Final, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.entry import EntryBatch, gather
-from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.streams.attributes import NO_ATTRIBUTES
+from pybk.values.json_text import decode_json, encode_json
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 ENTRY_FORMAT: Final = 1
 HEADER_BYTES: Final = 16
 _HEADER: Final = struct.Struct("<BBHIq")
-_HEADER_DTYPE: Final = np.dtype([("format", "u1"), ("kind", "u1"), ("flags", "<u2"), ("count", "<u4"), ("seq", "<i8")])
 _TIME: Final = struct.Struct("<q")
 _HIGHEST: Final = struct.Struct("<qq")
 _END_BYTES: Final = 4
@@ -35,7 +36,13 @@ ITEM_EXTRA_BYTES: Final = _HIGHEST.size + TIME_BYTES
 NO_VALUE: Final = -1
 """Stands for the time or transaction id of a record that has none."""
 
-Int64s = npt.NDArray[np.int64]
+Int64s: TypeAlias = "npt.NDArray[np.int64]"
+
+
+@cache
+def _header_dtype() -> np.dtype[np.void]:
+    """Return the type of the header of an entry."""
+    return np.dtype([("format", "u1"), ("kind", "u1"), ("flags", "<u2"), ("count", "<u4"), ("seq", "<i8")])
 
 
 class EntryKind(IntEnum):
@@ -355,7 +362,7 @@ def decode_batch(batch: EntryBatch, seq: int, *, where: str, segment: int = 0) -
     starts, sizes = batch.payload_offsets, batch.payload_sizes
     if int(sizes.min()) < HEADER_BYTES:
         raise CorruptError(f"{where}: an entry has {int(sizes.min())} bytes, fewer than the {HEADER_BYTES} of a header")
-    headers = gather(batch.buffer, starts, HEADER_BYTES).view(_HEADER_DTYPE)
+    headers = gather(batch.buffer, starts, HEADER_BYTES).view(_header_dtype())
     flags, counts = headers["flags"], headers["count"].astype(np.int64)
     expected = seq + np.cumsum(counts) - counts
     sound = (headers["format"] == ENTRY_FORMAT) & (headers["kind"] == EntryKind.RECORDS) & (headers["seq"] == expected)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from pybk.errors import (
     CorruptError,
@@ -28,10 +28,8 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.ledger_reader import LedgerReader
+from pybk.manager.ledger_reader import LedgerReader  # not for types alone: a close may read
 from pybk.manager.ledger_writer import LedgerWriter
-from pybk.metadata.authenticated_values import encode_json
-from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.background import background
 from pybk.streams.bounds import Bounds, CursorBound, bound_of
@@ -75,6 +73,10 @@ from pybk.streams.list_record import PAGE_SEGMENTS, ListKind, ListRecord, Page, 
 from pybk.streams.log_settings import SETTINGS_PROPERTY, LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import fenced_error
+from pybk.values.json_text import encode_json
+
+if TYPE_CHECKING:
+    from pybk.metadata.store import Watch
 
 logger = logging.getLogger(__name__)
 

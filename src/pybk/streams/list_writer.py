@@ -14,7 +14,6 @@ from __future__ import annotations
 import _thread
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pybk.backend.ledger_backend import Lock
 from pybk.errors import (
@@ -43,7 +42,6 @@ from pybk.errors import (
     not_done,
 )
 from pybk.manager.append_future import AppendFuture
-from pybk.manager.atomic_group import GroupPart
 from pybk.manager.coroutine_backlog import CoroutineBacklog
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
@@ -58,6 +56,9 @@ from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import LOSSES, RecordFuture, bookies_error, fenced_error
 from pybk.threads.call_threads import in_thread
+
+if TYPE_CHECKING:
+    from pybk.manager.atomic_group import GroupPart
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +223,7 @@ class ListWriter:
 
     def _take_lock(self, wait_s: float, *, steal: bool, remedy: str) -> None:
         deadline = time.monotonic() + wait_s
-        owner = f"{socket.gethostname()}, process {os.getpid()}"
+        owner = f"{os.uname().nodename}, process {os.getpid()}"
         while True:
             if self.steps.uid is not None:
                 self.steps.existing()  # the lock is that of the name, which another log may have by now
@@ -494,7 +495,7 @@ class ListWriter:
     def _check_lock(self) -> None:
         """Raise unless this writer has the lock of the log, or can take it again, because its session had ended."""
         if self._lock is None or not self._lock.held:
-            owner = f"{socket.gethostname()}, process {os.getpid()}"
+            owner = f"{os.uname().nodename}, process {os.getpid()}"
             self._lock = self._backend.try_lock(self._lock_name, owner)
             if self._lock is None:
                 raise fenced_error(self._title, " (another process has its lock)")

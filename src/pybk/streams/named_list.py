@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Final, Self, TypeVar
 
+from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import (
@@ -34,7 +35,6 @@ from pybk.streams.list_record import UID_BYTES, ListKind, ListRecord
 from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import checked_name, cursor_list_name
-from pybk.streams.sweep import sweep
 from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import in_thread
 
@@ -271,7 +271,8 @@ class NamedList(Handle):
 
         Cost: Reads the metadata of all ledgers, and the records of the logs.
         """
-        deleted = [each for kind in cls._kinds for each in sweep(manager, spec_of(kind, password, insecure), prefix)]
+        specs = [spec_of(kind, password, insecure) for kind in cls._kinds]
+        deleted = [each for spec in specs for each in streams.sweep.sweep(manager, spec, prefix)]
         if ListKind.CURSOR in cls._kinds:
             names = names_of(manager, ListKind.CURSOR, prefix)
             deleted += _sweep_cursors(manager, names, spec_of(ListKind.LOG, password, insecure))

@@ -15,12 +15,12 @@ Truncations and cuts are noticed at the next read, and between two records of on
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from pybk.deferral import asyncio
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, RewoundError, TruncatedError, UsageError
 from pybk.manager.ledger_reader import LedgerReader, position_of, woken_by
 from pybk.streams.format import Records, decode_batch, decode_entry_header

@@ -39,7 +39,6 @@ from pybk.errors import (
 from pybk.manager.append_future import seconds_of
 from pybk.manager.handle import Handle
 from pybk.manager.opening import Opening
-from pybk.metadata.authenticated_values import decode_json, encode_json, from_base64, to_base64
 from pybk.streams.forking import fork_error, in_children
 from pybk.streams.log_record import LogRecord
 from pybk.streams.position import Position
@@ -55,6 +54,7 @@ from pybk.streams.subscription import (
     taken_async,
 )
 from pybk.threads.call_threads import in_own_thread
+from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20

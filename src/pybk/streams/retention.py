@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 
 from pybk.errors import ClosedError, LogFencedError, NoSuchLogError, PybkError, UsageError
 from pybk.manager.arguments import flag_of
-from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.metadata.store import Watch
 from pybk.streams import ledger_list
 from pybk.streams.background import background
@@ -32,6 +31,7 @@ from pybk.streams.ledger_steps import LedgerSteps, cancel_elsewhere
 from pybk.streams.list_record import SEQ_MAX, ListRecord, Segment
 from pybk.streams.list_writer import ListWriter
 from pybk.values.frozen_dict import FrozenDict
+from pybk.values.json_text import decode_json, encode_json
 from pybk.values.whole_numbers import whole
 
 logger = logging.getLogger(__name__)

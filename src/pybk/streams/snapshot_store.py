@@ -29,11 +29,11 @@ from pybk.errors import (
 )
 from pybk.manager.arguments import whole_from
 from pybk.manager.ledger_manager import backend_of
-from pybk.metadata.authenticated_values import decode_json, encode_json
 from pybk.streams.blob import bytes_of
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.names import checked_name
 from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.values.json_text import decode_json, encode_json
 from pybk.values.whole_numbers import whole
 
 SNAPSHOT_FORMAT: Final = 1

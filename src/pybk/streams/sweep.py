@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from pybk.errors import CorruptError
 from pybk.ledger.ledger_metadata import LedgerMetadata
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.metadata.authenticated_values import decode_json
 from pybk.streams import ledger_list
 from pybk.streams.format import SegmentHeader
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import BLOB_KEY, SEGMENT_KEY, LedgerSteps, names_of
 from pybk.streams.list_record import ListKind
+from pybk.values.json_text import decode_json
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from contextlib import aclosing, closing, suppress
 from functools import partial
 from itertools import pairwise
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypedDict, Unpack
 from weakref import WeakSet
 
+from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
 from pybk.errors import (
@@ -37,9 +38,6 @@ from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.opening import Opening
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch, record_data
-from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
-from pybk.streams.format import Records
-from pybk.streams.group_members import LogMember
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind
@@ -47,12 +45,17 @@ from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, lock_name
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.named_list import NamedList, locked_opening
 from pybk.streams.names import checked_name
-from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.record_future import RecordFuture
-from pybk.streams.record_reader import RecordReader
-from pybk.streams.wal_follower import WalFollower
-from pybk.streams.wal_record import WalRecord, wal_records
 from pybk.threads.call_threads import in_own_thread, in_thread
+
+if TYPE_CHECKING:
+    from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
+    from pybk.streams.format import Records
+    from pybk.streams.group_members import LogMember
+    from pybk.streams.rebuild import RebuiltList
+    from pybk.streams.record_reader import RecordReader
+    from pybk.streams.wal_follower import WalFollower
+    from pybk.streams.wal_record import WalRecord
 
 logger = logging.getLogger(__name__)
 
@@ -266,7 +269,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
         """
         first = None if first_lsn is None else _whole_lsn(first_lsn, "first_lsn")
-        return rebuild(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure), first)
+        return streams.rebuild.rebuild(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure), first)
 
     @classmethod
     async def rebuild_async(
@@ -556,7 +559,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """
         with closing(self._batches(*self._checked_range(from_lsn, to_lsn))) as batches:
             for reader, records in batches:
-                yield from reader.kept(wal_records(records))
+                yield from reader.kept(streams.wal_records(records))
 
     def replay_batches(self, from_lsn: int | None = None, to_lsn: int | None = None) -> Generator[Records, None, None]:
         """Yield the records that ``replay`` yields, many at a time and without copying their data."""
@@ -633,7 +636,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             if records is None:
                 self._check_over(reader)
                 raise NoSuchEntryError(f"log {self.name!r} has no record {lsn} any more")
-            for record in reader.kept(wal_records(records)):
+            for record in reader.kept(streams.wal_records(records)):
                 if record.lsn == lsn:
                     yield record
                     lsn = next(left, None)
@@ -669,13 +672,13 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """
         first = None if from_lsn is None else _lsn_of_record(from_lsn, "from_lsn")
         checked = None if generation is None else _whole_generation(generation)
-        return WalFollower(self.name, lambda: self._reader(first, checked), seconds_of(timeout))
+        return streams.WalFollower(self.name, lambda: self._reader(first, checked), seconds_of(timeout))
 
     async def replay_async(self, from_lsn: int | None = None, to_lsn: int | None = None) -> AsyncIterator[WalRecord]:
         """Yield records as ``replay`` does; use with ``async for``. A thread reads and verifies them."""
         async with aclosing(self._batches_async(from_lsn, to_lsn)) as batches:
             async for reader, records in batches:
-                for record in reader.kept(wal_records(records)):
+                for record in reader.kept(streams.wal_records(records)):
                     yield record
 
     async def replay_batches_async(
@@ -707,7 +710,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
     def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
         self._check_open()
-        reader = RecordReader(self._steps, seq, generation)
+        reader = streams.RecordReader(self._steps, seq, generation)
         self._readers.add(reader)
         return reader
 
@@ -770,7 +773,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         if covered < newest:
             raise UsageError(f"a checkpoint of record {covered} is older than the newest one, of {newest}")
         owner = writer.appender.epoch, writer.appender.generation
-        return CheckpointWriter(self._steps, owner, covered, meta, keep, writer, truncate=truncate)
+        return streams.CheckpointWriter(self._steps, owner, covered, meta, keep, writer, truncate=truncate)
 
     def checkpoint_async(
         self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
@@ -781,7 +784,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
     def checkpoints(self) -> list[WalCheckpoint]:
         """Return the checkpoints that are kept, the oldest first."""
-        return [WalCheckpoint(self._steps, each) for each in self._record().checkpoints]
+        return [streams.WalCheckpoint(self._steps, each) for each in self._record().checkpoints]
 
     async def checkpoints_async(self) -> list[WalCheckpoint]:
         """Return the ``checkpoints``, looked up in a thread."""
@@ -920,7 +923,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             generation, lsn = self._unapplied
             with closing(self._batches(lsn, self.recovery.last_lsn, generation)) as batches:
                 for reader, records in batches:
-                    for record in wal_records(records):
+                    for record in streams.wal_records(records):
                         apply(record)
                         self._unapplied = reader.generation, record.lsn + 1
         self._unapplied = None
@@ -996,14 +999,14 @@ def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> L
             time.sleep(LOOK_SECONDS)
 
 
-@member_of.register
+@member_of.register(WriteAheadLog)
 def _member_of_wal(wal: WriteAheadLog) -> LogMember[bytes]:
     def checked(data: bytes, **options: object) -> bytes:
         if options:
             raise UsageError(f"a record of a write-ahead log has no {', '.join(options)} in a group; leave it out")
         return wal._checked(data, None)
 
-    return LogMember(wal._writing(), checked, PlainBatch)
+    return streams.LogMember(wal._writing(), checked, PlainBatch)
 
 
 class Transaction:

@@ -11,7 +11,6 @@ own.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextvars
 import os
@@ -21,6 +20,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, ParamSpec, TypeVar
 
+from pybk.deferral import asyncio
 from pybk.errors import StorageRefusedError
 from pybk.threads.thread_start import start_thread
 from pybk.threads.workers import Workers

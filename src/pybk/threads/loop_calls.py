@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from pybk.deferral import asyncio
 
 _LOCK: Final = threading.Lock()
 _OF_LOOPS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]] = weakref.WeakKeyDictionary()
@@ -15,6 +17,8 @@ _OF_LOOPS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, or None."""
+    if "asyncio" not in sys.modules:
+        return None  # no loop runs before asyncio is there
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

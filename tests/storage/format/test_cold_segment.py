@@ -16,12 +16,12 @@ from xxhash import xxh3_64_intdigest
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.format.cold_segment import (
     COLD_SEGMENT_BYTES_MAX,
-    FOOTER_DTYPE,
     ColdSegment,
     ColdSegmentWriter,
     decompress,
+    footer_dtype,
 )
-from pybk.storage.format.record import LOCATION_DTYPE, Codec, RecordHeader, RecordKind, entry_ends
+from pybk.storage.format.record import Codec, RecordHeader, RecordKind, entry_ends, location_dtype
 from pybk.storage.io.filesystem import OsFile, OsFileSystem
 from tests.paths import GOLDEN
 from tests.sampling import bits_of, some
@@ -83,7 +83,7 @@ def write(path: Path, compression: Compression = None, fs: OsFileSystem | None =
         writer.add(6, 18, [8], [b"12345678"]),
     ]
     rows = writer.finish()
-    assert rows.dtype == FOOTER_DTYPE
+    assert rows.dtype == footer_dtype()
     assert [tuple(row)[1:] for row in rows.tolist()] == runs
     assert rows["ledger"].tolist() == [-5, -5, 6, 6]
     return runs
@@ -107,7 +107,7 @@ def test_records_come_back(tmp_path: Path, compression: Compression) -> None:
     assert [entries_of(segment, run[3]) for run in runs] == ENTRIES
     assert [run[6] for run in runs] == ([0, 1, 0, 0] if compression else [0, 0, 0, 0])
     assert list(segment.verify()) == []
-    assert np.array(runs, LOCATION_DTYPE)["stride"].tolist() == [1, 1, 7, 1]
+    assert np.array(runs, location_dtype())["stride"].tolist() == [1, 1, 7, 1]
     assert all(run[3] % 8 == 0 for run in runs)
 
 
@@ -172,7 +172,7 @@ def test_every_shortened_file_is_corrupt(tmp_path: Path) -> None:
 
 def resealed(data: bytes, row: int, field: str, value: int) -> bytes:
     """Return a segment with one number of its footer changed and all checksums right."""
-    rows = np.frombuffer(data[-64 - 160 : -64], FOOTER_DTYPE).copy()
+    rows = np.frombuffer(data[-64 - 160 : -64], footer_dtype()).copy()
     rows[field][row] = value
     footer = rows.tobytes()
     trailer = data[-64:-40] + xxh3_64_intdigest(footer).to_bytes(8, "little") + bytes(24)

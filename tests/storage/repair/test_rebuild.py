@@ -19,7 +19,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_reader import LedgerReader
 from pybk.storage.format.index_rows import entries_key
-from pybk.storage.format.record import LOCATION_DTYPE
+from pybk.storage.format.record import location_dtype
 from pybk.storage.io.filesystem import OsFileSystem
 from pybk.storage.io.lmdb_environment import LmdbEnvironment
 from pybk.storage.repair.rebuild import LostEntries, rebuild_index
@@ -499,7 +499,9 @@ def chosen(
     records: list[tuple[int, int]], last: int, unsound: frozenset[int] = frozenset()
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Tile records of (first, count), the later ones being wanted more."""
-    runs = np.array([(first, count, 1, 0, place, 9, 0) for place, (first, count) in enumerate(records)], LOCATION_DTYPE)
+    runs = np.array(
+        [(first, count, 1, 0, place, 9, 0) for place, (first, count) in enumerate(records)], location_dtype()
+    )
     return tile(runs, last, preference=lambda place: place, is_sound=lambda place: place not in unsound)
 
 

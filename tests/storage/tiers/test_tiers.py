@@ -15,7 +15,7 @@ from pybk.config import StoreConfig
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
-from pybk.storage.format.cold_segment import FOOTER_DTYPE
+from pybk.storage.format.cold_segment import footer_dtype
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.record import (
     RECORD_HEADER_BYTES,
@@ -136,7 +136,7 @@ class ObjectTier(Tier):
     def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
         header = decode_header(memoryview(BUCKET[files.volumes.path_of(row)]), 0, where="an object")
         run = header.first_entry_id, header.entry_count, header.stride, 0, row.file_id, header.body_bytes, 0
-        return np.array([(header.ledger_id, *run)], FOOTER_DTYPE)
+        return np.array([(header.ledger_id, *run)], footer_dtype())
 
 
 class CountingWriter(TierWriter):

@@ -20,9 +20,9 @@ from pybk.storage.batches import locate_entries
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.record import (
     LOCATION_COMPRESSED,
-    LOCATION_DTYPE,
     RunLocations,
     entry_ends,
+    location_dtype,
 )
 from pybk.storage.tiers.registry import tier_for, tier_of_kind
 from pybk.storage.tiers.tier import Loaded
@@ -144,7 +144,7 @@ class Mover:
         if count > 1:
             entry_ends(memoryview(body), count, where=f"ledger {ledger_id} from entry {first}, to be moved")
         run = self.writer.add_body(ledger_id, first, count, body)
-        return np.array([run], LOCATION_DTYPE)
+        return np.array([run], location_dtype())
 
     def _portions(self, runs: RunLocations) -> Iterator[RunLocations]:
         """Cut runs into portions that may be in memory at once, unpacked."""
@@ -192,7 +192,7 @@ class Mover:
                 moved += [self.writer.add(ledger_id, *piece) for piece in self._pieces(part)]
             else:
                 moved += [tuple(run) for run in runs[low:high].tolist()]
-        return np.array(moved, LOCATION_DTYPE)
+        return np.array(moved, location_dtype())
 
     def _load(self, ledger_id: int, runs: RunLocations) -> Loaded | StorageError:
         """Return the plain bodies of some records, or the reason why they cannot be read."""

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from pybk.deferral import import_rest
 from pybk.errors import (
     CorruptError,
     PybkError,
@@ -24,8 +25,7 @@ from pybk.errors import (
 )
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
-from pybk.storage.compaction.checkpoint import Checkpoint
-from pybk.storage.compaction.compaction import Compaction
+from pybk.storage import compaction
 from pybk.storage.compaction.garbage import Garbage
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
@@ -35,6 +35,8 @@ from pybk.storage.log.preallocation import LARGE_COMMIT_BYTES
 from pybk.threads.thread_start import start_thread
 
 if TYPE_CHECKING:
+    from pybk.storage.compaction.checkpoint import Checkpoint
+    from pybk.storage.compaction.compaction import Compaction
     from pybk.storage.compaction.live_store import LiveStore
     from pybk.storage.compaction.tier_policy import TierQueue
 
@@ -44,6 +46,7 @@ _SPACE: Final = "looking for free space"
 _RESERVING: Final = "reserving space for deletes"
 _SPARES: Final = "holding spare descriptors"
 _READERS: Final = "freeing places of killed readers"
+_IMPORTING: Final = "importing what background jobs need"
 _PREALLOCATING: Final = "preallocating log files"
 _CHECKPOINT: Final = "the checkpoint"
 _COLLECTION: Final = "freeing the space of what is dead"
@@ -83,9 +86,6 @@ class Scheduler:
         self._store = store
         self._catalog_and_index = catalog_and_index
         self._garbage = Garbage(store, catalog_and_index)
-        self._checkpoint = Checkpoint(store, catalog_and_index, self._garbage)
-        self.compaction = Compaction(store, catalog_and_index, self._garbage)
-        """Packs files, and moves ledgers between tiers."""
         self._tier_queue = tier_queue
         self._troubles = store.troubles
         self._job = threading.Lock()
@@ -110,6 +110,16 @@ class Scheduler:
         self.rests = False
         self._seen_lsn = -1
         self._position = store.log.position()
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        """Makes checkpoints; made by the first job that needs it."""
+        return compaction.Checkpoint(self._store, self._catalog_and_index, self._garbage)
+
+    @cached_property
+    def compaction(self) -> Compaction:
+        """Packs files, and moves ledgers between tiers; made by the first job that needs it."""
+        return compaction.Compaction(self._store, self._catalog_and_index, self._garbage)
 
     # ---- thread --------------------------------------------------------------------------------------------------
 
@@ -204,7 +214,7 @@ class Scheduler:
                 self._run_job(self._store.restore_reserve)
 
     def _look_after_process(self) -> None:
-        """Reopen spare descriptors, and free the LMDB slots of killed readers."""
+        """Reopen spare descriptors, free the LMDB slots of killed readers, and import what was not needed so far."""
         lacking = self._store.fs.fill_spares()
         if lacking is None:
             self._troubles.clear(_SPARES)
@@ -213,6 +223,8 @@ class Scheduler:
         if time.monotonic() >= self.readers_due:
             with self._attempting(_READERS):
                 self._store.release_dead_readers()
+            with self._attempting(_IMPORTING):
+                import_rest("pybk.storage")
             self.readers_due = time.monotonic() + _READERS_SECONDS
 
     @contextmanager
@@ -255,7 +267,7 @@ class Scheduler:
         packs = self._packs()
         if full or self._garbage.freed:
             with self._attempting(_COLLECTION):
-                self._run_job(partial(self.compaction.collect, packs=full or packs))
+                self._run_job(lambda: self.compaction.collect(packs=full or packs))
         queue = self._tier_queue
         if queue is not None:
             queue.look()
@@ -417,7 +429,7 @@ class Scheduler:
             StorageFullError: The index has no space; nothing was changed.
             StorageFailedError: The checkpoint failed in another way; the store should be closed.
         """
-        self._run_job(self._checkpoint.run)
+        self._run_job(lambda: self._checkpoint.run())  # the job makes it, because no interrupt hits that
         self.restore_reserve()
 
     def move(self, descriptors: Sequence[LedgerDescriptor], tier: StorageHint) -> None:
@@ -437,7 +449,7 @@ class Scheduler:
 
     def collect(self) -> None:
         """Free the space of deleted and moved entries; raises as ``checkpoint`` does, and if a tier has no space."""
-        self._run_job(self.compaction.collect)
+        self._run_job(lambda: self.compaction.collect())
 
     def raise_level(self, level: FeatureLevel) -> None:
         """Write the store in the formats of a higher level; durable on return. Raises as ``checkpoint`` does."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
+from pybk.deferral import np
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.storage.format.record import LOCATION_DTYPE, RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.record import LOCATION_BYTES, RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.tiers.registry import tier_for
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def index_change_bytes(ledgers: int, runs: int, named_bytes: int) -> int:
         runs: How many runs of entries were appended to them.
         named_bytes: Bytes of the named records that changed.
     """
-    return ledgers * INDEX_ROW_BYTES + runs * LOCATION_DTYPE.itemsize + named_bytes
+    return ledgers * INDEX_ROW_BYTES + runs * LOCATION_BYTES + named_bytes
 
 
 def index_space(nbytes: int) -> int:

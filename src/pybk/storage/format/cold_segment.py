@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
 from pybk.storage.format.log_file import refuse_features
 from pybk.storage.format.record import (
     LOCATION_COMPRESSED,
-    LOCATION_DTYPE,
     RECORD_HEADER_BYTES,
     Codec,
     RecordHeader,
@@ -30,6 +30,7 @@ from pybk.storage.format.record import (
     encode_entries_header,
     encode_header,
     entry_ends,
+    location_dtype,
 )
 from pybk.storage.io.failures import syncing
 from pybk.storage.io.mapped_memory import populate
@@ -43,11 +44,6 @@ COLD_FORMAT: Final = 1
 COLD_SEGMENT_BYTES_MAX: Final = 1 << 32
 """Records begin below this offset, because a run location has 32 bits for it."""
 
-FOOTER_DTYPE: Final = np.dtype(
-    [("ledger", "<i8"), *((name, LOCATION_DTYPE[name]) for name in LOCATION_DTYPE.names or ())]
-)
-"""A row of the footer: the ledger id, then the run location."""
-
 _HEADER_BYTES: Final = 4096
 _TRAILER_BYTES: Final = 64
 _PIECE_BYTES: Final = 1 << 20
@@ -57,6 +53,13 @@ _HEADER: Final = struct.Struct("<8sI4x16sQ24x")
 _TRAILER: Final = struct.Struct("<8sQQQ24x")
 _ROW: Final = struct.Struct("<qqIIIIII")
 _CHECKSUM: Final = struct.Struct("<Q")
+
+
+@cache
+def footer_dtype() -> np.dtype[np.void]:
+    """Return the type of a row of the footer: the ledger id, then the run location."""
+    location = location_dtype()
+    return np.dtype([("ledger", "<i8"), *((name, location[name]) for name in location.names or ())])
 
 
 def check_codec(compression: Literal["zstd"] | None) -> None:
@@ -176,7 +179,7 @@ class ColdSegmentWriter:
             stride: Distance of consecutive entry ids.
 
         Returns:
-            The record's location, a row of ``LOCATION_DTYPE``.
+            The record's location, a row of ``location_dtype()``.
 
         Raises:
             UsageError: The record is out of order, or does not fit in the segment.
@@ -294,7 +297,7 @@ class ColdSegmentWriter:
         """Write the footer, sync the file and its directory, close it.
 
         Returns:
-            The footer, ``(records,)`` of ``FOOTER_DTYPE``.
+            The footer, ``(records,)`` of ``footer_dtype()``.
 
         Raises:
             OSError, StorageFullError: Writing or syncing failed; call ``abort``.
@@ -303,7 +306,7 @@ class ColdSegmentWriter:
         """
         file = self._opened()
         footer = bytes(self._rows)
-        rows = np.frombuffer(footer, FOOTER_DTYPE)
+        rows = np.frombuffer(footer, footer_dtype())
         offset = self._written + self._pending_bytes
         trailer = _TRAILER.pack(_TRAILER_MAGIC, offset, len(rows), xxh3_64_intdigest(footer))
         self._pending += (footer, trailer, _CHECKSUM.pack(xxh3_64_intdigest(trailer)))
@@ -389,13 +392,13 @@ class ColdSegment:
         (expected,) = _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)
         if magic != _TRAILER_MAGIC or xxh3_64_intdigest(data[at : at + _TRAILER.size]) != expected:
             self._corrupt(at, f"no trailer with the magic {_TRAILER_MAGIC!r} and a matching checksum")
-        if offset + count * FOOTER_DTYPE.itemsize != at:
+        if offset + count * footer_dtype().itemsize != at:
             self._corrupt(at, f"a trailer that puts {count} rows at offset {offset}, which do not end")
         populate(self._fs, data, offset, at)
         footer = data[offset:at]
         if xxh3_64_intdigest(footer) != footer_checksum:
             self._corrupt(offset, "a footer with a wrong checksum")
-        rows = np.frombuffer(footer, FOOTER_DTYPE)
+        rows = np.frombuffer(footer, footer_dtype())
         ends = rows["offset"].astype(np.int64) + RECORD_HEADER_BYTES + rows["body"]
         starts = np.concatenate(([_HEADER_BYTES], ends + -ends % 8))
         if starts[-1] != offset or (starts[:-1] != rows["offset"]).any() or (rows["file"] != file_id).any():
@@ -470,7 +473,7 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
         file_id: The id it must carry.
 
     Returns:
-        ``(records,)`` of ``FOOTER_DTYPE``; empty if the file has, or seems to have, another store or id.
+        ``(records,)`` of ``footer_dtype()``; empty if the file has, or seems to have, another store or id.
 
     Raises:
         FileNotFoundError: It does not exist.
@@ -499,4 +502,4 @@ def salvage_rows(fs: FileSystem, path: str, store_id: bytes, file_id: int) -> Ru
             )
             at += RECORD_HEADER_BYTES + header.body_bytes
             at += -at % 8
-    return np.array(rows, FOOTER_DTYPE)
+    return np.array(rows, footer_dtype())

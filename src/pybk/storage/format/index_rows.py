@@ -11,12 +11,12 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.ledger_metadata import LedgerMetadata, PolicyMetadata
-from pybk.storage.format.record import LOCATION_BYTES, LOCATION_DTYPE, RunLocations
+from pybk.storage.format.record import LOCATION_BYTES, RunLocations, location_dtype
 
 INDEX_FORMAT: Final = 1
 PAGE_LOCATIONS_MAX: Final = 1024
@@ -274,7 +274,7 @@ def decode_page(key: bytes, value: bytes) -> RunLocations:
             f"index key {key.hex()} has a page of {len(body)} bytes; expected 1 to {PAGE_LOCATIONS_MAX} locations of "
             f"{LOCATION_BYTES} bytes"
         )
-    return np.frombuffer(body, LOCATION_DTYPE)
+    return np.frombuffer(body, location_dtype())
 
 
 def encode_share(key: bytes, share: int) -> bytes:

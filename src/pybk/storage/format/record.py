@@ -9,13 +9,16 @@ import struct
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 RECORD_HEADER_BYTES: Final = 64
 RECORD_FORMAT: Final = 1
@@ -29,23 +32,30 @@ _GROUP: Final = struct.Struct("<QQ")
 
 GROUP_RECORD_BYTES: Final = RECORD_HEADER_BYTES + _GROUP.size
 
-LOCATION_DTYPE: Final = np.dtype(
-    [
-        ("first", "<i8"),
-        ("count", "<u4"),
-        ("stride", "<u4"),
-        ("offset", "<u4"),
-        ("file", "<u4"),
-        ("body", "<u4"),
-        ("flags", "<u4"),
-    ]
-)
-"""A run location, in index pages and cold-segment footers: the entries of one record, and where the record lies."""
-
 LOCATION_COMPRESSED: Final = 1
-LOCATION_BYTES: Final = LOCATION_DTYPE.itemsize
+LOCATION_BYTES: Final = 32
 
-RunLocations = npt.NDArray[np.void]
+
+@cache
+def location_dtype() -> np.dtype[np.void]:
+    """Return the type of a run location: the entries of one record, and where the record lies.
+
+    Index pages and the footers of cold segments have them.
+    """
+    return np.dtype(
+        [
+            ("first", "<i8"),
+            ("count", "<u4"),
+            ("stride", "<u4"),
+            ("offset", "<u4"),
+            ("file", "<u4"),
+            ("body", "<u4"),
+            ("flags", "<u4"),
+        ]
+    )
+
+
+RunLocations: TypeAlias = "npt.NDArray[np.void]"
 
 
 class RecordKind(IntEnum):

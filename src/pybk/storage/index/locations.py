@@ -1,16 +1,17 @@
 """Arithmetic on runs: whether they tile a ledger, the entries that they hold, and their bytes in each file.
 
-Runs are arrays of ``LOCATION_DTYPE``; none of these functions changes them.
+Runs are arrays of ``location_dtype()``; none of these functions changes them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+from pybk.deferral import np
+from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations, location_dtype
 
-from pybk.storage.format.record import LOCATION_DTYPE, RECORD_HEADER_BYTES, RunLocations
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 NOTHING: Final = (-1, 1)
 """Last entry and stride before a ledger's first run."""
@@ -18,7 +19,7 @@ NOTHING: Final = (-1, 1)
 _FEW: Final = 64
 """Up to so many runs Python adds numbers faster than numpy."""
 
-_Ids = npt.NDArray[np.int64]
+_Ids: TypeAlias = "npt.NDArray[np.int64]"
 
 
 def last_entry(runs: RunLocations) -> tuple[int, int]:
@@ -95,7 +96,7 @@ def by_file(runs: RunLocations) -> list[RunLocations]:
 
 def joined(parts: list[RunLocations]) -> RunLocations:
     """Return runs of several arrays as one sorted array, empty for none."""
-    runs = np.concatenate([np.empty(0, LOCATION_DTYPE), *parts])
+    runs = np.concatenate([np.empty(0, location_dtype()), *parts])
     return runs[np.argsort(runs["first"], kind="stable")]
 
 

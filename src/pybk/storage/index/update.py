@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, NamedTuple
 
-import numpy as np
-
+from pybk.deferral import np
 from pybk.errors import UsageError
 from pybk.storage.format.index_rows import (
     CHAIN_HEAD,

@@ -12,13 +12,13 @@ import errno
 import io
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, Self, cast
 
-import numpy as np
-
+from pybk.deferral import np
 from pybk.storage.io.failures import NotOpenedError, is_passing
 from pybk.storage.io.lockfile import FileLock
 from pybk.storage.io.permissions import PRIVATE, Access, paths_too_open
@@ -526,10 +526,36 @@ def _can_populate() -> bool:
     return True
 
 
-class _ReadMap(np.memmap[tuple[int], np.dtype[np.uint8]]):
+class _FileMap(mmap.mmap):
+    """A file that is mapped for reading; one that is mapped for writing, too, is a plain ``mmap.mmap``."""
+
+    path: str
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        """Map a file.
+
+        Raises:
+            OSError: It cannot be mapped.
+        """
+        with open(path, "rb", buffering=0) as file:
+            mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped.path = path
+        return mapped
+
+
+class _ReadMap(_FileMap):
     """A map for kernels that cannot populate one: keeps a descriptor, to read a range before it is touched."""
 
     file: io.FileIO
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        """Map a file, and keep it open as long as the map is there."""
+        mapped = super().of(path)
+        mapped.file = io.FileIO(path)
+        weakref.finalize(mapped, mapped.file.close)
+        return mapped
 
     def read_through(self, start: int, stop: int) -> None:
         """Read a range and forget it.
@@ -584,31 +610,18 @@ class OsFileSystem:
         """See :meth:`FileSystem.view`."""
         if os.stat(path).st_size == 0:
             return memoryview(b"")
-        return with_spare(lambda: self._map(path), keep=KEPT_FOR_SYNCS).data
-
-    def _map(self, path: str) -> np.memmap[tuple[int], np.dtype[np.uint8]]:
-        if self.populates:
-            return np.memmap(path, np.uint8, "r")
-        file = io.FileIO(path)
-        try:
-            mapped = _ReadMap(file, np.uint8, "r")
-        except BaseException:
-            file.close()
-            raise
-        mapped.file = file
-        weakref.finalize(mapped, file.close)
-        return mapped
+        kind = _FileMap if self.populates else _ReadMap
+        return memoryview(with_spare(lambda: kind.of(path), keep=KEPT_FOR_SYNCS))
 
     def populate(self, view: memoryview, start: int, stop: int) -> None:
         """See :meth:`FileSystem.populate`."""
         mapped: Any = view.obj
         start &= _PAGE_MASK
         try:
-            if type(mapped) is np.memmap and _MADVISE is not None and stop - start >= _LONG_BYTES:
-                self._populate_long(mapped, _MADVISE, start, min(stop, len(view)))
-            elif type(mapped) is np.memmap:
-                base: Any = mapped.base
-                base.madvise(_POPULATE_READ, start, stop - start)
+            if type(mapped) is _FileMap and _MADVISE is not None and self._is_long(stop - start):
+                self._populate_long(view, _MADVISE, start, min(stop, len(view)))
+            elif type(mapped) is _FileMap:
+                mapped.madvise(_POPULATE_READ, start, stop - start)
             elif isinstance(mapped, _ReadMap):
                 mapped.read_through(start, min(stop, len(view)))
             elif isinstance(mapped, mmap.mmap):
@@ -616,26 +629,30 @@ class OsFileSystem:
         except ValueError:  # the range begins beyond the map
             return
         except OSError as error:
-            path = str(mapped.filename) if isinstance(mapped, np.memmap) else None
+            path = mapped.path if isinstance(mapped, _FileMap) else None
             what = f"bytes {start} to {stop} of the map cannot be read: {error.strerror}"
             # Running out of memory does not mean that the file is damaged.
             number = error.errno if is_passing(error) else errno.EIO
             raise OSError(number, what, path) from error
 
     @staticmethod
-    def _populate_long(mapped: Any, madvise: Callable[[int, int, int], int], start: int, stop: int) -> None:
+    def _is_long(size: int) -> bool:
+        """Return whether a range is populated without the interpreter's lock, by its address, which numpy knows."""
+        return size >= _LONG_BYTES and "numpy" in sys.modules
+
+    @staticmethod
+    def _populate_long(view: memoryview, madvise: Callable[[int, int, int], int], start: int, stop: int) -> None:
         """Populate a range of a map while other threads run: ``mmap.madvise`` keeps the lock of the interpreter."""
-        if start < stop and madvise(mapped.ctypes.data + start, stop - start, _POPULATE_READ):
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        if start < stop and madvise(address + start, stop - start, _POPULATE_READ):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
     def populator(self, view: memoryview) -> Populator:
         """See :meth:`FileSystem.populator`."""
         mapped: Any = view.obj
-        if type(mapped) is np.memmap:
-            return partial(cast("Any", mapped.base).madvise, _POPULATE_READ)
         if isinstance(mapped, mmap.mmap) and self.populates:
-            return partial(mapped.madvise, _POPULATE_WRITE)
+            return partial(mapped.madvise, _POPULATE_READ if type(mapped) is _FileMap else _POPULATE_WRITE)
         return lambda start, size: self.populate(view, start, start + size)
 
     def sizer(self, view: memoryview) -> Callable[[], int]:
@@ -643,8 +660,8 @@ class OsFileSystem:
         mapped: Any = view.obj
         if isinstance(mapped, _ReadMap):
             return lambda: os.fstat(mapped.file.fileno()).st_size
-        if isinstance(mapped, np.memmap):
-            return cast("Callable[[], int]", cast("Any", mapped.base).size)
+        if isinstance(mapped, _FileMap):
+            return mapped.size
         return lambda: len(view)
 
     def _populate_shared(self, mapped: mmap.mmap, start: int, stop: int) -> None:

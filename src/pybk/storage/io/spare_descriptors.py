@@ -8,13 +8,16 @@ limit is never changed.
 from __future__ import annotations
 
 import errno
+import logging  # noqa: F401  # see the registration below
 import os
 import resource
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Final, TypeVar
 
+from pybk.deferral import import_by, importing
 from pybk.errors import StorageError
 
 T = TypeVar("T")
@@ -22,6 +25,9 @@ T = TypeVar("T")
 SPARES: Final = 16
 KEPT_FOR_SYNCS: Final = 4
 """Spares reserved for syncs, which return them at once; files that stay open may not take these."""
+
+_FOR_IMPORTS: Final = 4
+"""Descriptors that are free when an import begins: it needs one, and other threads may take some meanwhile."""
 
 _NEEDED: Final = 56
 """Descriptors that a busy store with one directory for each tier has open, including the spares and some maps."""
@@ -46,6 +52,9 @@ def _drop_inherited() -> None:
 
 
 os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_drop_inherited)
+# After those of ``logging``, which this module imports: a fork takes locks in the reverse order, and an import, which
+# has ``importing``, takes that of ``logging``.
+os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
 
 
 def acquire_spares() -> None:
@@ -62,7 +71,7 @@ def acquire_spares() -> None:
                 f"this process may have {limit} file descriptors (RLIMIT_NOFILE) and has {used} open; a store needs "
                 f"{_NEEDED} more: raise the limit before it starts (ulimit -n, LimitNOFILE= of systemd)"
             )
-    with _guard:
+    with importing, _guard:
         _users[0] += 1
         fill_spares()
 
@@ -79,7 +88,7 @@ def fill_spares() -> str | None:
     """Replace used spare descriptors; return the reason if that is impossible, else None."""
     if len(held) >= SPARES:
         return None
-    with _guard:
+    with importing, _guard:  # not what a late import was given
         try:
             while _users[0] and len(held) < SPARES:
                 held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -138,3 +147,29 @@ def descriptor_max() -> int:
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit - 1 - min(_LEFT_MAX, limit // _LEFT_SHARE)
+
+
+def import_with_spare(call: Callable[[], None]) -> None:
+    """Import something that was not imported at the beginning, at the cost of spare descriptors if there are no others.
+
+    What is half imported cannot always be imported again, so the first descriptor is tried before anything is imported.
+
+    Args:
+        call: Imports it, and has one descriptor open at any time.
+
+    Raises:
+        OSError: EMFILE and ENFILE once the spare ones are used up.
+        BaseException: As ``call``.
+    """
+
+    def importing_it() -> None:
+        with importing, ExitStack() as tried:
+            for _ in range(_FOR_IMPORTS):
+                tried.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            tried.close()
+            call()
+
+    with_spare(importing_it)
+
+
+import_by(import_with_spare)

@@ -23,10 +23,10 @@ written calls :func:`scan_commits` and stops at the durable watermark.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from pybk.storage.io.filesystem import FileSystem
 
 _LSN_MAX: Final = (1 << 64) - 1
-_COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, "little")
+_COMMIT_WORD: Final = int.from_bytes(COMMIT_MAGIC, sys.byteorder)
 _GROUP: Final = int(RecordKind.GROUP)
 _SCAN_BYTES: Final = 1 << 20
+_ZEROS: Final = bytes(_SCAN_BYTES)
 _UNCOUNTED_COMMITS_MAX: Final = 1 << 40
 """An upper bound on the commits in files without a header, which do not say what their first LSN is."""
 _REMEDY: Final = "restore the file from a backup, or run `pybk store verify` on the store to see what is left"
@@ -394,10 +395,10 @@ def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:
         lsn: Highest LSN that is plausible there.
     """
     data = file.data
-    words = np.frombuffer(data[offset:][: (len(data) - offset) & -4], "<u4")[:: BLOCK_BYTES // 4]
+    words = data[offset:][: (len(data) - offset) & -4].cast("I")[:: BLOCK_BYTES // 4].tolist()
     proven = 0
     beyond = offset
-    for block in np.flatnonzero(words == _COMMIT_WORD).tolist():
+    for block in (number for number, word in enumerate(words) if word == _COMMIT_WORD):
         at = offset + block * BLOCK_BYTES
         if at < beyond:
             continue
@@ -414,7 +415,7 @@ def proven_durable(file: OpenLogFile, offset: int, lsn: int) -> int:
 def _used_bytes(data: memoryview) -> int:
     """Return the size of the data without its trailing zeros, bytes."""
     for start in range((len(data) - 1) // _SCAN_BYTES * _SCAN_BYTES, -1, -_SCAN_BYTES):
-        piece = np.frombuffer(data[start : start + _SCAN_BYTES], np.uint8)
-        if piece.any():
-            return start + int(np.flatnonzero(piece)[-1]) + 1
+        piece = bytes(data[start : start + _SCAN_BYTES])
+        if piece != _ZEROS[: len(piece)]:
+            return start + len(piece.rstrip(b"\0"))
     return 0

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from pybk.errors import CorruptError
-from pybk.storage.format.cold_segment import FOOTER_DTYPE, decompress
+from pybk.storage.format.cold_segment import decompress, footer_dtype
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, decode_commit_header
 from pybk.storage.format.record import (
     LOCATION_COMPRESSED,
-    LOCATION_DTYPE,
     RECORD_HEADER_BYTES,
     Codec,
     RecordHeader,
@@ -20,13 +19,14 @@ from pybk.storage.format.record import (
     RunLocations,
     check_body,
     decode_header,
+    location_dtype,
 )
 from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.tiers.registry import tier_of_kind, tiers_by_kind
 from pybk.storage.tiers.tier import LOG, TierFiles
 
 Run = tuple[int, int, int, int, int, int, int]
-"""A row of ``LOCATION_DTYPE``."""
+"""A row of ``location_dtype()``."""
 
 
 class RecordReader:
@@ -97,14 +97,14 @@ def _run_of(header: RecordHeader, offset: int, file_id: int) -> Run:
 
 def locations_of(rows: RunLocations) -> RunLocations:
     """Return the run locations in footer rows, without the ledger ids."""
-    runs = np.empty(len(rows), LOCATION_DTYPE)
-    for name in LOCATION_DTYPE.names or ():
+    runs = np.empty(len(rows), location_dtype())
+    for name in location_dtype().names or ():
         runs[name] = rows[name]
     return runs
 
 
 def file_rows(row: FileRow, files: TierFiles) -> RunLocations:
-    """Return the records of entries that a file of the store holds, as ``(records,)`` of ``FOOTER_DTYPE``.
+    """Return the records of entries that a file of the store holds, as ``(records,)`` of ``footer_dtype()``.
 
     Their headers are sound; their bodies were not looked at. Of a damaged file those are returned that can be found.
 
@@ -122,7 +122,7 @@ def file_rows(row: FileRow, files: TierFiles) -> RunLocations:
             for record in commit.records
             if record.header.kind == RecordKind.ENTRIES
         ],
-        FOOTER_DTYPE,
+        footer_dtype(),
     )
 
 

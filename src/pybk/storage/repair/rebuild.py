@@ -28,7 +28,7 @@ from pybk.storage.directories import (
     store_directories,
 )
 from pybk.storage.format.catalog import CatalogState, CatalogWriter
-from pybk.storage.format.cold_segment import FOOTER_DTYPE, ColdSegmentWriter
+from pybk.storage.format.cold_segment import ColdSegmentWriter, footer_dtype
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
@@ -341,7 +341,7 @@ class _Rebuilder:
         ]
         total = sum(row.bytes for row in (*self._files.values(), *strays))
         known = np.fromiter(self._state.ledgers, np.int64)
-        found_rows: list[RunLocations] = [np.empty(0, FOOTER_DTYPE)]
+        found_rows: list[RunLocations] = [np.empty(0, footer_dtype())]
         done = 0
         for row in (*self._files.values(), *strays):
             self._volumes.add(row)
@@ -364,7 +364,7 @@ class _Rebuilder:
 
     def _rows_in(self, row: FileRow) -> RunLocations:
         if row in self._unopened:
-            return np.empty(0, FOOTER_DTYPE)
+            return np.empty(0, footer_dtype())
         return file_rows(row, self._opened_files)
 
     # ---- assigning records to ledgers ----------------------------------------------------------------------------
@@ -375,7 +375,7 @@ class _Rebuilder:
         lost: list[LostEntries] = []
         parts = _by_ledger(named)
         stray_parts = _by_ledger(others)
-        nothing = np.empty(0, FOOTER_DTYPE)
+        nothing = np.empty(0, footer_dtype())
         for ledger_id, row in self._state.ledgers.items():
             runs = locations_of(parts.get(ledger_id, nothing))
             chosen, gaps = self._tile(row, runs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
+from pybk.deferral import np
 from pybk.errors import CorruptError, PybkError
 from pybk.flags import StorageHint
 from pybk.storage.format.cold_segment import ColdSegment, ColdSegmentWriter, salvage_rows

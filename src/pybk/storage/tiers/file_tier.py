@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from pybk.deferral import np
 from pybk.storage.batches import span, spans
 from pybk.storage.format.cold_segment import decompress
 from pybk.storage.format.record import LOCATION_COMPRESSED, RECORD_HEADER_BYTES, RunLocations

@@ -31,9 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
+from pybk.deferral import np
 from pybk.errors import CorruptError, UsageError
 from pybk.storage.format.log_file import BLOCK_BYTES
 from pybk.storage.format.record import (
@@ -46,6 +44,8 @@ from pybk.storage.format.record import (
 )
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from pybk.config import StoreConfig
     from pybk.feature_level import FeatureLevel
     from pybk.flags import StorageHint
@@ -59,13 +59,13 @@ COLD: Final = "cold"
 ENTRIES: Final = "entries"
 
 Run = tuple[int, ...]
-"""A row of ``LOCATION_DTYPE``: where a record lies."""
+"""A row of ``location_dtype()``: where a record lies."""
 
 DumpRow = dict[str, Any]
 """What ``pybk store dump`` prints of one thing, by name; ``what`` names its kind."""
 
 LocationWords = tuple[int, int, int, int]
-"""A row of ``LOCATION_DTYPE`` as four words: first entry, count and stride, offset and file, body and flags."""
+"""A row of ``location_dtype()`` as four words: first entry, count and stride, offset and file, body and flags."""
 
 _FILE_ID: Final = re.compile("[0-9a-f]{16}")
 
@@ -415,7 +415,7 @@ class Tier(ABC):
 
     @abstractmethod
     def rows(self, files: TierFiles, row: FileRow) -> RunLocations:
-        """Return the records of entries in a file, as ``(records,)`` of ``FOOTER_DTYPE``, from the file alone.
+        """Return the records of entries in a file, as ``(records,)`` of ``footer_dtype()``, from the file alone.
 
         Their headers are sound; their bodies need not be checked. Of a damaged file, the records that can be found are
         returned.

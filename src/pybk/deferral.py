@@ -1,0 +1,135 @@
+"""Imports at the first use of a name, so that a process imports only what it uses.
+
+A package states in its ``__init__`` which of its names are imported late, for type checkers and for the interpreter::
+
+    TYPE_CHECKING = False
+    if TYPE_CHECKING:
+        from pybk.healing.embedded_scrub import EmbeddedScrub as EmbeddedScrub
+    else:
+        __getattr__ = deferred(__name__, {"embedded_scrub": "EmbeddedScrub"})
+
+A module that needs such a name begins with ``from pybk import healing``, and has ``healing.EmbeddedScrub`` where the
+name is used. ``np`` and ``asyncio`` are numpy and asyncio, imported alike; ``LateModule`` is for other packages.
+
+All other imports are made where a module begins. An import needs a descriptor, and a process may have none left: while
+a store is open, a spare one makes way (``import_by``).
+
+Threads: any. One thread at a time imports, and none while the process forks (``storage/io/spare_descriptors.py``): a
+child would inherit the lock of the module that another thread was importing.
+"""
+
+# The interpreter itself has imported what this module imports, because `pybk --version` waits for it.
+
+from __future__ import annotations
+
+import sys
+from _thread import RLock
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+    from typing import Final
+
+    import numpy as np
+
+    Way = Callable[[Callable[[], None]], None]
+
+__all__ = ("LateModule", "asyncio", "deferred", "import_by", "import_rest", "importing", "np")
+
+importing: Final = RLock()
+"""Held while the module of a name is imported.
+
+Of two threads that use their first names at the same time, one may import a package, which needs a module of it, and
+the other that module, which needs the package: the interpreter then gives one of them a part of the package.
+"""
+
+
+def _at_once(call: Callable[[], None]) -> None:
+    call()
+
+
+_way: Final[list[Way]] = [_at_once]
+
+
+def import_by(way: Way) -> None:
+    """Have modules be imported by ``way(call)`` from now on, which makes the call, and again if that can help."""
+    _way[0] = way
+
+
+_late: Final[dict[str, None]] = {}
+"""The modules that ``deferred`` imports late."""
+
+
+def import_rest(package: str) -> None:
+    """Import what the packages below ``package``, and itself, import late and was not imported yet.
+
+    A process that lives on calls it soon after its start: if the files of pybk are replaced, it has what it needs.
+    """
+    while left := [name for name in _late if name.startswith(f"{package}.") and name not in sys.modules]:
+        for name in left:
+            module_of(name)
+
+
+def module_of(name: str) -> object:
+    """Return a module; import it if it is not there yet."""
+    if name not in sys.modules:
+
+        def call() -> None:
+            with importing:
+                __import__(name)
+
+        _way[0](call)
+    __import__(name)  # another thread may be importing it
+    return sys.modules[name]
+
+
+def deferred(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package, which imports the module of a name at the first use of the name.
+
+    Args:
+        package: The package.
+        names: By module, relative to the package: its names, separated by spaces. The name of the module itself is
+            the module, as it is once that was imported.
+    """
+    homes = homes_of(names)
+    _late.update(dict.fromkeys(f"{package}.{module}" for module in names))
+
+    def first_use(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = module_of(f"{package}.{homes[name]}")
+        found = module if homes[name] == name else getattr(module, name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    return first_use
+
+
+def homes_of(names: Mapping[str, str]) -> dict[str, str]:
+    """Return the module of each name, given the names of each module as ``deferred`` takes them."""
+    return {name: module for module, text in names.items() for name in text.split()}
+
+
+class LateModule:
+    """Stands for a module, and imports it when one of its names is used first.
+
+    Args:
+        name: The module, absolute.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        """Return a name of the module, and keep it, so that this is called once for each name."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = getattr(module_of(self._name), name)
+        setattr(self, name, found)
+        return found
+
+
+if not TYPE_CHECKING:
+    asyncio = LateModule("asyncio")
+    np = LateModule("numpy")
