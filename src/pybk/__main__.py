@@ -2,7 +2,7 @@
 
 import sys
 
-from pybk.admin.cli import main
+from pybk.admin.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

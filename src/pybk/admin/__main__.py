@@ -2,6 +2,6 @@
 
 import sys
 
-from pybk.admin.cli import main
+from pybk.admin.command import main
 
 sys.exit(main())

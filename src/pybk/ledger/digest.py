@@ -30,11 +30,13 @@ from pybk.deferral import LateModule, np
 from pybk.errors import DigestMismatchError, UsageError
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
 from pybk.ledger.keys import KEY_BYTES
-from pybk.ledger.native import CORE, NativeCore
+from pybk.ledger.native import CORE
 
 if TYPE_CHECKING:
     import crc32c
     import numpy.typing as npt
+
+    from pybk.ledger.native import NativeCore
 else:
     crc32c = LateModule("crc32c")
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+from pybk.admin.command import VERSION as VERSION_TEXT
 from tests.waiting import PROCESS_S
 
 HEAVY = {"asyncio", "cryptography", "crc32c", "kazoo", "lmdb", "numpy", "prometheus_client", "pyarrow", "pyspark"}
@@ -40,3 +41,25 @@ def test_the_help_of_no_command_imports_what_takes_long() -> None:
     nouns = {name for name in found[""] if name.startswith("pybk.admin.cli.")}
     shared = {f"pybk.admin.cli.{name}" for name in ("arguments", "output", "time_limit")}
     assert nouns == shared, "the list of commands imports the module of no noun"
+
+
+VERSION = """
+import sys
+before = set(sys.modules)
+sys.argv = ["pybk", "--version"]
+from pybk.admin.command import main
+assert main() == 0
+print(*sorted(set(sys.modules) - before - {"__future__", "_thread"}))
+"""
+
+
+def test_the_version_is_said_without_imports() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", VERSION], capture_output=True, text=True, timeout=PROCESS_S, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    text, imported = run.stdout.splitlines()
+    assert text == VERSION_TEXT
+    others = [name for name in imported.split() if name.split(".")[0] != "pybk"]
+    assert others == [], "what an interpreter has anyway, and pybk"
+    assert len(imported.split()) < 10

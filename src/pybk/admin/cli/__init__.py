@@ -26,10 +26,9 @@ from pybk.admin.cli.output import (
     UNREACHABLE,
 )
 from pybk.admin.cli.time_limit import OutOfTimeError, time_limit
+from pybk.admin.command import VERSION
 from pybk.admin.profiles import VARIABLE
 from pybk.errors import CorruptError, DigestMismatchError, PybkError, SafetyCheckError
-from pybk.ledger.native import CORE
-from pybk.version import __version__
 
 
 class Noun(NamedTuple):
@@ -83,8 +82,6 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 
 _NEAR: Final = 0.7
 """How alike a word and a verb are, by difflib, if the word is taken for a misspelt one."""
-
-_KIND: Final = "in pure Python" if CORE is None else "with the native core"
 
 _ENVIRONMENT: Final = (
     "PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's password and a cluster's secret, which are no arguments, because\n"
@@ -219,7 +216,7 @@ def parser_of(names: Collection[str], profile: str = "") -> CommandParser:
         metavar="NAME",
         help=f"the cluster of commands that are given no PATH, such as dev after `pybk dev up`; variable: {VARIABLE}",
     )
-    parser.add_argument("--version", action="version", version=f"pybk {__version__}, {_KIND}")
+    parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(metavar="COMMAND")
     for noun in NOUNS:
         command = commands.add_parser(noun.name, help=noun.text, description=_described(noun))
