@@ -59,9 +59,6 @@ COVERED: Final[Mapping[str, Covered]] = {
         "commits are synced when they are written; this is for a page cache after a failed sync",
         test="tests/storage/test_mutants.py what_was_served_after_a_failed_sync_stays",
     ),
-    "write commit storage/index/index.py update": Covered(
-        "an index that is older than the catalog is made again", "ledgers"
-    ),
     "write commit storage/tiers/lmdb_tier.py free_records": Covered(
         "rows that are back are those of records nothing names", "ledgers"
     ),
