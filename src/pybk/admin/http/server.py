@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -138,7 +139,7 @@ class AdminServer:
         if self._inherited:
             return
         self.application.close()
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join()
         self.application.threads.shutdown()
 
@@ -167,10 +168,12 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, whose connections are bounded, and which waits for no idle client when it ends."""
+    """uvicorn, with bounded connections; it rests while nobody asks, and waits for no idle client at its end."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
         made: Any = partial(Connection, connections)
         super().__init__(
             uvicorn.Config(
@@ -189,6 +192,23 @@ class _Server(uvicorn.Server):
                 h11_max_incomplete_event_size=HEADERS_BYTES_MAX,
             )
         )
+
+    def end(self) -> None:
+        """Have it end. Threads: any."""
+        self.should_exit = True  # which it looks at before it waits
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ending.set)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    async def main_loop(self) -> None:
+        """Wait for the end, and set the date of responses once a second; uvicorn would look ten times."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End: at once what waits for its client, and the others with their responses."""
