@@ -72,7 +72,7 @@ class CountingScrypt:
 
 def test_scrypt_runs_once_per_password_whatever_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CountingScrypt, "calls", 0)
-    monkeypatch.setattr(keys_module.scrypt, "Scrypt", CountingScrypt)
+    monkeypatch.setattr("pybk.ledger.keys.scrypt.Scrypt", CountingScrypt)
     keys = ring(cost=1 << 10)
     threads = [threading.Thread(target=keys.ledger_keys, args=(b"p", n, b"salt", 0)) for n in range(8)]
     for thread in threads:
@@ -87,7 +87,7 @@ def test_scrypt_runs_once_per_password_whatever_the_threads(monkeypatch: pytest.
 
 def test_the_cache_is_bounded_and_forgets_the_longest_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CountingScrypt, "calls", 0)
-    monkeypatch.setattr(keys_module.scrypt, "Scrypt", CountingScrypt)
+    monkeypatch.setattr("pybk.ledger.keys.scrypt.Scrypt", CountingScrypt)
     keys = ring()
     for number in range(64):
         keys.root(b"%d" % number)
@@ -147,7 +147,7 @@ def test_a_key_ring_adopts_what_another_one_of_its_store_derived(monkeypatch: py
     before, other = ring(), ring(salt=SALT[::-1])
     root = before.root(b"p")
     monkeypatch.setattr(CountingScrypt, "calls", 0)
-    monkeypatch.setattr(keys_module.scrypt, "Scrypt", CountingScrypt)
+    monkeypatch.setattr("pybk.ledger.keys.scrypt.Scrypt", CountingScrypt)
     after = ring()
     after.adopt(before)
     assert after.root(b"p") == root

@@ -14,7 +14,6 @@ import pytest
 
 from pybk import StoreLockedError, WriteAheadLog
 from pybk.errors import RewoundError, TruncatedError
-from pybk.ledger import keys
 from tests.paths import ROOT
 from tests.streams.workload import Model
 from tests.waiting import WAIT_S, wait_until
@@ -73,7 +72,7 @@ def test_a_standby_in_another_process_takes_over(tmp_path: Path, monkeypatch: py
             for line in child.stdout:
                 if line.endswith("\n"):
                     model.take(line)
-            monkeypatch.setattr(keys.scrypt, "Scrypt", None)  # the standby has the keys already
+            monkeypatch.setattr("pybk.ledger.keys.scrypt.Scrypt", None)  # the standby has the keys already
             standby.promote(wait=WAIT_S)
             assert standby.epoch > before
             model.check(standby)
