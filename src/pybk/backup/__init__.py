@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
 from math import isfinite
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from pybk.backup.backing_up import BackupReport, BackupRun
 from pybk.backup.chain import BackupRunInfo, existing_chain
@@ -29,23 +28,7 @@ from pybk.manager.arguments import existing_ids, flag_of, path_of, progress_of, 
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.local_backend import StoreBackend
 from pybk.storage.readonly import ReadOnlyStore
-from pybk.threads.call_threads import in_thread
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _in_thread(call: Callable[_P, _R]) -> Callable[_P, Coroutine[Any, Any, _R]]:
-    """Return the asyncio form of a call: the same in a thread."""
-
-    @wraps(call)
-    async def form(*arguments: _P.args, **options: _P.kwargs) -> _R:
-        return await in_thread(call, *arguments, **options)
-
-    name = form.__name__
-    form.__name__ = form.__qualname__ = f"{name}_async"
-    form.__doc__ = f"Do as ``{name}`` does, in a thread, which also calls ``progress`` if it takes that."
-    return form
+from pybk.threads.call_threads import asyncio_form
 
 
 def back_up(
@@ -101,7 +84,7 @@ def back_up(
         return run.plan() if dry_run else run.run()
 
 
-back_up_async = _in_thread(back_up)
+back_up_async = asyncio_form(back_up)
 
 
 def verify_backup(
@@ -135,7 +118,7 @@ def verify_backup(
         return verify_target(kept, known, report_to)
 
 
-verify_backup_async = _in_thread(verify_backup)
+verify_backup_async = asyncio_form(verify_backup)
 
 
 def list_backup_runs(
@@ -158,7 +141,7 @@ def list_backup_runs(
         return tuple(existing_chain(kept).runs)
 
 
-list_backup_runs_async = _in_thread(list_backup_runs)
+list_backup_runs_async = asyncio_form(list_backup_runs)
 
 
 def prune_backup(
@@ -205,7 +188,7 @@ def prune_backup(
         return Pruning(kept, keep=kept_runs, keep_seconds=seconds).run()
 
 
-prune_backup_async = _in_thread(prune_backup)
+prune_backup_async = asyncio_form(prune_backup)
 
 
 def restore_backup(
@@ -274,7 +257,7 @@ def restore_backup(
         return restore_store(kept, path_of(destination), run=run, passwords=known, progress=report_to, dry_run=dry_run)
 
 
-restore_backup_async = _in_thread(restore_backup)
+restore_backup_async = asyncio_form(restore_backup)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pybk.backend.ledger_backend import LedgerBackend
 from pybk.errors import ClosedError, IllegalOperationError, PybkError, UsageError, VersionConflictError
 from pybk.spans import operation
 from pybk.storage.named_records import NamedChange
-from pybk.threads.call_threads import in_own_thread
+from pybk.threads.call_threads import asyncio_form, in_own_thread
 
 if TYPE_CHECKING:
     from pybk.storage.transaction_group import LedgerEntries
@@ -206,6 +206,8 @@ class AtomicGroup:
         with operation(self._backend.config.on_span, "pybk.transaction.commit", members=len(self._members)):
             self._commit()
 
+    commit_async = asyncio_form(commit, own_thread=True)
+
     def _commit(self) -> None:
         """Commit the group as ``commit`` does."""
         sent = False
@@ -225,10 +227,6 @@ class AtomicGroup:
             raise
         for member in members:
             member.committed()
-
-    async def commit_async(self) -> None:
-        """Commit in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.commit)
 
     def abort(self) -> None:
         """Give the group up; nothing of it happens."""

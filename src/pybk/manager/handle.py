@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from pybk.errors import LogFencedError
-from pybk.threads.call_threads import in_own_thread
+from pybk.threads.call_threads import asyncio_form, in_own_thread
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +22,11 @@ class Handle(ABC):
     def close(self) -> None:
         """Let go of it; a second call does nothing."""
 
+    close_async = asyncio_form(close, own_thread=True)
+
     def _has_unreported_failures(self) -> bool:
         """Return whether appends have failed because another owner has the log, and nothing has reported that."""
         return False
-
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.close)
 
     def __enter__(self) -> Self:
         """Return the object itself."""

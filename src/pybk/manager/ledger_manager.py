@@ -62,7 +62,7 @@ from pybk.storage import repair
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
-from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
     from pybk.healing.scrub_status import ScrubStatus
@@ -219,9 +219,7 @@ class LedgerManager:
         with operation(self._on_span, "pybk.manager.close", location=self.location):
             self._ending.close(where)
 
-    async def close_async(self) -> None:
-        """Close in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.close)
+    close_async = asyncio_form(close, own_thread=True)
 
     def __enter__(self) -> Self:
         """Return the manager itself."""
@@ -610,9 +608,7 @@ class LedgerManager:
         """
         return self._keys_of(self._metadata_of(ledger), password) is not None
 
-    async def check_password_async(self, ledger: int | LedgerMetadata, password: bytes) -> bool:
-        """Check a password as ``check_password`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.check_password, ledger, password)
+    check_password_async = asyncio_form(check_password)
 
     def check_seal(self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False) -> bool:
         """Check the seal of a closed ledger, which proves its kind and its end; does not read entries.
@@ -645,11 +641,7 @@ class LedgerManager:
         seal.require(metadata, HOW_TO_SEAL)
         return True
 
-    async def check_seal_async(
-        self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False
-    ) -> bool:
-        """Check a seal as ``check_seal`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.check_seal, ledger, password=password, require=require)
+    check_seal_async = asyncio_form(check_seal)
 
     def _metadata_of(self, ledger: int | LedgerMetadata) -> LedgerMetadata:
         """Return the metadata of a ledger that is given by id or by metadata."""
@@ -703,6 +695,8 @@ class LedgerManager:
         with operation(self._on_span, "pybk.ledger.reseal", ledger_id=ledger_id):
             return self._reseal(ledger_id, password)
 
+    reseal_async = asyncio_form(reseal)
+
     def _reseal(self, ledger_id: int, password: bytes) -> LedgerMetadata:
         """Check and seal a ledger as ``reseal`` does."""
         backend = self._usable()
@@ -727,10 +721,6 @@ class LedgerManager:
                 backend.reseal(descriptor, seal.sealed(metadata, last_entry))
         return backend.metadata(ledger_id)
 
-    async def reseal_async(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
-        """Reseal in a thread, so that the event loop keeps running."""
-        return await in_thread(self.reseal, ledger_id, password=password)
-
     def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
 
@@ -749,9 +739,7 @@ class LedgerManager:
         with operation(self._on_span, "pybk.ledger.delete", ledger_id=ledger_id):
             backend.delete(self._entitled(ledger_id, password))
 
-    async def delete_ledger_async(self, ledger_id: int, *, password: bytes | None = None) -> None:
-        """Delete in a thread, so that the event loop keeps running."""
-        await in_thread(self.delete_ledger, ledger_id, password=password)
+    delete_ledger_async = asyncio_form(delete_ledger)
 
     def list_ledgers(self, ledger_type: str | None = None) -> Iterator[int]:
         """Yield the ids of all ledgers, ascending; only those of a type if one is given."""
@@ -873,9 +861,7 @@ class LedgerManager:
         """
         return self._summary(self.ledger_metadata(ledger_id))
 
-    async def ledger_summary_async(self, ledger_id: int) -> LedgerSummary:
-        """Look a ledger up as ``ledger_summary`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.ledger_summary, ledger_id)
+    ledger_summary_async = asyncio_form(ledger_summary)
 
     def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
         """Return the metadata of a ledger.
@@ -888,9 +874,7 @@ class LedgerManager:
             backend.catch_up()
             return backend.metadata(ledger_id)
 
-    async def ledger_metadata_async(self, ledger_id: int) -> LedgerMetadata:
-        """Look up in a thread, so that the event loop keeps running."""
-        return await in_thread(self.ledger_metadata, ledger_id)
+    ledger_metadata_async = asyncio_form(ledger_metadata)
 
     def move_ledger(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
         """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends continue.
@@ -913,9 +897,7 @@ class LedgerManager:
         with operation(self._on_span, "pybk.ledger.move", ledger_id=ledger_id, tier=tier.name):
             backend.move(self._entitled(ledger_id, password), tier)
 
-    async def move_ledger_async(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
-        """Move in a thread, so that the event loop keeps running."""
-        await in_thread(self.move_ledger, ledger_id, target, password=password)
+    move_ledger_async = asyncio_form(move_ledger)
 
     def move_ledgers(self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None) -> None:
         """Move many ledgers to another tier, as ``move_ledger`` moves one; done on return, reads and appends continue.
@@ -947,11 +929,7 @@ class LedgerManager:
         with operation(self._on_span, "pybk.ledger.move", ledgers=len(wanted), tier=tier.name):
             backend.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
 
-    async def move_ledgers_async(
-        self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None
-    ) -> None:
-        """Move in a thread, so that the event loop continues."""
-        await in_thread(self.move_ledgers, ledger_ids, target, password=password)
+    move_ledgers_async = asyncio_form(move_ledgers)
 
     def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
         """Return the descriptor of a ledger to delete or move; check the password if it is given or required."""
@@ -987,9 +965,7 @@ class LedgerManager:
             replicating.note(ledgers=done.ledgers, fragments=done.fragments, left=len(done.left))
         return done
 
-    async def replicate_async(self, what: int | str) -> Replicated:
-        """Replicate in a thread, so that the event loop keeps running."""
-        return await in_thread(self.replicate, what)
+    replicate_async = asyncio_form(replicate)
 
     def bookies(self) -> tuple[BookieRegistration, ...]:
         """Return the available bookies of the cluster by name, as registered in the metadata store.
@@ -1002,9 +978,7 @@ class LedgerManager:
         """
         return tuple(self._usable().bookies())
 
-    async def bookies_async(self) -> tuple[BookieRegistration, ...]:
-        """List the bookies in a thread, so that the event loop keeps running."""
-        return await in_thread(self.bookies)
+    bookies_async = asyncio_form(bookies)
 
     def transaction(self) -> AtomicGroup:
         """Return an atomic group: records of several logs, acknowledgements, blobs and properties, with one sync.
@@ -1030,9 +1004,7 @@ class LedgerManager:
         with operation(self._on_span, "pybk.store.checkpoint"):
             backend.checkpoint()
 
-    async def checkpoint_async(self) -> None:
-        """Checkpoint in a thread, so that the event loop keeps running."""
-        await in_thread(self.checkpoint)
+    checkpoint_async = asyncio_form(checkpoint)
 
     def scrub(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
         """Check the checksum of each stored entry now, in the calling thread, as fast as possible.
@@ -1068,9 +1040,7 @@ class LedgerManager:
                 return backend.scrub.begin().check_all(said)
             return healing.check_store(backend.store, said)
 
-    async def scrub_async(self, *, progress: Callable[[int, int], None] | None = None) -> ScrubReport:
-        """Check as ``scrub`` does, in a thread, which also calls ``progress``."""
-        return await in_thread(self.scrub, progress=progress)
+    scrub_async = asyncio_form(scrub)
 
     def scrub_status(self) -> ScrubStatus:
         """Return how the checks of the store's entries proceed: since when everything was checked, and what is damaged.
@@ -1087,17 +1057,13 @@ class LedgerManager:
             return healing.status_of_notes(self.location, backend.scrub.begun.notes())
         return healing.status_of_notes(self.location, repair.load_notes(backend.store.fs, backend.store.volumes.root))
 
-    async def scrub_status_async(self) -> ScrubStatus:
-        """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.scrub_status)
+    scrub_status_async = asyncio_form(scrub_status)
 
     def health(self) -> Health:
         """Return the health of the manager: whether it accepts appends, and the reason if not; see ``Health``."""
         return self._usable().health()
 
-    async def health_async(self) -> Health:
-        """Look in a thread, so that the event loop keeps running."""
-        return await in_thread(self.health)
+    health_async = asyncio_form(health)
 
     def metrics(self) -> MetricsSnapshot:
         """Return counters and latency histograms since opening, split by ledger type and tier; after closing, too."""
@@ -1105,9 +1071,7 @@ class LedgerManager:
             self._backend.check_usable()
         return self._backend.metrics.snapshot()
 
-    async def metrics_async(self) -> MetricsSnapshot:
-        """Take the snapshot in a thread, so that the event loop keeps running."""
-        return await in_thread(self.metrics)
+    metrics_async = asyncio_form(metrics)
 
 
 def _live(store: Store) -> StoreBackend:

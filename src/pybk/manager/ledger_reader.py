@@ -20,7 +20,7 @@ from pybk.manager.handle import Handle
 from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
 from pybk.spans import OnSpan, operation
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form, in_thread
 from pybk.threads.loop_calls import call_in
 from pybk.threads.wake_up import WakeUp
 
@@ -116,15 +116,13 @@ class LedgerReader(Handle):
             self._take_metadata()
         return self._advance()
 
+    read_last_add_confirmed_async = asyncio_form(read_last_add_confirmed)
+
     def _advance(self) -> int:
         """Raise the reader's last add confirmed to the ledger's."""
         with self._lock:  # another thread may have set a later one meanwhile
             self._last_add_confirmed = max(self._last_add_confirmed, self._descriptor.last_add_confirmed)
             return self._last_add_confirmed
-
-    async def read_last_add_confirmed_async(self) -> int:
-        """Look in a thread, so that the event loop keeps running."""
-        return await in_thread(self.read_last_add_confirmed)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -203,11 +201,7 @@ class LedgerReader(Handle):
             raise UsageError(f"max_bytes is {max_bytes}; it takes at least 1")
         return self._batch(first, last, max_bytes)
 
-    async def read_batch_async(
-        self, first: int, *, max_bytes: int = _BATCH_BYTES, last: int | None = None
-    ) -> EntryBatch:
-        """Read a batch in a thread, so that the event loop keeps running."""
-        return await in_thread(self.read_batch, first, max_bytes=max_bytes, last=last)
+    read_batch_async = asyncio_form(read_batch)
 
     async def read_async(self, first: int = 0, last: int | None = None) -> AsyncIterator[Entry]:
         """Read like ``read``; use with ``async for``. A thread reads the disk and verifies the entries."""

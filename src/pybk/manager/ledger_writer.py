@@ -33,7 +33,7 @@ from pybk.manager.handle import Handle
 from pybk.metrics import APPEND_ERRORS, code_of
 from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.threads.call_threads import in_own_thread
+from pybk.threads.call_threads import asyncio_form
 from pybk.threads.group_commit import Completion
 from pybk.values.whole_numbers import whole
 
@@ -568,9 +568,7 @@ class LedgerWriter(Handle):
             self._log.flush()
         return self._descriptor.last_add_confirmed
 
-    async def force_async(self) -> int:
-        """Force in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.force)
+    force_async = asyncio_form(force, own_thread=True)
 
     def close(self) -> None:
         """Wait for what was appended and close the ledger; closing again does nothing, unless closing failed.

@@ -63,7 +63,7 @@ from pybk.operations.cluster_checks import (
 from pybk.replication.locations import PlacementPolicy
 from pybk.replication.replica_check import ReplicasCheck
 from pybk.spans import operation
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
     from pybk.client.backend import ClusterBackend
@@ -145,9 +145,7 @@ class ClusterAdmin:
         copies = _copies_of(metadata, bookies, marks)
         return status_without_report(copies, marks, bookies, settings, time.time_ns())
 
-    async def status_async(self) -> ClusterStatus:
-        """Look as ``status`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.status)
+    status_async = asyncio_form(status)
 
     def bookies(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
         """Return the bookies that belong to the cluster, running or not, by name.
@@ -160,9 +158,7 @@ class ClusterAdmin:
         metadata = self._metadata
         return tuple(statuses_of(metadata.list_cookies(removed=removed), metadata.list_bookies()))
 
-    async def bookies_async(self, *, removed: bool = False) -> tuple[BookieStatus, ...]:
-        """List as ``bookies`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.bookies, removed=removed)
+    bookies_async = asyncio_form(bookies)
 
     def bookie(self, name: str) -> BookieStatus:
         """Return a bookie, running or not, also one that was removed.
@@ -177,9 +173,7 @@ class ClusterAdmin:
         """
         return self._status_of(self._cookie(name))
 
-    async def bookie_async(self, name: str) -> BookieStatus:
-        """Look as ``bookie`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.bookie, name)
+    bookie_async = asyncio_form(bookie)
 
     # ---- the cluster's secret ----------------------------------------------------------------------------------
 
@@ -190,9 +184,7 @@ class ClusterAdmin:
         """
         return resealing.secret_status(self._metadata)
 
-    async def secret_status_async(self) -> SecretStatus:
-        """Look as ``secret_status`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.secret_status)
+    secret_status_async = asyncio_form(secret_status)
 
     def add_secret(self) -> None:
         """Have the cluster accept the new secret, which the manager was given next to the present one.
@@ -205,9 +197,7 @@ class ClusterAdmin:
         """
         self._metadata.add_secret()
 
-    async def add_secret_async(self) -> None:
-        """Add as ``add_secret`` does, in a thread, so that the event loop keeps running."""
-        await in_thread(self.add_secret)
+    add_secret_async = asyncio_form(add_secret)
 
     def switch_secret(self) -> None:
         """Have the cluster use the secret that was added last, in what is written and in new sessions.
@@ -223,9 +213,7 @@ class ClusterAdmin:
         """
         resealing.switch(self._metadata)
 
-    async def switch_secret_async(self) -> None:
-        """Switch as ``switch_secret`` does, in a thread, so that the event loop keeps running."""
-        await in_thread(self.switch_secret)
+    switch_secret_async = asyncio_form(switch_secret)
 
     def reseal_metadata(
         self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
@@ -255,11 +243,7 @@ class ClusterAdmin:
 
         return resealing.reseal(self._metadata, wait).resealed
 
-    async def reseal_metadata_async(
-        self, *, values_per_second: float = 500.0, progress: Callable[[int, int], None] | None = None
-    ) -> int:
-        """Reseal as ``reseal_metadata`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.reseal_metadata, values_per_second=values_per_second, progress=progress)
+    reseal_metadata_async = asyncio_form(reseal_metadata)
 
     def retire_secret(self) -> None:
         """Have the cluster refuse the old secret; it opens nothing from then on. Repeating it does nothing.
@@ -272,9 +256,7 @@ class ClusterAdmin:
         """
         resealing.retire(self._metadata, time.sleep)
 
-    async def retire_secret_async(self) -> None:
-        """Retire as ``retire_secret`` does, in a thread, so that the event loop keeps running."""
-        await in_thread(self.retire_secret)
+    retire_secret_async = asyncio_form(retire_secret)
 
     # ---- draining ------------------------------------------------------------------------------------------------
 
@@ -354,9 +336,7 @@ class ClusterAdmin:
 
         return self._status_of(self._change(name, cancelled))
 
-    async def cancel_drain_async(self, name: str) -> BookieStatus:
-        """Cancel as ``cancel_drain`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.cancel_drain, name)
+    cancel_drain_async = asyncio_form(cancel_drain)
 
     def drain_progress(self, name: str) -> DrainProgress:
         """Return what a bookie still has, and which of its ledgers cannot be copied now.
@@ -372,9 +352,7 @@ class ClusterAdmin:
         cookie = self._cookie(name)
         return self._progress(_scan(self._metadata), cookie)
 
-    async def drain_progress_async(self, name: str) -> DrainProgress:
-        """Look as ``drain_progress`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.drain_progress, name)
+    drain_progress_async = asyncio_form(drain_progress)
 
     def _progress(self, found: tuple[ClusterMap, list[int]], cookie: BookieCookie) -> DrainProgress:
         cluster, unreadable = found
@@ -418,9 +396,7 @@ class ClusterAdmin:
         changed = self._change(name, lambda found: replace(found, state=BookieState.MAINTENANCE, until_ns=until_ns))
         return self._status_of(changed)
 
-    async def maintenance_async(self, name: str, seconds: float) -> BookieStatus:
-        """Announce as ``maintenance`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.maintenance, name, seconds)
+    maintenance_async = asyncio_form(maintenance)
 
     def end_maintenance(self, name: str) -> BookieStatus:
         """End the maintenance of a bookie; one that is active stays so.
@@ -441,9 +417,7 @@ class ClusterAdmin:
 
         return self._status_of(self._change(name, ended))
 
-    async def end_maintenance_async(self, name: str) -> BookieStatus:
-        """End as ``end_maintenance`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.end_maintenance, name)
+    end_maintenance_async = asyncio_form(end_maintenance)
 
     def ok_to_stop(self, *names: str) -> StopCheck:
         """Return whether bookies may be stopped, all at once: ledgers stay readable, and open ones writable.
@@ -474,16 +448,14 @@ class ClusterAdmin:
             in_limbo={each.bookie: each.in_limbo for each in metadata.list_bookies() if each.in_limbo},
         )
 
+    ok_to_stop_async = asyncio_form(ok_to_stop)
+
     def _has_writer(self, ledger_id: int) -> bool:
         """Return whether an open ledger has a writer, as far as its bookies do not say that there is none."""
         try:
             return self._backend.has_writer(ledger_id) is not False
         except NoSuchLedgerError:
             return False
-
-    async def ok_to_stop_async(self, *names: str) -> StopCheck:
-        """Check as ``ok_to_stop`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.ok_to_stop, *names)
 
     # ---- removing ------------------------------------------------------------------------------------------------
 
@@ -607,6 +579,8 @@ class ClusterAdmin:
         with operation(self._backend.config.on_span, "pybk.cluster.remove", bookie=f"{name:.100}"):
             return self._remove(name, proof, accept_loss)
 
+    remove_async = asyncio_form(remove)
+
     def _remove(self, name: str, proof: RemovalProof | None, accept_loss: Iterable[int] | None) -> BookieStatus:
         """Remove a bookie as ``remove`` does."""
         cookie = self._cookie(name)
@@ -622,12 +596,6 @@ class ClusterAdmin:
         cookie = self._change(name, _to(BookieState.REMOVED, cookie))
         logger.warning("bookie %s was removed from the cluster", cookie.bookie)
         return self._status_of(cookie)
-
-    async def remove_async(
-        self, name: str, proof: RemovalProof | None = None, *, accept_loss: Iterable[int] | None = None
-    ) -> BookieStatus:
-        """Remove as ``remove`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.remove, name, proof, accept_loss=accept_loss)
 
     def _give_up(self, cookie: BookieCookie, accepted: frozenset[int]) -> BookieCookie:
         """Return the cookie of a bookie, draining or drained, that only accepted ledgers name."""
@@ -661,9 +629,7 @@ class ClusterAdmin:
         marks = all_marks(metadata)
         return tuple(by_urgency(marks, _copies_of(metadata, self.bookies(), marks)))
 
-    async def repairs_async(self) -> tuple[UnderReplicatedLedger, ...]:
-        """List as ``repairs`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.repairs)
+    repairs_async = asyncio_form(repairs)
 
     def pause_repair(self, seconds: float, by: str) -> ClusterSettings:
         """Pause the repairs of the cluster for some time; they resume by themselves.
@@ -682,9 +648,7 @@ class ClusterAdmin:
             lambda found: replace(found, repair=replace(found.repair, paused_until_ns=until_ns, paused_by=by)), by
         )
 
-    async def pause_repair_async(self, seconds: float, by: str) -> ClusterSettings:
-        """Pause as ``pause_repair`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.pause_repair, seconds, by)
+    pause_repair_async = asyncio_form(pause_repair)
 
     def resume_repair(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
         """End a pause of the repairs, and accept the loss of bookies, so that repairs are not on hold because of them.
@@ -713,9 +677,7 @@ class ClusterAdmin:
 
         return self.change_settings(resumed, by)
 
-    async def resume_repair_async(self, accept_loss_of: Iterable[str] = (), by: str = "") -> ClusterSettings:
-        """Resume as ``resume_repair`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.resume_repair, accept_loss_of, by)
+    resume_repair_async = asyncio_form(resume_repair)
 
     def withdraw_losses(self, names: Iterable[str], by: str = "") -> ClusterSettings:
         """Have repairs be on hold because of bookies again whose loss was accepted.
@@ -739,9 +701,7 @@ class ClusterAdmin:
 
         return self.change_settings(withdrawn, by)
 
-    async def withdraw_losses_async(self, names: Iterable[str], by: str = "") -> ClusterSettings:
-        """Withdraw as ``withdraw_losses`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.withdraw_losses, names, by)
+    withdraw_losses_async = asyncio_form(withdraw_losses)
 
     # ---- scrubs --------------------------------------------------------------------------------------------------
 
@@ -769,9 +729,7 @@ class ClusterAdmin:
 
         return self.change_settings(asked, by)
 
-    async def scrub_async(self, kind: ScrubKind = ScrubKind.DEEP, by: str = "") -> ClusterSettings:
-        """Ask as ``scrub`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.scrub, kind, by)
+    scrub_async = asyncio_form(scrub)
 
     def scrub_status(self) -> tuple[ScrubStatus, ...]:
         """Return how the checks of each bookie proceed, by name, and after them the quick audits of the auditor.
@@ -790,9 +748,7 @@ class ClusterAdmin:
         ]
         return (*bookies, status_of_quick(_noted(metadata.read_quick_audit), asked_ns))
 
-    async def scrub_status_async(self) -> tuple[ScrubStatus, ...]:
-        """Look as ``scrub_status`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.scrub_status)
+    scrub_status_async = asyncio_form(scrub_status)
 
     def scrub_ledger(self, ledger_id: int) -> ReplicasCheck:
         """Read all entries of a ledger from each of its bookies now, which check their checksums.
@@ -815,9 +771,7 @@ class ClusterAdmin:
 
         return check_replicas(self._backend, existing_id(ledger_id))
 
-    async def scrub_ledger_async(self, ledger_id: int) -> ReplicasCheck:
-        """Read as ``scrub_ledger`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.scrub_ledger, ledger_id)
+    scrub_ledger_async = asyncio_form(scrub_ledger)
 
     # ---- rebalance -----------------------------------------------------------------------------------------------
 
@@ -844,9 +798,7 @@ class ClusterAdmin:
             short=waiting_for_repair(marks),
         )
 
-    async def plan_rebalance_async(self) -> RebalancePlan:
-        """Plan as ``plan_rebalance`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.plan_rebalance)
+    plan_rebalance_async = asyncio_form(plan_rebalance)
 
     def apply_rebalance(self, plan: RebalancePlan) -> RebalanceStart:
         """Begin the moves of a plan: each is marked, and the worker of its target copies when nothing is more urgent.
@@ -889,9 +841,7 @@ class ClusterAdmin:
                 moves += 1
         return RebalanceStart(moves, skipped)
 
-    async def apply_rebalance_async(self, plan: RebalancePlan) -> RebalanceStart:
-        """Begin as ``apply_rebalance`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.apply_rebalance, plan)
+    apply_rebalance_async = asyncio_form(apply_rebalance)
 
     def rebalance_progress(self) -> RebalanceProgress:
         """Return what is left of a rebalance, and which moves do not proceed.
@@ -900,9 +850,7 @@ class ClusterAdmin:
         """
         return rebalance_progress(all_marks(self._metadata), self.bookies())
 
-    async def rebalance_progress_async(self) -> RebalanceProgress:
-        """Look as ``rebalance_progress`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.rebalance_progress)
+    rebalance_progress_async = asyncio_form(rebalance_progress)
 
     def abort_rebalance(self) -> int:
         """End a rebalance, at any moment: no further move begins. What was moved stays where it is.
@@ -918,9 +866,7 @@ class ClusterAdmin:
             metadata.withdraw_mark(mark.ledger_id, mark.bookie, {RepairReason.REBALANCE})
         return len(marks)
 
-    async def abort_rebalance_async(self) -> int:
-        """Abort as ``abort_rebalance`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.abort_rebalance)
+    abort_rebalance_async = asyncio_form(abort_rebalance)
 
     # ---- orphans -------------------------------------------------------------------------------------------------
 
@@ -953,9 +899,7 @@ class ClusterAdmin:
             tuple(each for each, proof in zip(marked, proofs, strict=True) if proof is not None),
         )
 
-    async def orphans_async(self) -> OrphanReport:
-        """Look as ``orphans`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.orphans)
+    orphans_async = asyncio_form(orphans)
 
     # ---- settings ------------------------------------------------------------------------------------------------
 
@@ -967,9 +911,7 @@ class ClusterAdmin:
         """
         return self._metadata.read_settings()
 
-    async def settings_async(self) -> ClusterSettings:
-        """Read as ``settings`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.settings)
+    settings_async = asyncio_form(settings)
 
     def change_settings(self, change: Callable[[ClusterSettings], ClusterSettings], by: str = "") -> ClusterSettings:
         """Change the settings of the cluster; all members follow. A change of nothing writes nothing.
@@ -988,11 +930,7 @@ class ClusterAdmin:
         """
         return self._metadata.change_settings(change, by=by)
 
-    async def change_settings_async(
-        self, change: Callable[[ClusterSettings], ClusterSettings], by: str = ""
-    ) -> ClusterSettings:
-        """Change as ``change_settings`` does, in a thread, so that the event loop keeps running."""
-        return await in_thread(self.change_settings, change, by)
+    change_settings_async = asyncio_form(change_settings)
 
     # ---- cookies -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pybk.credentials import ClusterSecret
 from pybk.errors import UsageError
 from pybk.manager.arguments import flag_of, path_of, progress_of
 from pybk.metadata.reports import MetadataCheckReport, MetadataExportReport, MetadataRestoreReport
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form
 
 # ---- export and check ------------------------------------------------------------------------------------------------
 
@@ -44,15 +44,7 @@ def export_metadata(
     return export(url, path_of(path), cluster_secret, progress_of(progress) or _ignore)
 
 
-async def export_metadata_async(
-    url: str,
-    path: str | os.PathLike[str],
-    *,
-    cluster_secret: ClusterSecret | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> MetadataExportReport:
-    """Export metadata as ``export_metadata`` does, in a thread, which also calls ``progress``."""
-    return await in_thread(export_metadata, url, path, cluster_secret=cluster_secret, progress=progress)
+export_metadata_async = asyncio_form(export_metadata)
 
 
 def check_metadata(
@@ -89,15 +81,7 @@ def check_metadata(
     return check(path_of(source), cluster_secret, progress_of(progress) or _ignore, repair=repair)
 
 
-async def check_metadata_async(
-    source: str | os.PathLike[str],
-    *,
-    cluster_secret: ClusterSecret | None = None,
-    repair: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> MetadataCheckReport:
-    """Check metadata as ``check_metadata`` does, in a thread, which also calls ``progress``."""
-    return await in_thread(check_metadata, source, cluster_secret=cluster_secret, repair=repair, progress=progress)
+check_metadata_async = asyncio_form(check_metadata)
 
 
 # ---- restore and rebuild ---------------------------------------------------------------------------------------------
@@ -154,29 +138,7 @@ def restore_metadata(
         return mending.run()
 
 
-async def restore_metadata_async(
-    url: str,
-    source: str | os.PathLike[str] | None = None,
-    *,
-    cluster_secret: ClusterSecret | None = None,
-    directories: Sequence[str | os.PathLike[str]] = (),
-    all_directories: bool = False,
-    new_epoch: bool = True,
-    overwrite: bool = False,
-    write: bool = False,
-) -> MetadataRestoreReport:
-    """Restore metadata as ``restore_metadata`` does, in a thread."""
-    return await in_thread(
-        restore_metadata,
-        url,
-        source,
-        cluster_secret=cluster_secret,
-        directories=directories,
-        all_directories=all_directories,
-        new_epoch=new_epoch,
-        overwrite=overwrite,
-        write=write,
-    )
+restore_metadata_async = asyncio_form(restore_metadata)
 
 
 def rebuild_metadata(
@@ -226,18 +188,7 @@ def rebuild_metadata(
         return mending.run()
 
 
-async def rebuild_metadata_async(
-    url: str,
-    directories: Sequence[str | os.PathLike[str]],
-    *,
-    cluster_secret: ClusterSecret | None = None,
-    all_directories: bool = False,
-    write: bool = False,
-) -> MetadataRestoreReport:
-    """Rebuild metadata as ``rebuild_metadata`` does, in a thread."""
-    return await in_thread(
-        rebuild_metadata, url, directories, cluster_secret=cluster_secret, all_directories=all_directories, write=write
-    )
+rebuild_metadata_async = asyncio_form(rebuild_metadata)
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
@@ -271,9 +222,7 @@ def destroy_metadata(url: str, cluster_id: str, *, cluster_secret: ClusterSecret
     return destroy(url, cluster_secret, cluster_id)
 
 
-async def destroy_metadata_async(url: str, cluster_id: str, *, cluster_secret: ClusterSecret | None = None) -> int:
-    """Delete metadata as ``destroy_metadata`` does, in a thread."""
-    return await in_thread(destroy_metadata, url, cluster_id, cluster_secret=cluster_secret)
+destroy_metadata_async = asyncio_form(destroy_metadata)
 
 
 def _flags(**flags: bool) -> dict[str, bool]:

@@ -11,7 +11,7 @@ from pybk.manager.arguments import Tiers, flag_of, path_of, progress_of
 from pybk.storage.repair.rebuild import RebuildReport
 from pybk.storage.repair.rebuild import rebuild_index as rebuild_store_index
 from pybk.storage.repair.verify import VerifyReport, verify_store
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form
 
 
 def verify(
@@ -52,16 +52,7 @@ def verify(
     return verify_store(root, password=password, passwords=passwords, tiers=tiers, progress=progress_of(progress))
 
 
-async def verify_async(
-    path: str | os.PathLike[str],
-    *,
-    password: bytes | None = None,
-    passwords: Passwords | None = None,
-    tiers: Tiers | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> VerifyReport:
-    """Check a store as ``verify`` does, in a thread, which also calls ``progress``."""
-    return await in_thread(verify, path, password=password, passwords=passwords, tiers=tiers, progress=progress)
+verify_async = asyncio_form(verify)
 
 
 def rebuild_index(
@@ -99,15 +90,7 @@ def rebuild_index(
     return rebuild_store_index(_directory(path), accept_loss=accept_loss, tiers=tiers, progress=progress_of(progress))
 
 
-async def rebuild_index_async(
-    path: str | os.PathLike[str],
-    *,
-    accept_loss: bool = False,
-    tiers: Tiers | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> RebuildReport:
-    """Rebuild an index as ``rebuild_index`` does, in a thread, which also calls ``progress``."""
-    return await in_thread(rebuild_index, path, accept_loss=accept_loss, tiers=tiers, progress=progress)
+rebuild_index_async = asyncio_form(rebuild_index)
 
 
 def _directory(path: str | os.PathLike[str]) -> str:

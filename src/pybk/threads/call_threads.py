@@ -7,6 +7,16 @@ something, have a thread each: else many waits would take every thread, and what
 A call whose coroutine was cancelled is made all the same. At the end of the interpreter, the calls that share threads
 are waited for after the managers were closed; the others end with their managers. A forked child has threads of its
 own.
+
+``asyncio_form`` makes the coroutine function ``x_async`` of a call ``x``. These forms are written by hand:
+
+- ``append_async``, ``append_many_async``, ``ack_async`` and ``ack_through_async`` return futures that the store or the
+  bookies complete, and are for threads, too; ``append_coro`` and its like await these futures.
+- Reads that follow a ledger, a log or a subscription, locks that others hold, and checks of a cluster that are repeated
+  wait for an event without a thread: any number of coroutines may wait, and there are few threads.
+- Generators read a batch in a thread and yield from it in the loop; lists of what the call yields are made in a thread.
+- What opens a handle returns an ``Opening``, which closes the handle if its task was cancelled.
+- A property has no arguments to take over.
 """
 
 from __future__ import annotations
@@ -15,10 +25,10 @@ import atexit
 import contextvars
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeVar
 
 from pybk.deferral import asyncio
 from pybk.errors import StorageRefusedError
@@ -135,3 +145,31 @@ def begun_in_own_thread(call: Callable[P, R], *arguments: P.args, **options: P.k
 
 def _in_context(call: Callable[[], R]) -> Callable[[], R]:
     return partial(contextvars.copy_context().run, call)
+
+
+def asyncio_form(call: Callable[P, R], *, own_thread: bool = False) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return the coroutine function that makes a call in a thread; it is to be called ``x_async`` for the call ``x``.
+
+    The form of a method calls the method of the object, so a subclass that overrides the method overrides the form.
+
+    Args:
+        call: A function of a module, or a method while its class is made; ``classmethod`` takes the form of a class
+            method.
+        own_thread: Make the call as ``in_own_thread`` does, because it may wait for others or ends something; else as
+            ``in_thread``.
+    """
+    begin = begun_in_own_thread if own_thread else begun_in_thread
+
+    @wraps(call, updated=())  # not ``__isabstractmethod__``
+    async def form(*arguments: P.args, **options: P.kwargs) -> R:
+        if is_method:
+            method: Callable[..., R] = getattr(arguments[0], name)
+            return await begin(method, *arguments[1:], **options)
+        return await begin(call, *arguments, **options)
+
+    name, is_method = form.__name__, form.__qualname__ != form.__name__
+    form.__name__, form.__qualname__ = f"{name}_async", f"{form.__qualname__}_async"
+    form.__doc__ = f"Make the call ``{name}`` in a thread of pybk, so that the event loop keeps running."
+    if any("Callable[" in str(annotation) for annotation in form.__annotations__.values()):
+        form.__doc__ += " Functions that it is given run there."
+    return form
