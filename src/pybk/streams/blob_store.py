@@ -42,7 +42,7 @@ from pybk.streams.blob_record import BlobRecord, BlobVersion, Reference
 from pybk.streams.ledger_spec import settings_of
 from pybk.streams.names import checked_name
 from pybk.streams.whereabouts import manager_at
-from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.threads.call_threads import asyncio_form, in_own_thread
 from pybk.values.frozen_dict import FrozenDict
 from pybk.values.json_text import encode_json
 from pybk.values.whole_numbers import whole
@@ -302,17 +302,7 @@ class BlobStore(Handle):
                     file.write(piece)
         return file.info
 
-    async def put_async(
-        self,
-        name: str,
-        data: BlobData,
-        *,
-        meta: Mapping[str, str] | None = None,
-        overwrite: bool = True,
-        chunk: int | None = None,
-    ) -> BlobInfo:
-        """Write and publish a blob in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.put, name, data, meta=meta, overwrite=overwrite, chunk=chunk)
+    put_async = asyncio_form(put, own_thread=True)
 
     def copy(self, source: str, target: str, *, version: int | None = None, overwrite: bool = True) -> BlobInfo:
         """Publish a blob under another name, too, without copying its bytes: both names refer to one ledger.
@@ -349,11 +339,7 @@ class BlobStore(Handle):
             raise
         return _info(target, made)
 
-    async def copy_async(
-        self, source: str, target: str, *, version: int | None = None, overwrite: bool = True
-    ) -> BlobInfo:
-        """Copy in a thread, so that the event loop keeps running."""
-        return await in_thread(self.copy, source, target, version=version, overwrite=overwrite)
+    copy_async = asyncio_form(copy)
 
     def rename(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
         """Give a blob another name.
@@ -380,9 +366,7 @@ class BlobStore(Handle):
         catalog.clean(source)
         return made
 
-    async def rename_async(self, source: str, target: str, *, overwrite: bool = True) -> BlobInfo:
-        """Rename in a thread, so that the event loop keeps running."""
-        return await in_thread(self.rename, source, target, overwrite=overwrite)
+    rename_async = asyncio_form(rename)
 
     def delete(self, name: str) -> None:
         """Delete a blob with all its versions.
@@ -400,9 +384,7 @@ class BlobStore(Handle):
         catalog.update(name, lambda record: record.without(number, now_ns))
         catalog.clean(name)
 
-    async def delete_async(self, name: str) -> None:
-        """Delete a blob in a thread, so that the event loop keeps running."""
-        await in_thread(self.delete, name)
+    delete_async = asyncio_form(delete)
 
     def sweep(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
         """Give up uploads that ended without being published, and delete all ledgers that are not needed any more.
@@ -422,9 +404,7 @@ class BlobStore(Handle):
         """
         return self._open().sweep(time.time_ns() - round(older_than_s * 1e9))
 
-    async def sweep_async(self, *, older_than_s: float = UPLOAD_AGE_S) -> int:
-        """Sweep in a thread, so that the event loop keeps running."""
-        return await in_thread(self.sweep, older_than_s=older_than_s)
+    sweep_async = asyncio_form(sweep)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -469,34 +449,26 @@ class BlobStore(Handle):
         with self.open_blob(name, version) as file:
             return file.read()
 
-    async def get_async(self, name: str, version: int | None = None) -> bytes:
-        """Read a whole blob in a thread, so that the event loop keeps running."""
-        return await in_thread(self.get, name, version)
+    get_async = asyncio_form(get)
 
     def stat(self, name: str, version: int | None = None) -> BlobInfo:
         """Return what is known of a blob without reading it; arguments and errors as for ``open_blob``."""
         return _info(name, self._open().version(checked_name(name, "a blob"), version))
 
-    async def stat_async(self, name: str, version: int | None = None) -> BlobInfo:
-        """Look a blob up as ``stat`` does, in a thread."""
-        return await in_thread(self.stat, name, version)
+    stat_async = asyncio_form(stat)
 
     def exists(self, name: str) -> bool:
         """Return whether there is a blob of this name."""
         return self._open().read(checked_name(name, "a blob")).latest is not None
 
-    async def exists_async(self, name: str) -> bool:
-        """Return whether there is a blob of this name, looked up in a thread."""
-        return await in_thread(self.exists, name)
+    exists_async = asyncio_form(exists)
 
     def versions(self, name: str) -> builtins.list[BlobInfo]:
         """Return the versions of a blob that are kept, the newest first; none for a blob that does not exist."""
         found = self._open().read(checked_name(name, "a blob")).versions
         return [_info(name, each) for each in reversed(found)]
 
-    async def versions_async(self, name: str) -> builtins.list[BlobInfo]:
-        """Return versions as ``versions`` does, looked up in a thread."""
-        return await in_thread(self.versions, name)
+    versions_async = asyncio_form(versions)
 
     def list(self, prefix: str = "") -> builtins.list[BlobInfo]:
         """Return the blobs whose names begin with ``prefix``, by name.
@@ -506,9 +478,7 @@ class BlobStore(Handle):
         found = self._open().records(prefix)
         return [_info(each.name, each.latest) for each in found if each.latest is not None]
 
-    async def list_async(self, prefix: str = "") -> builtins.list[BlobInfo]:
-        """Return blobs as ``list`` does, looked up in a thread."""
-        return await in_thread(self.list, prefix)
+    list_async = asyncio_form(list)
 
 
 class BlobUpload(io.BufferedIOBase):
@@ -577,9 +547,7 @@ class BlobUpload(io.BufferedIOBase):
         with _given_up(self.name):
             return self._blob.write(data)
 
-    async def write_async(self, data: bytes | bytearray | memoryview) -> int:
-        """Append bytes in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.write, data)
+    write_async = asyncio_form(write, own_thread=True)
 
     def commit(self) -> BlobInfo:
         """Complete the blob, and publish it: from now on its name stands for it.
@@ -598,6 +566,8 @@ class BlobUpload(io.BufferedIOBase):
         """
         self._check_open()
         return self._commit()
+
+    commit_async = asyncio_form(commit, own_thread=True)
 
     def _check_open(self) -> None:
         if self._ended:
@@ -631,10 +601,6 @@ class BlobUpload(io.BufferedIOBase):
         return BlobVersion(
             1, self._reference, blob.tell(), blob.digest.hex(), blob.chunk_bytes, time.time_ns(), self._meta
         )
-
-    async def commit_async(self) -> BlobInfo:
-        """Commit in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.commit)
 
     def abort(self) -> None:
         """Give the upload up; nothing changes."""

@@ -18,7 +18,7 @@ from pybk.streams.blob import BlobReader, BlobWriter, usual_chunk_bytes
 from pybk.streams.ledger_steps import LedgerSteps
 from pybk.streams.list_record import Checkpoint
 from pybk.streams.list_writer import ListWriter
-from pybk.threads.call_threads import in_own_thread
+from pybk.threads.call_threads import asyncio_form, in_own_thread
 
 
 class CheckpointWriter(io.BufferedIOBase):
@@ -86,9 +86,7 @@ class CheckpointWriter(io.BufferedIOBase):
         self._check_open()
         return self._blob.write(data)
 
-    async def write_async(self, data: bytes | bytearray | memoryview) -> int:
-        """Append bytes in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.write, data)
+    write_async = asyncio_form(write, own_thread=True)
 
     def commit(self) -> None:
         """Commit the checkpoint: its blob is sealed, then one compare-and-set lists it and truncates the log.
@@ -105,6 +103,8 @@ class CheckpointWriter(io.BufferedIOBase):
         """
         self._check_open()
         self._commit()
+
+    commit_async = asyncio_form(commit, own_thread=True)
 
     def _check_open(self) -> None:
         if self._ended:
@@ -133,10 +133,6 @@ class CheckpointWriter(io.BufferedIOBase):
                 with suppress(PybkError):  # the next owner of the log deletes the blob
                     self._writer.operate(_nothing)
             raise
-
-    async def commit_async(self) -> None:
-        """Commit in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.commit)
 
     def abort(self) -> None:
         """Give the checkpoint up, and delete what was written; nothing else changes.

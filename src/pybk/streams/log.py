@@ -39,7 +39,7 @@ from pybk.streams.position import Position
 from pybk.streams.rebuild import RebuiltList, rebuild
 from pybk.streams.retention import RETENTION_PROPERTY, Retention, retention_of, set_retention
 from pybk.streams.subscription import MAX_UNACKED, DeadLetters, Subscription, open_subscription
-from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.threads.call_threads import asyncio_form
 
 FIRST_SEQ: Final = 0
 """The sequence number of the first record of a log."""
@@ -183,19 +183,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         first = None if first_seq is None else whole_from(first_seq, 0, "first_seq", "a sequence number", SEQ_MAX)
         return rebuild(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure), first)
 
-    @classmethod
-    async def rebuild_async(
-        cls,
-        manager: LedgerManager,
-        name: str,
-        *,
-        first_seq: int | None = None,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> RebuiltList:
-        """Rebuild in a thread, so that the event loop keeps running."""
-        call = partial(cls.rebuild, manager, name, first_seq=first_seq, password=password, insecure=insecure)
-        return await in_thread(call)
+    rebuild_async = classmethod(asyncio_form(rebuild))
 
     def close(self) -> None:
         """Close all that this log has opened, and its manager if it is its own.
@@ -324,11 +312,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             reader.close()
         return reader
 
-    async def reader_async(
-        self, start: Start = LogEnd.EARLIEST, *, follow: bool = False, strict: bool = False
-    ) -> LogReader:
-        """Return a reader as ``reader`` does, made in a thread."""
-        return await in_thread(partial(self.reader, start, follow=follow, strict=strict))
+    reader_async = asyncio_form(reader)
 
     def read(self, start: Position | int) -> LogRecord:
         """Return one record.
@@ -343,14 +327,12 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             raise NoSuchEntryError(f"log {self.name!r} has records up to {self.last_seq}, and no record {start}")
         return record
 
+    read_async = asyncio_form(read)
+
     def _found(self, start: Start, *, strict: bool) -> LogRecord | None:
         """Return the record that reading from a place begins with; None if there is none yet."""
         with self.reader(start, strict=strict) as reader:
             return reader.read(timeout=0) if reader.seq <= self.last_seq else None
-
-    async def read_async(self, start: Position | int) -> LogRecord:
-        """Read one record in a thread, so that the event loop keeps running."""
-        return await in_thread(self.read, start)
 
     def subscribe(
         self,
@@ -415,9 +397,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """Return the names of the durable subscriptions, ascending."""
         return [each.name for each in self._steps.bounds_of(self._record())]
 
-    async def subscriptions_async(self) -> list[str]:
-        """Return names as ``subscriptions`` does, in a thread."""
-        return await in_thread(self.subscriptions)
+    subscriptions_async = asyncio_form(subscriptions)
 
     def subscription_states(self) -> list[SubscriptionState]:
         """Return what each durable subscription has acknowledged, by name, without taking it from its owner.
@@ -439,9 +419,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
             )
         return found
 
-    async def subscription_states_async(self) -> list[SubscriptionState]:
-        """Return the states of subscriptions as ``subscription_states`` does, in a thread."""
-        return await in_thread(self.subscription_states)
+    subscription_states_async = asyncio_form(subscription_states)
 
     def delete_subscription(self, name: str, *, steal: bool = False) -> bool:
         """Delete a durable subscription for good, also a damaged one; returns whether there was one.
@@ -452,9 +430,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._check_open()
         return delete_cursor(self._manager, self._steps, name, steal=steal)
 
-    async def delete_subscription_async(self, name: str, *, steal: bool = False) -> bool:
-        """Delete a subscription in a thread, so that the event loop keeps running."""
-        return await in_thread(partial(self.delete_subscription, name, steal=steal))
+    delete_subscription_async = asyncio_form(delete_subscription)
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 
@@ -477,18 +453,14 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         """Return the first record that was not truncated; None for an empty log."""
         return self._found(LogEnd.EARLIEST, strict=False)
 
-    async def first_async(self) -> LogRecord | None:
-        """Return the ``first`` record, read in a thread."""
-        return await in_thread(self.first)
+    first_async = asyncio_form(first)
 
     def last(self) -> LogRecord | None:
         """Return the last record; None for an empty log."""
         last = self.last_seq
         return self.read(last) if last >= self.first_seq else None
 
-    async def last_async(self) -> LogRecord | None:
-        """Return the ``last`` record, read in a thread."""
-        return await in_thread(self.last)
+    last_async = asyncio_form(last)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
@@ -503,9 +475,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         record = self._found(start, strict=True)
         return None if record is None else record.position
 
-    async def position_for_async(self, start: Start) -> Position | None:
-        """Return a position as ``position_for`` does, in a thread."""
-        return await in_thread(self.position_for, start)
+    position_for_async = asyncio_form(position_for)
 
     def segments(self) -> list[LogSegment]:
         """Return its segments, in the order of their records."""
@@ -513,9 +483,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         fields = attrgetter(*LogSegment._fields)
         return [LogSegment(*fields(each)) for each in self._steps.all_segments()]
 
-    async def segments_async(self) -> list[LogSegment]:
-        """Return the ``segments``, looked up in a thread."""
-        return await in_thread(self.segments)
+    segments_async = asyncio_form(segments)
 
     @property
     def is_sealed(self) -> bool:
@@ -543,9 +511,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
 
         self._steps.perform(ledger_list.update(self.name, changed))
 
-    async def set_properties_async(self, changes: Mapping[str, str | None]) -> None:
-        """Set properties in a thread, so that the event loop keeps running."""
-        await in_thread(self.set_properties, changes)
+    set_properties_async = asyncio_form(set_properties)
 
     @property
     def retention(self) -> Retention | None:
@@ -560,9 +526,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         self._check_open()
         set_retention(self._steps, retention)
 
-    async def set_retention_async(self, retention: Retention | None) -> None:
-        """Set the retention in a thread, so that the event loop keeps running."""
-        await in_thread(self.set_retention, retention)
+    set_retention_async = asyncio_form(set_retention)
 
     def on_change(self, callback: Callable[[], None]) -> Watch:
         """Call ``callback`` after the log was rolled, truncated, sealed, taken over, deleted or got other properties.
@@ -615,6 +579,8 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
                     raise
                 continue  # another writer took the log over since the record was read
 
+    truncate_async = asyncio_form(truncate)
+
     def seal(self) -> None:
         """End the log for good, which has no live writer: it can be read, and takes no more records.
 
@@ -626,13 +592,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         where_called("Log.seal()", of_log=True)
         self._writer_by(_SEAL_REMEDY).seal()
 
-    async def truncate_async(self, start: Start, *, force: bool = False) -> int:
-        """Truncate in a thread, so that the event loop keeps running."""
-        return await in_thread(partial(self.truncate, start, force=force))
-
-    async def seal_async(self) -> None:
-        """Seal in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.seal)
+    seal_async = asyncio_form(seal, own_thread=True)
 
 
 def _checked_changes(changes: object) -> dict[str, str | None]:

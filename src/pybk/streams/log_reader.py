@@ -20,7 +20,7 @@ from pybk.streams.log_record import LogRecord, log_records
 from pybk.streams.position import Position
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form, in_thread
 from pybk.values.whole_numbers import whole
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -131,9 +131,7 @@ class LogReader(Handle):
         self._reopen(seq_of(self._steps, start))
         self._ready = iter(())
 
-    async def seek_async(self, start: Start) -> None:
-        """Seek in a thread, so that the event loop keeps running."""
-        await in_thread(self.seek, start)
+    seek_async = asyncio_form(seek)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 

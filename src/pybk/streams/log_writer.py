@@ -23,7 +23,7 @@ from pybk.streams.position import Position
 from pybk.streams.record_future import RecordFuture
 from pybk.streams.retention import RetentionKeeper
 from pybk.streams.subscription_lag import SubscriptionLag
-from pybk.threads.call_threads import in_own_thread
+from pybk.threads.call_threads import asyncio_form
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -209,9 +209,7 @@ class LogWriter(Handle):
         self._writer.flush()
         return last
 
-    async def sync_async(self) -> int:
-        """Sync in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.sync)
+    sync_async = asyncio_form(sync, own_thread=True)
 
     def roll(self) -> None:
         """Continue in a new segment now; appends do not wait for it, but for a moment.
@@ -223,9 +221,7 @@ class LogWriter(Handle):
         where_called("LogWriter.roll()", of_log=True)
         self._writer.roll()
 
-    async def roll_async(self) -> None:
-        """Roll in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.roll)
+    roll_async = asyncio_form(roll, own_thread=True)
 
     def seal(self) -> None:
         """End the log for good and close the writer: the log can be read, and takes no more records.
@@ -237,9 +233,7 @@ class LogWriter(Handle):
         self._keeper.close()
         self._writer.close(seal=True)
 
-    async def seal_async(self) -> None:
-        """Seal in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.seal)
+    seal_async = asyncio_form(seal, own_thread=True)
 
     def close(self) -> None:
         """Wait for what was appended, close the segment, and let go of the log.

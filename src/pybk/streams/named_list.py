@@ -36,7 +36,7 @@ from pybk.streams.list_writer import OPEN_REMEDY, ListWriter, RollPolicy
 from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.whereabouts import manager_at
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form
 
 logger = logging.getLogger(__name__)
 
@@ -169,9 +169,7 @@ class NamedList(Handle):
         self._check_open()
         self._steps.keep_settings(settings)
 
-    async def set_settings_async(self, settings: LogSettings) -> None:
-        """Replace the settings in a thread, so that the event loop keeps running."""
-        await in_thread(self.set_settings, settings)
+    set_settings_async = asyncio_form(set_settings)
 
     # ---- by name -------------------------------------------------------------------------------------------------
 
@@ -190,10 +188,7 @@ class NamedList(Handle):
         """
         return names_of(manager, cls._kinds[0], prefix)
 
-    @classmethod
-    async def names_async(cls, manager: LedgerManager, prefix: str = "") -> list[str]:
-        """Return the ``names``, listed in a thread."""
-        return await in_thread(cls.names, manager, prefix)
+    names_async = classmethod(asyncio_form(names))
 
     @classmethod
     def delete(
@@ -232,18 +227,7 @@ class NamedList(Handle):
             manager, checked_name(name), spec_of(cls._kinds[0], password, insecure), steal=flag_of(steal, "steal")
         )
 
-    @classmethod
-    async def delete_async(
-        cls,
-        manager: LedgerManager,
-        name: str,
-        *,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-        steal: bool = False,
-    ) -> None:
-        """Delete a log in a thread, so that the event loop keeps running."""
-        await in_thread(partial(cls.delete, manager, name, password=password, insecure=insecure, steal=steal))
+    delete_async = classmethod(asyncio_form(delete))
 
     @classmethod
     def sweep(
@@ -278,17 +262,7 @@ class NamedList(Handle):
             deleted += _sweep_cursors(manager, names, spec_of(ListKind.LOG, password, insecure))
         return deleted
 
-    @classmethod
-    async def sweep_async(
-        cls,
-        manager: LedgerManager,
-        prefix: str = "",
-        *,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> list[int]:
-        """Sweep in a thread, so that the event loop keeps running."""
-        return await in_thread(partial(cls.sweep, manager, prefix, password=password, insecure=insecure))
+    sweep_async = classmethod(asyncio_form(sweep))
 
 
 def locked_opening(

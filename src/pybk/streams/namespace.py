@@ -31,7 +31,7 @@ from pybk.streams.log_settings import LogSettings
 from pybk.streams.name_watch import NameWatch
 from pybk.streams.names import checked_name
 from pybk.streams.whereabouts import manager_at
-from pybk.threads.call_threads import in_thread
+from pybk.threads.call_threads import asyncio_form
 
 
 class Namespace(Handle):
@@ -206,9 +206,7 @@ class Namespace(Handle):
         self._check_open()
         return self._steps(name).read() is not None
 
-    async def exists_async(self, name: str) -> bool:
-        """Return whether there is a log of a name, in a thread."""
-        return await in_thread(self.exists, name)
+    exists_async = asyncio_form(exists)
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the logs that begin with ``prefix``, ascending.
@@ -221,9 +219,7 @@ class Namespace(Handle):
         self._check_open()
         return names_of(self._manager, ListKind.LOG, prefix)
 
-    async def names_async(self, prefix: str = "") -> list[str]:
-        """Return names as ``names`` does, in a thread."""
-        return await in_thread(self.names, prefix)
+    names_async = asyncio_form(names)
 
     def delete(self, name: str, *, steal: bool = False) -> None:
         """Delete a log for good, with its records and subscriptions.
@@ -244,9 +240,7 @@ class Namespace(Handle):
         self._check_writable()
         Log.delete(self._manager, name, password=self._spec.password, insecure=self._spec.insecure, steal=steal)
 
-    async def delete_async(self, name: str, *, steal: bool = False) -> None:
-        """Delete a log in a thread, so that the event loop keeps running."""
-        await in_thread(partial(self.delete, name, steal=steal))
+    delete_async = asyncio_form(delete)
 
     def rename(self, name: str, target: str) -> None:
         """Give a log without a live writer another name, as one change: at any time it has exactly one of the two.
@@ -274,9 +268,7 @@ class Namespace(Handle):
             raise LogExistsError(f"log {name!r} has that name already; choose another one")
         ListWriter(self._manager, name, self._spec, RollPolicy()).rename(target)
 
-    async def rename_async(self, name: str, target: str) -> None:
-        """Rename a log in a thread, so that the event loop keeps running."""
-        await in_thread(self.rename, name, target)
+    rename_async = asyncio_form(rename)
 
     def watch(self, callback: Callable[[list[str], list[str]], None]) -> Watch:
         """Call ``callback(added, removed)`` with the names of logs that were created and deleted, until cancelled.
@@ -301,6 +293,4 @@ class Namespace(Handle):
             raise UsageError(f"callback is {callback!r:.50}; it takes a function of two lists of names")
         return NameWatch(backend_of(self._manager), ListKind.LOG, callback)
 
-    async def watch_async(self, callback: Callable[[list[str], list[str]], None]) -> Watch:
-        """Watch as ``watch`` does, made in a thread."""
-        return await in_thread(self.watch, callback)
+    watch_async = asyncio_form(watch)

@@ -53,7 +53,7 @@ from pybk.streams.subscription import (
     still_held,
     taken_async,
 )
-from pybk.threads.call_threads import in_own_thread
+from pybk.threads.call_threads import asyncio_form
 from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
 
 _LENGTHS: Final = struct.Struct("<II")
@@ -438,6 +438,8 @@ class RemoteConsumer(Handle):
             return record
         return None
 
+    read_async = asyncio_form(read, own_thread=True)
+
     def read_many(self, most: int, timeout: float | None = None) -> list[LogRecord]:
         """Return records as ``Subscription.read_many`` does, but at most 1000.
 
@@ -453,6 +455,8 @@ class RemoteConsumer(Handle):
         header, data = self._called({"call": "read", "most": most, "timeout": timeout}, patience)
         return _records_of(header["records"], data)
 
+    read_many_async = asyncio_form(read_many, own_thread=True)
+
     def ack(self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None) -> None:
         """Acknowledge records as ``Subscription.ack`` does: durable on return.
 
@@ -466,6 +470,8 @@ class RemoteConsumer(Handle):
         changes = None if properties is None else dict(properties)
         self._called({"call": "ack", "ranges": ranges_of_acked(records), "properties": changes}, ANSWER_SECONDS)
 
+    ack_async = asyncio_form(ack, own_thread=True)
+
     def nack(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
         """Have records handed out again as ``Subscription.nack`` does, those that this consumer holds.
 
@@ -473,6 +479,8 @@ class RemoteConsumer(Handle):
         """
         header, _ = self._called({"call": "nack", "ranges": ranges_of_acked(records), "delay": delay}, ANSWER_SECONDS)
         return int(header["count"])
+
+    nack_async = asyncio_form(nack, own_thread=True)
 
     def redeliveries(self, record: Acked) -> int:
         """Return how often a record was handed out again since its owner opened the subscription."""
@@ -484,24 +492,6 @@ class RemoteConsumer(Handle):
         with suppress(LogSealedError):
             while (record := self.read()) is not None:
                 yield record
-
-    async def read_async(self, timeout: float | None = None) -> LogRecord | None:
-        """Read in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.read, timeout)
-
-    async def read_many_async(self, most: int, timeout: float | None = None) -> list[LogRecord]:
-        """Read in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.read_many, most, timeout)
-
-    async def ack_async(
-        self, records: Acked | Iterable[Acked], *, properties: Mapping[str, int | str] | None = None
-    ) -> None:
-        """Acknowledge in a thread, so that the event loop keeps running."""
-        await in_own_thread(partial(self.ack, records, properties=properties))
-
-    async def nack_async(self, records: Acked | Iterable[Acked], *, delay: float = 0.0) -> int:
-        """Have records handed out again, in a thread."""
-        return await in_own_thread(partial(self.nack, records, delay=delay))
 
     async def __aiter__(self) -> AsyncIterator[LogRecord]:
         """Yield records as ``__iter__`` does, without blocking the event loop."""

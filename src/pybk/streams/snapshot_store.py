@@ -32,7 +32,7 @@ from pybk.manager.ledger_manager import backend_of
 from pybk.streams.blob import bytes_of
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.names import checked_name
-from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.threads.call_threads import asyncio_form
 from pybk.values.json_text import decode_json, encode_json
 from pybk.values.whole_numbers import whole
 
@@ -262,11 +262,7 @@ class SnapshotStore:
             self._prune()  # older ones go last: all parts of this one were written or found now
         return info
 
-    async def save_async(
-        self, content: SnapshotContent, *, lsn: int = 0, generation: int = 0, meta: Mapping[str, str] | None = None
-    ) -> SnapshotInfo:
-        """Save in a thread, in which a function is called, so that the event loop keeps running."""
-        return await in_own_thread(self.save, content, lsn=lsn, generation=generation, meta=meta)
+    save_async = asyncio_form(save, own_thread=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -293,9 +289,7 @@ class SnapshotStore:
         with self._locked():
             return self._prune()
 
-    async def prune_async(self) -> int:
-        """Prune in a thread, so that the event loop keeps running."""
-        return await in_thread(self.prune)
+    prune_async = asyncio_form(prune)
 
     def _prune(self) -> int:
         needed: set[str] = set()
@@ -339,9 +333,7 @@ class SnapshotStore:
                 continue
         return found
 
-    async def list_async(self) -> builtins.list[SnapshotInfo]:
-        """List in a thread, so that the event loop keeps running."""
-        return await in_thread(self.list)
+    list_async = asyncio_form(list)
 
     def latest(self) -> SnapshotReport | None:
         """Return the newest snapshot that is whole, verified to its last byte; None if there are no snapshots.
@@ -359,9 +351,7 @@ class SnapshotStore:
 
         return self._newest(verify)
 
-    async def latest_async(self) -> SnapshotReport | None:
-        """Look in a thread, so that the event loop keeps running."""
-        return await in_thread(self.latest)
+    latest_async = asyncio_form(latest)
 
     def restore(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
         """Write a snapshot to a file or a directory: the newest that is whole.
@@ -386,9 +376,7 @@ class SnapshotStore:
         target = Path(destination)
         return self._chosen(number, lambda manifest: self._write(manifest, target))
 
-    async def restore_async(self, destination: str | os.PathLike[str], *, number: int | None = None) -> SnapshotReport:
-        """Restore in a thread, so that the event loop keeps running."""
-        return await in_thread(self.restore, destination, number=number)
+    restore_async = asyncio_form(restore)
 
     def read(self, *, number: int | None = None) -> bytes:
         """Return the content of a snapshot that is not of a directory; arguments and errors as for ``restore``."""
@@ -403,9 +391,7 @@ class SnapshotStore:
         self._chosen(number, read)
         return data
 
-    async def read_async(self, *, number: int | None = None) -> bytes:
-        """Read in a thread, so that the event loop keeps running."""
-        return await in_thread(self.read, number=number)
+    read_async = asyncio_form(read)
 
     def _chosen(self, number: int | None, use: Callable[[_Manifest], object]) -> SnapshotReport:
         """Use the snapshot of a number, or the newest that can be used."""

@@ -56,7 +56,7 @@ from pybk.streams.position import Position
 from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
-from pybk.threads.call_threads import begun_in_own_thread, begun_in_thread, in_own_thread, in_thread
+from pybk.threads.call_threads import asyncio_form, begun_in_own_thread, begun_in_thread, in_thread
 from pybk.threads.loop_calls import call_in
 from pybk.threads.wake_up import WakeUp
 from pybk.values.whole_numbers import whole
@@ -312,9 +312,7 @@ class Subscription(Handle):
         finally:
             self._end()
 
-    async def delete_async(self) -> None:
-        """Delete in a thread, so that the event loop keeps running."""
-        await in_thread(self.delete)
+    delete_async = asyncio_form(delete)
 
     def _end(self) -> None:
         with self._lock:
@@ -362,9 +360,7 @@ class Subscription(Handle):
         with self._lock:
             return [range(*each) for each in self._cursor.state.unacked_ranges(0, end)]
 
-    async def unacked_ranges_async(self) -> list[range]:
-        """Return the ``unacked_ranges``, looked up in a thread."""
-        return await in_thread(self.unacked_ranges)
+    unacked_ranges_async = asyncio_form(unacked_ranges)
 
     def oldest_unacked_age(self) -> float:
         """Return how old the first record is that is not acknowledged, by its event time: seconds, 0 if there is none.
@@ -376,9 +372,7 @@ class Subscription(Handle):
             return max(0.0, (time.time_ns() - record.time_ns) / 1e9)
         return 0.0
 
-    async def oldest_unacked_age_async(self) -> float:
-        """Return the ``oldest_unacked_age``, read in a thread."""
-        return await in_thread(self.oldest_unacked_age)
+    oldest_unacked_age_async = asyncio_form(oldest_unacked_age)
 
     @property
     def properties(self) -> dict[str, int | str]:
@@ -405,9 +399,7 @@ class Subscription(Handle):
             state, outstanding = self._cursor.state, self._deliveries.outstanding
             return SubscriptionStats(state.first_unacked, backlog, outstanding, state.range_count, **self._counts)
 
-    async def stats_async(self) -> SubscriptionStats:
-        """Return the ``stats``, collected in a thread."""
-        return await in_thread(self.stats)
+    stats_async = asyncio_form(stats)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
@@ -991,9 +983,7 @@ class Subscription(Handle):
         self._wake_all()
         return seq
 
-    async def seek_async(self, start: Start) -> int:
-        """Seek in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.seek, start)
+    seek_async = asyncio_form(seek, own_thread=True)
 
     def rewind(self) -> None:
         """Hand out all records again that are not acknowledged, in order, as after another open."""
@@ -1025,17 +1015,13 @@ class Subscription(Handle):
         future.result()
         return number - left
 
-    async def skip_async(self, count: int) -> int:
-        """Skip in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.skip, count)
+    skip_async = asyncio_form(skip, own_thread=True)
 
     def clear(self) -> int:
         """Acknowledge all records that there are; returns how many were not. Errors as for ``ack``."""
         return self.skip(SEQ_MAX)
 
-    async def clear_async(self) -> int:
-        """Clear in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.clear)
+    clear_async = asyncio_form(clear, own_thread=True)
 
 
 def open_subscription(

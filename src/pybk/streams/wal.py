@@ -46,7 +46,7 @@ from pybk.streams.log_settings import LogSettings
 from pybk.streams.named_list import NamedList, locked_opening
 from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
-from pybk.threads.call_threads import in_own_thread, in_thread
+from pybk.threads.call_threads import asyncio_form, in_thread
 
 if TYPE_CHECKING:
     from pybk.streams.checkpoint import CheckpointWriter, WalCheckpoint
@@ -271,18 +271,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         first = None if first_lsn is None else _whole_lsn(first_lsn, "first_lsn")
         return streams.rebuild.rebuild(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure), first)
 
-    @classmethod
-    async def rebuild_async(
-        cls,
-        manager: LedgerManager,
-        name: str,
-        *,
-        first_lsn: int | None = None,
-        password: bytes | Secret | None = None,
-        insecure: bool = False,
-    ) -> RebuiltList:
-        """Rebuild in a thread, so that the event loop keeps running."""
-        return await in_thread(cls.rebuild, manager, name, first_lsn=first_lsn, password=password, insecure=insecure)
+    rebuild_async = classmethod(asyncio_form(rebuild))
 
     def _take_over(self, *, create: bool, wait_s: float, steal: bool) -> None:
         began = time.monotonic()
@@ -401,9 +390,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             outstanding_records=max(appender.next_seq - 1 - durable, 0) if appender else 0,
         )
 
-    async def stats_async(self) -> WalStats:
-        """Return figures in a thread, so that the event loop keeps running."""
-        return await in_thread(self.stats)
+    stats_async = asyncio_form(stats)
 
     def __len__(self) -> int:
         """Return the number of records that can be read."""
@@ -528,9 +515,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         writer.flush()
         return last
 
-    async def sync_async(self) -> int:
-        """Sync in a thread, so that the event loop keeps running."""
-        return await in_own_thread(self.sync)
+    sync_async = asyncio_form(sync, own_thread=True)
 
     def _checked(self, data: object, time_ns: object) -> bytes:
         """Return a record's data as bytes, or say what is wrong with it."""
@@ -596,6 +581,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         for record in self.replay(_lsn_of_record(lsn, "lsn"), lsn):
             return record
         raise NoSuchEntryError(f"log {self.name!r} has records up to {self.durable_lsn}, and no record {lsn}")
+
+    read_async = asyncio_form(read)
 
     def read_many(self, lsns: Iterable[int]) -> Iterator[WalRecord]:
         """Yield some records.
@@ -704,10 +691,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         finally:
             reader.close()
 
-    async def read_async(self, lsn: int) -> WalRecord:
-        """Read one record in a thread, so that the event loop keeps running."""
-        return await in_thread(self.read, lsn)
-
     def _reader(self, seq: int | None, generation: int | None = None) -> RecordReader:
         self._check_open()
         reader = streams.RecordReader(self._steps, seq, generation)
@@ -725,9 +708,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """Continue in a new ledger now; appends do not wait for it, but for a moment."""
         self._owner("roll").roll()
 
-    async def roll_async(self) -> None:
-        """Roll in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.roll)
+    roll_async = asyncio_form(roll, own_thread=True)
 
     def checkpoint(
         self, lsn: int | None = None, *, meta: str = "", keep: int = 2, truncate: bool = True
@@ -786,9 +767,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """Return the checkpoints that are kept, the oldest first."""
         return [streams.WalCheckpoint(self._steps, each) for each in self._record().checkpoints]
 
-    async def checkpoints_async(self) -> list[WalCheckpoint]:
-        """Return the ``checkpoints``, looked up in a thread."""
-        return await in_thread(self.checkpoints)
+    checkpoints_async = asyncio_form(checkpoints)
 
     def latest_checkpoint(self) -> WalCheckpoint | None:
         """Return the newest checkpoint that is whole, read to its end; None if the log has none.
@@ -815,9 +794,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             raise CorruptError(f"log {self.name!r}: all {len(found)} checkpoints are damaged: {problem}") from problem
         return None
 
-    async def latest_checkpoint_async(self) -> WalCheckpoint | None:
-        """Return the ``latest_checkpoint``, read in a thread."""
-        return await in_thread(self.latest_checkpoint)
+    latest_checkpoint_async = asyncio_form(latest_checkpoint)
 
     def truncate_before(self, lsn: int) -> None:
         """Drop the records before ``lsn``, at once for readers; ledgers that only hold such records are deleted.
@@ -841,9 +818,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
 
         writer.operate(truncate)  # so that no cut comes between
 
-    async def truncate_before_async(self, lsn: int) -> None:
-        """Truncate in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.truncate_before, lsn)
+    truncate_before_async = asyncio_form(truncate_before, own_thread=True)
 
     def truncate_after(self, lsn: int) -> None:
         """Drop the records after ``lsn``, such as those that a Raft leader never committed.
@@ -861,9 +836,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """
         self._owner("truncate_after").cut(_whole_lsn(lsn, "lsn"))
 
-    async def truncate_after_async(self, lsn: int) -> None:
-        """Drop the tail in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.truncate_after, lsn)
+    truncate_after_async = asyncio_form(truncate_after, own_thread=True)
 
     def seal(self) -> None:
         """End the log for good and close it here: it can be read, and takes no more records."""
@@ -871,9 +844,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         self._closed = True
         self._end(readers=self._owns_manager)  # others end by themselves, with the last record
 
-    async def seal_async(self) -> None:
-        """Seal in a thread, so that the event loop keeps running."""
-        await in_own_thread(self.seal)
+    seal_async = asyncio_form(seal, own_thread=True)
 
     def promote(
         self,
@@ -928,6 +899,8 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
                         self._unapplied = reader.generation, record.lsn + 1
         self._unapplied = None
 
+    promote_async = asyncio_form(promote, own_thread=True)
+
     def _checked_position(self, applied: object) -> tuple[int | None, int | None]:
         """Return the generation and number of the record after the last one that was applied, which has to exist."""
         if applied is None:
@@ -967,17 +940,6 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         uid, self._steps = self._steps.uid, LedgerSteps(manager, self.name, self._spec)
         self._steps.uid = uid
         self._data_bytes_max = self._steps.data_bytes_max
-
-    async def promote_async(
-        self,
-        apply: Callable[[WalRecord], object] | None = None,
-        *,
-        applied: tuple[int, int] | None = None,
-        wait: float = 0.0,
-        steal: bool = False,
-    ) -> None:
-        """Promote in a thread, in which ``apply`` is called, so that the event loop keeps running."""
-        await in_own_thread(partial(self.promote, apply, applied=applied, wait=wait, steal=steal))
 
 
 def _opened_once_free(path: str, config: StoreConfig | None, wait_s: float) -> LedgerManager | None:
