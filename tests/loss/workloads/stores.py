@@ -174,7 +174,8 @@ class Full(Ledgers):
             with _no_space(), self._opened(directory) as manager:
                 check_ledgers(manager, reports, report)
                 report(RECOVERED)
-                self._free(manager, list(manager.list_ledgers())[:2], ignore)
+                with suppress(StorageFullError):  # the run may have used up the reserve
+                    self._free(manager, list(manager.list_ledgers())[:2], ignore)
         else:
             super().check(directory, reports, report)
 
