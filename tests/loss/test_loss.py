@@ -100,6 +100,14 @@ def test_the_name_of_a_directory_that_a_killed_process_made_is_durable() -> None
         assert not list(killed.failures([Cut(len(killed.records), Loss.ALL, 1)]))
 
 
+def test_a_cluster_that_is_made_after_a_cut_that_left_nothing_is_durable(space: Path) -> None:
+    run = Run.of("bookie", 1, space)
+    with room() as path:
+        again = run.cut_run(Cut(0, Loss.ALL, 0), path)
+        again.recover()
+        assert not list(again.failures([Cut(len(again.records), Loss.ALL, 1)]))
+
+
 def test_an_lmdb_environment_opens_after_any_loss_in_its_making(space: Path) -> None:
     made = "from pybk.storage.io.lmdb_environment import LmdbEnvironment; LmdbEnvironment('e').close()"
     inode, done = recorded(space, made)

@@ -51,6 +51,7 @@ class Bookies:
 
     def check(self, directory: Path, reports: Sequence[str], report: Report = ignore) -> None:
         """See :class:`Workload`."""
+        OsFileSystem().make_directory(str(directory / "of" / "cluster"))  # a first cut may have left nothing
         with TestCluster(directory / "of" / "cluster", self._bookies) as cluster:
             client = cluster.connect()
             check_ledgers(client, [each for each in reports if each != "began"], report)
