@@ -1,14 +1,12 @@
 """The program of the README: write a ledger, read it back."""
 
-from pathlib import Path
+from pybk import DigestType, LedgerManager, ReadFlag, Secret, StorageHint, WriteFlag
 
-from pybk import DigestType, LedgerManager, ReadFlag, StorageHint, WriteFlag
-
-password = Path("password").read_bytes().strip()  # made once, and kept where only its users can read it
+secret = Secret(file="secret")  # made once, and kept where only its users can read it
 
 with LedgerManager.open("data") as manager:
     with manager.create_ledger(
-        password=password,
+        secret=secret,
         ledger_type="orders",
         storage_hints={StorageHint.NVME},
         write_flags=WriteFlag.NONE,
@@ -20,7 +18,7 @@ with LedgerManager.open("data") as manager:
         ids = writer.append_many([b"a", b"b"])  # one batch, one sync
         print(entry_id, future.result(), list(ids))
 
-    with manager.open_ledger(writer.ledger_id, password=password, read_flags=ReadFlag.DONT_CACHE) as reader:
+    with manager.open_ledger(writer.ledger_id, secret=secret, read_flags=ReadFlag.DONT_CACHE) as reader:
         for entry in reader.read(0, reader.last_add_confirmed):  # both ends inclusive
             print(entry.entry_id, entry.payload)
         batch = reader.read_batch(0, max_bytes=8 << 20)  # one buffer, numpy arrays of ids and offsets, no copies

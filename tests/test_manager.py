@@ -312,7 +312,7 @@ def test_seals_are_checked_without_reading(manager: LedgerManager) -> None:
     metadata = manager.ledger_metadata(writer.ledger_id)
     assert manager.check_seal(metadata, password=b"right") is True
     assert asyncio.run(manager.check_seal_async(writer.ledger_id, password=b"right", require=True)) is True
-    with pytest.raises(UnauthorizedError, match="the password is not that of ledger"):
+    with pytest.raises(UnauthorizedError, match="ledger 0 has a password, and none was given"):
         manager.check_seal(writer.ledger_id)
     with pytest.raises(SealMismatchError, match="the seal is not that of"):
         manager.check_seal(dataclasses.replace(metadata, length=2), password=b"right")

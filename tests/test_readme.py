@@ -16,9 +16,9 @@ from tests.waiting import PROCESS_S
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def make_password(directory: Path) -> None:
+def make_secret(directory: Path) -> None:
     """Do what the README has its readers do first."""
-    (directory / "password").write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
+    (directory / "secret").write_text("0123456789abcdef" * 4 + "\n", encoding="ascii")
 
 
 def blocks(language: str) -> list[str]:
@@ -38,7 +38,7 @@ def output_of(program: str, directory: Path) -> str:
 def test_the_program_runs_as_pasted_and_prints_what_is_said(tmp_path: Path) -> None:
     program = tmp_path / "pasted.py"
     program.write_text(blocks("python")[0], encoding="utf-8")
-    make_password(tmp_path)
+    make_secret(tmp_path)
     run = subprocess.run(
         [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=PROCESS_S, check=False
     )
@@ -71,7 +71,18 @@ def test_the_commands_exist() -> None:
     )
     assert run.returncode == 0, run.stderr
     named = set(re.findall(r"(?:`|^)pybk ([a-z-]+)", README, re.MULTILINE))
-    assert named == {"backup", "bookie", "cluster", "console", "dev", "ledger", "permissions", "spark", "store"}
+    assert named == {
+        "backup",
+        "bookie",
+        "cluster",
+        "console",
+        "dev",
+        "ledger",
+        "permissions",
+        "secret",
+        "spark",
+        "store",
+    }
     assert [name for name in named if not re.search(rf"\b{name}\b", run.stdout)] == []
 
 
@@ -108,7 +119,7 @@ def test_the_event_sourced_program_remembers_what_it_did(tmp_path: Path) -> None
 
 
 def test_the_program_for_spark_runs_after_the_first(tmp_path: Path) -> None:
-    make_password(tmp_path)
+    make_secret(tmp_path)
     (tmp_path / "both.py").write_text(f"{blocks('python')[0]}\n{blocks('python')[3]}", encoding="utf-8")
     run = subprocess.run(
         [sys.executable, "both.py"],

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pybk.credentials import Credentials
 from pybk.errors import LedgerUnsealedError, SealMismatchError, UnauthorizedError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
@@ -285,8 +286,11 @@ def test_the_bytes_of_a_seal_never_change() -> None:
         verifier=b"",
         key_format=1,
     )
-    keys = keys_of(ring, b"secret", metadata)
-    assert keys.verifier != keys_of(ring, b"secret", replace(metadata, key_format=0)).verifier
+    keys = keys_of(ring, Credentials(b"secret"), metadata)
+    unbound = keys_of(ring, Credentials(b"secret"), replace(metadata, key_format=0))
+    assert keys is not None
+    assert unbound is not None
+    assert keys.verifier != unbound.verifier
 
     def sized(*parts: bytes) -> bytes:
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

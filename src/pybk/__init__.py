@@ -31,7 +31,7 @@ else:
             "RebalanceStart RemovalProof StopCheck"
         ),
         "config": "StoreConfig TierPolicy",
-        "credentials": "ClusterSecret Passwords Secret",
+        "credentials": "ClusterSecret KeyKind Passwords Secret",
         "ledger.digest": "DigestType",
         "ledger.entry": "Entry EntryBatch",
         "errors": (

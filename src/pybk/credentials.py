@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import stat
 import tomllib
 from binascii import a2b_base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Self
 
@@ -18,6 +20,9 @@ from pybk.values.whole_numbers import whole
 
 PASSWORD: Final = "PYBK_PASSWORD"
 """Environment variable of a ledger's password; with ``_FILE`` appended, of the path of a file that holds it."""
+
+SECRET: Final = "PYBK_SECRET"
+"""Environment variable of a ledger's secret; with ``_FILE`` appended, of the path of a file that holds it."""
 
 CLUSTER_SECRET: Final = "PYBK_CLUSTER_SECRET"
 """Environment variable of a cluster's secret; with ``_FILE`` appended, of the path of a file that holds it.
@@ -28,6 +33,9 @@ name ends with ``.next``.
 
 SECRET_BYTES_MIN: Final = 16
 """The shortest cluster secret that is accepted; 32 random bytes are a good one."""
+
+LEDGER_SECRET_BYTES_MIN: Final = 32
+"""The shortest secret of a ledger that is accepted: nothing makes a guess of it slow, so no guess may succeed."""
 
 _BYTES_MAX: Final = 1 << 16
 _PASSWORDS_BYTES_MAX: Final = 16 << 20
@@ -64,6 +72,24 @@ def read_secret_file(path: str, *, private: bool = False, bytes_max: int = _BYTE
     if len(data) > bytes_max:
         raise UsageError(f"{path} has more than {bytes_max} bytes, too many for a password or a secret")
     return data.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def write_new_secret(path: str) -> None:
+    """Write 32 random bytes, in hexadecimal, to a new file that its owner alone may read.
+
+    Raises:
+        UsageError: The file exists, or cannot be written.
+    """
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists, and may hold a secret that is needed: name another file") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+    with open(file, "wb") as opened:
+        opened.write(f"{secrets.token_hex(LEDGER_SECRET_BYTES_MIN)}\n".encode())
+        opened.flush()
+        os.fsync(file)
 
 
 def without_credentials(text: str, settings: Collection[str] = ()) -> str:
@@ -172,6 +198,172 @@ class Secret:
         return f"the environment variable {self.variable}"
 
 
+class KeyKind(StrEnum):
+    """What the keys of a ledger are derived from."""
+
+    PASSWORD = "password"
+    """A password, which scrypt stretches, because people choose it."""
+
+    SECRET = "secret"
+    """Random bytes, which need no stretching."""
+
+    NOTHING = "nothing"
+    """Nothing that is secret: anybody can derive the keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The password and the secret that a caller gave; a ledger takes the one that it was made with.
+
+    Attributes:
+        password: A password; empty for none.
+        secret: A secret of at least ``LEDGER_SECRET_BYTES_MIN`` bytes; None for none.
+    """
+
+    password: bytes = field(default=b"", repr=False)
+    secret: bytes | None = field(default=None, repr=False)
+
+    def __bool__(self) -> bool:
+        """Return whether something is given."""
+        return bool(self.password) or self.secret is not None
+
+    @property
+    def kind(self) -> KeyKind:
+        """The kind of a ledger that is made with them: the secret has precedence over the password."""
+        if self.secret is not None:
+            return KeyKind.SECRET
+        return KeyKind.PASSWORD if self.password else KeyKind.NOTHING
+
+    def of(self, kind: KeyKind) -> bytes | None:
+        """Return what the keys of a ledger are derived from; None if that was not given.
+
+        With nothing given, the empty password is tried on a ledger that has a password: older ledgers without one have
+        that. A ledger without either opens with nothing alone, so that whoever gives a secret gets authentic entries.
+        """
+        match kind:
+            case KeyKind.SECRET:
+                return self.secret
+            case KeyKind.PASSWORD:
+                return None if self.secret is not None and not self.password else self.password
+            case KeyKind.NOTHING:
+                return None if self else b""
+
+    @property
+    def value(self) -> bytes:
+        """What the keys of a ledger that is made with them are derived from."""
+        return self.password if self.secret is None else self.secret
+
+
+NO_CREDENTIALS: Final = Credentials()
+"""Nothing is given, as for a ledger that has neither password nor secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialSources:
+    """Where a password and a secret are found, on each machine that reads them; it can be sent there.
+
+    Attributes:
+        password: The password, or where it is found; ``Secret()`` for none.
+        secret: The secret, likewise.
+    """
+
+    password: Secret = field(default_factory=Secret)
+    secret: Secret = field(default_factory=Secret)
+
+    @classmethod
+    def of(cls, password: bytes | Secret | None, secret: bytes | Secret | None) -> Self:
+        """Return what the arguments ``password`` and ``secret`` of a call give.
+
+        Raises:
+            UsageError: A value is not bytes, or too short for a secret.
+        """
+        if not isinstance(password, Secret):
+            password = Secret(None if password is None else checked_password(password))
+        if not isinstance(secret, Secret):
+            secret = Secret(None if secret is None else checked_secret(secret))
+        return cls(password, secret)
+
+    def read(self) -> Credentials:
+        """Return the password and the secret; raises as ``read_credentials``."""
+        return read_credentials(self.password, None if self.secret == Secret() else self.secret)
+
+
+def checked_secret(secret: object) -> bytes:
+    """Return a ledger's secret.
+
+    Raises:
+        UsageError: It is not bytes, or too short; the error does not show it.
+    """
+    if not isinstance(secret, bytes):
+        raise UsageError(
+            f"a secret is bytes or a pybk.Secret, not {type(secret).__name__}; `pybk secret new FILE` makes one"
+        )
+    if len(secret) < LEDGER_SECRET_BYTES_MIN:
+        raise UsageError(
+            f"the secret has {len(secret)} bytes, and takes at least {LEDGER_SECRET_BYTES_MIN} random ones, because "
+            "nothing makes guesses slow; `pybk secret new FILE` makes one; what people choose is a password"
+        )
+    return secret
+
+
+def read_credentials(password: bytes | Secret | None, secret: bytes | Secret | None) -> Credentials:
+    """Return what the arguments ``password`` and ``secret`` of a call give; None stands for none.
+
+    Raises:
+        UsageError: One is of another type, the secret is too short, or a source is named and holds nothing.
+    """
+    word = password.read() if isinstance(password, Secret) else password
+    key = secret.read() if isinstance(secret, Secret) else secret
+    if isinstance(secret, Secret) and not key:
+        raise UsageError(
+            f"{secret.source or 'the pybk.Secret that is given'} holds no secret; `pybk secret new FILE` makes one"
+        )
+    return Credentials(b"" if word is None else checked_password(word), None if key is None else checked_secret(key))
+
+
+def environment_credentials(*, private: bool = False) -> Credentials:
+    """Return the password and the secret in the environment, as far as they are there.
+
+    Args:
+        private: Refuse files that every user of the host may read or change.
+
+    Raises:
+        UsageError: As ``Secret.read``, or the secret is too short.
+    """
+    secret = Secret(variable=SECRET, private=private).read()
+    password = Secret(variable=PASSWORD, private=private)
+    return read_credentials(password, secret or None)
+
+
+def mismatch(kind: KeyKind, given: Credentials, what: str) -> str:
+    """Return a sentence that says why credentials do not open a ledger.
+
+    Args:
+        kind: The kind of the ledger.
+        given: What was given.
+        what: What it was given for, such as "ledger 5" or "log 'orders'".
+    """
+    in_a_shell = f"in a shell: --{kind.value}-file FILE"
+    if kind is KeyKind.NOTHING:
+        word = KeyKind.SECRET.value if given.secret is not None else KeyKind.PASSWORD.value
+        variable = PASSWORD if given.secret is None else SECRET
+        return (
+            f"{what} has no {word}, and one was given: unset {variable} and {variable}_FILE, or leave {word}=... out "
+            f"(in a shell: --{word}-file), and pass insecure=True"
+        )
+    if kind is KeyKind.PASSWORD and given.secret is not None and not given.password:
+        return (
+            f"{what} has a password, not a secret: pass password=... ({in_a_shell}), with the secret if new ledgers "
+            "are to have that"
+        )
+    if kind is KeyKind.SECRET and given.secret is None and given.password:
+        return f"{what} has a secret, not a password: pass secret=... ({in_a_shell}) or set {SECRET}_FILE"
+    if not given:
+        variable = SECRET if kind is KeyKind.SECRET else PASSWORD
+        return f"{what} has a {kind.value}, and none was given: pass {kind.value}=... ({in_a_shell}) or set {variable}"
+    return f"the {kind.value} is not that of {what}"
+
+
 ClusterSecret = bytes | Sequence[bytes] | Secret
 """A cluster's secret: itself; it and the one that replaces it, in any order; or where they are found."""
 
@@ -228,22 +420,26 @@ def _read_again(given: Secret, following: _Following) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Passwords:
-    """The passwords of many ledgers, so that one call can check all of them.
+    """The passwords and secrets of many ledgers, so that one call can check all of them.
 
     Attributes:
         default: The password of every ledger that no other field names; None for none.
-        types: Passwords by ledger type.
-        ledgers: Passwords by ledger id.
+        types: Passwords by ledger type; for a ledger that was made with a secret, that.
+        ledgers: The same by ledger id.
+        secret: The secret of every ledger that was made with one and that no other field names; None for none.
     """
 
     default: bytes | None = field(default=None, repr=False)
     types: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     ledgers: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Check the types, because a password that is not bytes, or is never found, would check nothing."""
         if self.default is not None:
             checked_password(self.default)
+        if self.secret is not None:
+            checked_secret(self.secret)
         for name, passwords in (("types", self.types), ("ledgers", self.ledgers)):
             if not isinstance(passwords, Mapping):
                 raise UsageError(f"{name} takes a mapping to passwords, not {type(passwords).__name__}")
@@ -256,17 +452,27 @@ class Passwords:
             if whole(ledger_id) is None:
                 raise UsageError(f"ledgers names ledgers by id, a whole number, not {ledger_id!r:.100}")
 
-    def of(self, ledger_id: int, ledger_type: str) -> bytes | None:
-        """Return the password of a ledger: by its id, else by its type, else the default."""
-        return self.ledgers.get(ledger_id, self.types.get(ledger_type, self.default))
+    def of(self, ledger_id: int, ledger_type: str, kind: KeyKind = KeyKind.PASSWORD) -> bytes | None:
+        """Return the password, or the secret, of a ledger: by its id, else by its type, else the default of its kind.
+
+        Args:
+            ledger_id: The ledger.
+            ledger_type: Its type.
+            kind: What its metadata say that it was made with.
+        """
+        default = self.secret if kind is KeyKind.SECRET else self.default
+        return self.ledgers.get(ledger_id, self.types.get(ledger_type, default))
 
     @classmethod
-    def read(cls, path: str, default: bytes | None = None, *, private: bool = False) -> Self:
-        """Read passwords from a TOML file; see ``docs/concepts/seals.md``.
+    def read(
+        cls, path: str, default: bytes | None = None, *, secret: bytes | None = None, private: bool = False
+    ) -> Self:
+        """Read passwords and secrets from a TOML file; see ``docs/concepts/seals.md``.
 
         Args:
             path: The file.
             default: The default if the file has none.
+            secret: The secret if the file has none.
             private: Refuse the file, and those that it names, if every user may read or change them.
 
         Raises:
@@ -277,10 +483,13 @@ class Passwords:
             values = tomllib.loads(data.decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is to hold passwords in TOML: {error}") from None
-        unknown = values.keys() - {"default", "types", "ledgers"}
+        unknown = values.keys() - {"default", "types", "ledgers", "secret"}
         types, ledgers = values.get("types", {}), values.get("ledgers", {})
         if unknown or not isinstance(types, dict) or not isinstance(ledgers, dict):
-            raise UsageError(f"{path} holds default = PASSWORD and the tables [types] and [ledgers], and nothing else")
+            raise UsageError(
+                f"{path} holds default = PASSWORD, secret = SECRET and the tables [types] and [ledgers], and nothing "
+                "else"
+            )
         wrong = [name for name in ledgers if not name.isdecimal() or not name.isascii()]
         if wrong:
             raise UsageError(f"{path}: [ledgers] names ledgers by id, a whole number, not {wrong[0]!r:.100}")
@@ -289,7 +498,16 @@ class Passwords:
             default=given("default", values["default"]) if "default" in values else default,
             types={name: given(f"types.{name}", value) for name, value in types.items()},
             ledgers={int(name): given(f"ledgers.{name}", value) for name, value in ledgers.items()},
+            secret=given("secret", values["secret"]) if "secret" in values else secret,
         )
+
+
+def known_credentials(passwords: Passwords, ledger_id: int, ledger_type: str, kind: KeyKind) -> Credentials | None:
+    """Return what ``Passwords.of`` knows of a ledger; None for nothing."""
+    value = passwords.of(ledger_id, ledger_type, kind)
+    if value is None:
+        return None
+    return Credentials(secret=value) if kind is KeyKind.SECRET else Credentials(value)
 
 
 def _password_in(path: str, name: str, value: Any, *, private: bool) -> bytes:

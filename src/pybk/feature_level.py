@@ -34,11 +34,14 @@ class FeatureLevel(IntEnum):
     STREAMS = 3
     """Records of ledger lists in pages, and what cursors record of deliveries."""
 
+    SECRETS = 4
+    """Ledgers whose keys are derived from a secret, or from nothing, instead of a password."""
 
-NEWEST_LEVEL: Final = FeatureLevel.STREAMS
+
+NEWEST_LEVEL: Final = FeatureLevel.SECRETS
 """The level of new clusters, and the highest that this version of pybk may work with."""
 
-NEWEST_STORE_LEVEL: Final = FeatureLevel.STREAMS
+NEWEST_STORE_LEVEL: Final = FeatureLevel.SECRETS
 """The level of new stores, and the highest that this version of pybk may open."""
 
 BOOKIE_STORE_LEVEL: Final = FeatureLevel.SEALS

@@ -19,7 +19,7 @@ from pybk.backup.pruning import PruneReport
 from pybk.backup.restoring import RestoreReport
 from pybk.backup.verifying import BackupCheckReport
 from pybk.config import StoreConfig, TierPolicy
-from pybk.credentials import ClusterSecret, Passwords, Secret
+from pybk.credentials import ClusterSecret, KeyKind, Passwords, Secret
 from pybk.errors import (
     AppendTimeoutError,
     BlobError,
@@ -210,6 +210,7 @@ __all__ = [
     "HealthState",
     "HistogramSnapshot",
     "IllegalOperationError",
+    "KeyKind",
     "LedgerClosedError",
     "LedgerDeletedError",
     "LedgerError",

@@ -16,7 +16,7 @@ from pybk.config import StoreConfig
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
 
-__all__ = ["SECRET", "TestCluster", "cheap_keys", "open_store", "small_config"]
+__all__ = ["LEDGER_SECRET", "SECRET", "TestCluster", "cheap_keys", "open_store", "small_config"]
 
 _SCRYPT_COST: Final = 2
 """The cost of new stores and clusters; that of production takes 128 MiB and nearly half a second for each password."""
@@ -32,6 +32,9 @@ _SMALL: Final[Mapping[str, Any]] = {
 
 SECRET: Final = b"the secret of clusters for tests"
 """The secret of each ``TestCluster``."""
+
+LEDGER_SECRET: Final = b"the secret of ledgers for tests.."
+"""A secret for ledgers, which need no derivation from a password."""
 
 
 def small_config() -> StoreConfig:

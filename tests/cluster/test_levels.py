@@ -46,8 +46,8 @@ SAID_OF = {
 }
 REFUSED_BY = {
     FeatureLevel.BASE: "format 2",
-    FeatureLevel.SEALS: "feature level 3; this pybk knows levels up to 1",
-    FeatureLevel.HEALING: "feature level 3; this pybk knows levels up to 2",
+    FeatureLevel.SEALS: "feature level 4; this pybk knows levels up to 1",
+    FeatureLevel.HEALING: "feature level 4; this pybk knows levels up to 2",
 }
 
 WRITE = """

@@ -231,7 +231,9 @@ def test_each_variable_is_listed() -> None:
     read = {name for text in sources for name in variable.findall(text)}
     listed = set.union(*(quoted(row[0]) for row in rows("The environment")))
     assert read - listed - OF_TESTS == set()
-    secrets = {f"{name}_FILE" for name in ("PYBK_PASSWORD", "PYBK_CLUSTER_SECRET", "PYBK_ZOOKEEPER_AUTH")}
+    secrets = {
+        f"{name}_FILE" for name in ("PYBK_PASSWORD", "PYBK_SECRET", "PYBK_CLUSTER_SECRET", "PYBK_ZOOKEEPER_AUTH")
+    }
     assert listed - read == {*secrets, "PYBK_CLUSTER_SECRET_NEXT"}
     assert directives("bookie-options", page("settings.md")), "the variables of a bookie"
     assert all(option.help for option in OPTIONS)

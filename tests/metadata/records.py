@@ -62,7 +62,7 @@ def registration(who: Bookie, **values: Any) -> BookieRegistration:
         "tiers": {StorageHint.NVME: 1 << 40, StorageHint.HDD: 0},
         "load": 0.5,
         "rack": "/room/rack",
-        "level_max": 3,
+        "level_max": 4,
         "version": "0.2.0",
         **values,
     }

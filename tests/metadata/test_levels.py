@@ -74,7 +74,7 @@ def test_a_level_above_ours_is_refused_by_its_number(monkeypatch: pytest.MonkeyP
     world = SimWorld()
     cluster_of(world.open(), NEWEST_LEVEL)
     monkeypatch.setattr("pybk.metadata.cluster.NEWEST_LEVEL", FeatureLevel.SEALS)
-    with pytest.raises(UnsupportedFormatError, match="feature level 3; this pybk knows levels up to 1"):
+    with pytest.raises(UnsupportedFormatError, match="feature level 4; this pybk knows levels up to 1"):
         cluster_of(world.open())
 
 
@@ -84,7 +84,7 @@ def test_a_level_that_was_changed_without_the_secret_is_refused() -> None:
     cluster_of(store, NEWEST_LEVEL)
     node = store.get(CLUSTER_KEY)
     assert node is not None
-    store.put(CLUSTER_KEY, node.value.replace(b'"key_epoch":0,"level":3', b'"key_epoch":0,"level":2'), node.version)
+    store.put(CLUSTER_KEY, node.value.replace(b'"key_epoch":0,"level":4', b'"key_epoch":0,"level":3'), node.version)
     with pytest.raises((MetadataForgedError, UnsupportedFormatError)):
         cluster_of(world.open())
 

@@ -12,7 +12,7 @@ from pybk.flags import LedgerType, WriteFlag
 from pybk.ledger.digest import DigestType, EntryDigest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
 from pybk.ledger.keys import KeyRing, LedgerKeys
-from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.ledger.seal import LedgerSeal
 
 PASSWORD: Final = b"the password of a simulated ledger"
@@ -39,7 +39,7 @@ def _keys(ledger_id: int, digest_type: DigestType, write_flags: WriteFlag) -> Le
 def with_password(metadata: LedgerMetadata) -> LedgerMetadata:
     """Return the metadata of a new ledger that has the password."""
     keys = _keys(metadata.ledger_id, metadata.digest_type, metadata.write_flags)
-    return replace(metadata, key_salt=KEY_SALT, key_format=KEY_FORMAT_MAX, verifier=keys.verifier)
+    return replace(metadata, key_salt=KEY_SALT, key_format=1, verifier=keys.verifier)
 
 
 def seal_of(metadata: LedgerMetadata) -> LedgerSeal:

@@ -33,7 +33,7 @@ def test_a_read_with_nothing_but_what_it_needs() -> None:
     assert (found.start_entry, found.end_entry, found.max_entries) == (0, None, None)
     assert found.batch_bytes == 8 << 20
     assert found.starting == Positions()
-    assert found.password.read() is None
+    assert found.given.password.read() is None
 
 
 def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
@@ -56,7 +56,7 @@ def test_every_option_of_a_batch_read_by_names_in_lower_case() -> None:
     }
     found = source_options(lowered(given), streaming=False)
     assert found.where == StoreOrCluster(metadata_uri="lmdb:///meta", secret=Secret(b"s", None, "PYBK_CLUSTER_SECRET"))
-    assert found.password.read() == "é".encode()
+    assert found.given.password.read() == "é".encode()
     assert found.ledgers == ((3, 3), (4, 6), (7, 8), (9, 9))
     assert (found.payload, found.include_metadata, found.fail_on_data_loss) == (False, True, False)
     assert found.require_seal
@@ -204,7 +204,7 @@ def test_secrets_come_as_such_by_file_or_environment_and_show_nowhere(
     file.write_bytes(b"from a file\r\n")
     told: Any = source_options({**CLUSTER, "ledger": "1", "clusterSecret": "hush", "passwordFile": str(file)})
     assert told.where.secret.read() == b"hush"
-    assert told.password.read() == b"from a file"
+    assert told.given.password.read() == b"from a file"
     assert "hush" not in repr(told)
     assert "hush" not in str(told.where)
     plain = source_options({**CLUSTER, "ledger": "1"})

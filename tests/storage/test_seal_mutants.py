@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "a ledger whose kind was changed is recognised",
         "pybk.ledger.seal:unlocked",
-        "keys = keys_of(ring, password, metadata)\nif hmac.compare_digest(_1, _2):\n    ...",
-        "return keys_of(ring, password, metadata)",
+        "keys = opens(metadata)\nif keys is not None:\n    ...",
+        "return keys_of(ring, given, metadata)",
         "downgraded",
     ),
     Mutant(

@@ -111,7 +111,7 @@ class Model:
 
     def check(self, manager: LedgerManager, log: Log) -> None:
         """Compare the subscription with the model; what was not finished may be done or not, and is taken from it."""
-        steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, None, insecure=True))
+        steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, None, None, insecure=True))
         bound = steps.bound(NAME)
         assert log.last_seq >= self.last, "an acknowledged append is gone"
         everything = set(range(log.last_seq + 1))

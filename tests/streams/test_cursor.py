@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from pybk import LedgerManager
+from pybk.credentials import Credentials
 from pybk.errors import ClosedError, CorruptError, LogFencedError, LogLockedError, TruncateGuardError, UsageError
 from pybk.feature_level import FeatureLevel
 from pybk.storage import directories
@@ -29,7 +30,7 @@ from pybk.streams.record_reader import RecordReader
 from tests.internals import store_of
 from tests.waiting import wait_until
 
-SPEC = spec_of(ListKind.LOG, b"cursor", insecure=False)
+SPEC = spec_of(ListKind.LOG, b"cursor", None, insecure=False)
 
 
 @pytest.fixture
@@ -199,7 +200,9 @@ def test_pulsar_16859_a_cursor_that_rolls_frees_its_ledgers(
     monkeypatch.setattr(cursor_module, "CURSOR_SEGMENT_BYTES", 2000)
     monkeypatch.setattr(cursor_module, "CHANGES_BYTES", 500)
     cursor, model, random = opened(manager, log), CursorState(), Random(1)
-    steps = LedgerSteps(manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, password=b"cursor"))
+    steps = LedgerSteps(
+        manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor"))
+    )
     for number in range(600):
         first = random.randrange(0, 2000)
         if number % 97 == 0:
@@ -279,7 +282,9 @@ def test_no_append_of_a_long_state_is_long(
         return append(writer, batch, kick=kick, wait=wait)
 
     monkeypatch.setattr(ListWriter, "append_unless_broken", counted)
-    steps = LedgerSteps(manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, password=b"cursor"))
+    steps = LedgerSteps(
+        manager, cursor_list_name("log", "sub"), LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor"))
+    )
     seqs = iter(range(20_001, 1 << 40, 2))
 
     def is_truncated() -> bool:
@@ -338,7 +343,9 @@ def test_below_its_level_nothing_new_is_written(tmp_path: Path, monkeypatch: pyt
         cursor.close()
         cursor = opened(manager, log, counts=True)
         name = cursor_list_name("log", "sub")
-        reader = RecordReader(LedgerSteps(manager, name, LedgerSpec(kind=ListKind.CURSOR, password=b"cursor")), None)
+        reader = RecordReader(
+            LedgerSteps(manager, name, LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor"))), None
+        )
         while (records := reader.read()) is not None:
             assert {data[0] for data in records.data()} == {1}
         reader.close()
@@ -358,7 +365,7 @@ def test_a_damaged_cursor_is_refused_and_can_be_made_again(tmp_path: Path) -> No
         cursor.ack([(0, 5)], {}, kick=False).result()
         cursor.close()
         name = cursor_list_name("log", "sub")
-        writer = ListWriter(manager, name, LedgerSpec(kind=ListKind.CURSOR, password=b"cursor"), RollPolicy())
+        writer = ListWriter(manager, name, LedgerSpec(kind=ListKind.CURSOR, given=Credentials(b"cursor")), RollPolicy())
         writer.take_over(wait_s=0, steal=False)
         writer.append(bytes([1]) * 40, None, kick=False).result()
         writer.close()

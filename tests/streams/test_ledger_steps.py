@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pybk import LedgerManager, Log
+from pybk.credentials import Credentials
 from pybk.manager.ledger_manager import backend_of
 from pybk.streams.ledger_spec import LedgerSpec
 from pybk.streams.ledger_steps import LedgerSteps
@@ -85,7 +86,7 @@ def test_a_read_that_began_before_a_change_does_not_replace_it(
     manager: LedgerManager, log: Log, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of the thread that applies the retention, which shares the record with the writer."""
-    steps = LedgerSteps(manager, "log", LedgerSpec(password=PASSWORD, kind=ListKind.LOG))
+    steps = LedgerSteps(manager, "log", LedgerSpec(given=Credentials(PASSWORD), kind=ListKind.LOG))
     backend = backend_of(manager)
     has_read, has_changed = threading.Event(), threading.Event()
     read = backend.read_record

@@ -358,7 +358,7 @@ def test_below_the_level_a_record_has_all_and_at_the_level_it_is_converted(
 
 
 def test_a_converter_that_was_overtaken_leaves_its_bounds_unnamed(manager: LedgerManager) -> None:
-    steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, None, insecure=True))
+    steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, None, None, insecure=True))
     parts = ListParts(backend_of(manager), ListKind.LOG, bytes(16))
     first, second = parts.write_bounds(1, ()), parts.write_bounds(1, ())
     assert first != second

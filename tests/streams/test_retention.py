@@ -38,7 +38,7 @@ from pybk.streams.retention import (
 )
 from tests.waiting import wait_until
 
-SPEC = spec_of(ListKind.LOG, None, insecure=True)
+SPEC = spec_of(ListKind.LOG, None, None, insecure=True)
 SECOND = 10**9
 
 SEGMENTS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 100), st.integers(0, 20)), max_size=8)

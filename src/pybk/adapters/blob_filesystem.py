@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from types import FrameType, TracebackType
-from typing import IO, Any, Final, Self, cast
+from typing import IO, Any, Final, NamedTuple, Self, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.compression import compr
 from fsspec.core import OpenFile, get_compression, has_magic
 
-from pybk.credentials import PASSWORD, Secret
+from pybk.credentials import Secret
 from pybk.errors import PybkError, UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.blob import BlobReader
@@ -47,6 +47,13 @@ _FSSPEC_OPTIONS: Final = frozenset(
 """Options that every file system of fsspec takes."""
 
 
+class _Given(NamedTuple):
+    """Where the password and the secret of a blob store are found; None for the environment."""
+
+    password: Secret | None
+    secret: Secret | None
+
+
 class _Stores:
     """The stores that this process has open for file systems, by their options.
 
@@ -60,19 +67,21 @@ class _Stores:
         self._stores: dict[tuple[object, ...], tuple[BlobStore, LedgerManager]] = {}
 
     def open(
-        self, where: str, secret_file: str | None, name: str, password: Secret, *, read_only: bool, insecure: bool
+        self, where: str, cluster_file: str | None, name: str, given: _Given, *, read_only: bool, insecure: bool
     ) -> BlobStore:
         """Return the store that was opened with these options, or open it."""
-        key = (os.getpid(), where, secret_file, name, password, read_only, insecure)
+        key = (os.getpid(), where, cluster_file, name, given, read_only, insecure)
         with self._lock:
             if key not in self._stores:
                 if "://" in where:
-                    secret = None if secret_file is None else Secret(file=secret_file)
+                    secret = None if cluster_file is None else Secret(file=cluster_file)
                     manager = LedgerManager.connect(where, cluster_secret=secret)
                 else:
                     manager = LedgerManager.open(where, read_only=read_only)
                 try:
-                    store = BlobStore.open(manager, name, password=password, insecure=insecure)
+                    store = BlobStore.open(
+                        manager, name, password=given.password, secret=given.secret, insecure=insecure
+                    )
                 except BaseException:
                     manager.close()
                     raise
@@ -108,17 +117,19 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         store: The directory of a store, or the URL of a cluster's metadata store (``zk://…``, ``lmdb://…``). It stays
             open, for all file systems of these options, until ``close`` or the end of the process.
         blobs: The name of the blob store.
-        password_file: A file that holds the password of its ledgers; else it is in the file that ``PYBK_PASSWORD_FILE``
-            names; else it is that of ``PYBK_PASSWORD``.
+        password_file: A file that holds the password of its ledgers. If it and ``secret_file`` are None, both are taken
+            from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
+        secret_file: A file that holds their secret, as ``pybk secret new`` writes it.
         cluster_secret_file: A file that holds the secret of a cluster.
         read_only: Open the directory for reading, also while another process writes. This process can open it for
             writing after ``close`` only.
-        insecure: Do without a password.
+        insecure: Do without both.
         blob_store: A ``BlobStore`` that is open, instead of all these; such a file system cannot be pickled.
         options: Those that every file system of fsspec takes, such as ``use_listings_cache``; others are refused.
 
     Raises:
-        UsageError: Not one of ``store`` and ``blob_store`` is given, there is no password, or an option is unknown.
+        UsageError: Not one of ``store`` and ``blob_store`` is given, there is neither password nor secret, or an option
+            is unknown.
         StoreLockedError: Another process has the directory open for writing.
         IllegalOperationError: This process has it open with ``read_only``, so it cannot open it for writing.
 
@@ -135,6 +146,7 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
         blobs: str = "blobs",
         *,
         password_file: str | None = None,
+        secret_file: str | None = None,
         cluster_secret_file: str | None = None,
         read_only: bool = False,
         insecure: bool = False,
@@ -152,13 +164,13 @@ class BlobFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no
             raise UsageError("a file system of blobs needs store=..., a directory or a URL; or blob_store=...")
         if blob_store is None:
             assert store is not None
-            password = Secret(file=password_file) if password_file is not None else Secret(variable=PASSWORD)
+            given = _Given(*(None if file is None else Secret(file=file) for file in (password_file, secret_file)))
             where = os.fspath(store)
             blob_store = _STORES.open(
                 where if "://" in where else os.path.abspath(where),
                 cluster_secret_file,
                 blobs,
-                password,
+                given,
                 read_only=read_only,
                 insecure=insecure,
             )

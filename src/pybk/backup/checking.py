@@ -13,7 +13,7 @@ import numpy as np
 
 from pybk.backup.manifest import CLUSTER, SourceIdentity
 from pybk.backup.pack import Int64s
-from pybk.credentials import Passwords
+from pybk.credentials import NO_CREDENTIALS, Credentials, Passwords, known_credentials
 from pybk.errors import CorruptError
 from pybk.ledger.digest import DigestType, digest_bytes, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
@@ -128,15 +128,16 @@ class LedgerChecks:
         """Return the checker of a ledger's seal, None if its password is not known; raises as ``find_seal``."""
         return find_seal(self._ring, self._verifier, self._passwords, metadata)
 
-    def password_of(self, metadata: LedgerMetadata) -> bytes | None:
-        """Return the password of a ledger, the empty one if none is given and it has that; None if it is not known.
+    def credentials_of(self, metadata: LedgerMetadata) -> Credentials | None:
+        """Return the password or secret of a ledger, neither if it has neither; None if it is not known.
 
         Raises:
             SealMismatchError: The password is right, but the ledger's kind was changed.
         """
-        for password in (self._passwords.of(metadata.ledger_id, str(metadata.ledger_type)), b""):
-            if password is not None and unlocked(self._ring, self._verifier, password, metadata) is not None:
-                return password
+        known = known_credentials(self._passwords, metadata.ledger_id, str(metadata.ledger_type), metadata.key_kind)
+        for given in (known, NO_CREDENTIALS):
+            if given is not None and unlocked(self._ring, self._verifier, given, metadata) is not None:
+                return given
         return None
 
     def _verifier(self, keys: LedgerKeys) -> bytes:

@@ -79,10 +79,12 @@ class ClusterSource:
         if metadata.state is LedgerState.CLOSED:
             last = metadata.last_entry_id
             return LedgerCut(metadata, last, last, metadata.length)
-        password = self._checks.password_of(metadata)
-        if password is None:
+        given = self._checks.credentials_of(metadata)
+        if given is None:
             return None
-        with self._manager.open_ledger(metadata.ledger_id, password=password, recover=False) as reader:
+        with self._manager.open_ledger(
+            metadata.ledger_id, password=given.password, secret=given.secret, recover=False
+        ) as reader:
             last = reader.read_last_add_confirmed()
             length = reader.read_batch(last)[0].length if last >= 0 else 0
         return LedgerCut(metadata, last, last, length)

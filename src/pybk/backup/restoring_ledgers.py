@@ -27,12 +27,11 @@ from pybk.backup.manifest import CLUSTER, KeptLedger, opened
 from pybk.backup.restoring import RestoreReport, planned
 from pybk.backup.target import Target
 from pybk.backup.verifying import ChainReader, WantedEntries
-from pybk.credentials import Passwords
+from pybk.credentials import Credentials, Passwords
 from pybk.errors import CorruptError, LedgerExistsError, NoSuchLedgerError, UsageError
-from pybk.feature_level import FeatureLevel
 from pybk.ledger.digest import digest_bytes, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES
-from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_binding
+from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState, key_binding, key_kind, new_key_format
 from pybk.ledger.seal import LedgerSeal
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.ledger_writer import LedgerWriter
@@ -98,9 +97,9 @@ class LedgersRestore:
         return planned(self._chain, self._ledgers.values())._replace(left_out=(*self._left_out, *left_out))
 
     def _needed(self, metadata: LedgerMetadata) -> str:
-        if self._checks.password_of(metadata) is not None:
+        if self._checks.credentials_of(metadata) is not None:
             return ""
-        return f"ledger {metadata.ledger_id} was not restored: its password was not given"
+        return f"ledger {metadata.ledger_id} was not restored: its {metadata.key_kind.value} was not given"
 
     def run(self) -> RestoreReport:
         """Restore the ledgers; those that are restored are durable on return.
@@ -115,8 +114,8 @@ class LedgersRestore:
         entries = 0
         for ledger_id, kept in self._order():
             metadata = kept.decoded()
-            password = self._checks.password_of(metadata)
-            if password is None:
+            given = self._checks.credentials_of(metadata)
+            if given is None:
                 left_out.append(self._needed(metadata))
                 continue
             problem = "" if self._new_ids else self._taken(metadata, kept)
@@ -127,7 +126,7 @@ class LedgersRestore:
                 left_out.append(problem)
                 continue
             else:
-                ids[ledger_id] = self._restore(metadata, kept, password)
+                ids[ledger_id] = self._restore(metadata, kept, given)
             entries += kept.last + 1
         nbytes = sum(self._ledgers[each].length for each in ids)
         return RestoreReport(self._chain.runs[-1].run, len(ids), entries, nbytes, 0, 0, ids, tuple(left_out))
@@ -155,9 +154,9 @@ class LedgersRestore:
             what = "it is there with another end, as of a restore that was cut off, or of entries after the run"
         return f"ledger {ledger_id} was not restored: {what}; restore it under a new id (new_ids=True, --new-ids)"
 
-    def _restore(self, metadata: LedgerMetadata, kept: KeptLedger, password: bytes) -> int:
+    def _restore(self, metadata: LedgerMetadata, kept: KeptLedger, given: Credentials) -> int:
         """Restore a ledger, and return its id."""
-        writer = self._created(metadata, password)
+        writer = self._created(metadata, given)
         ledger_id = writer.metadata.ledger_id
         try:
             self._append(writer, metadata, kept)
@@ -169,7 +168,7 @@ class LedgersRestore:
                     f"the backup says {kept.last} and {kept.length}; verify the backup"
                 )
         except BaseException:
-            self._manager.delete_ledger(ledger_id, password=password)
+            self._manager.delete_ledger(ledger_id, password=given.password, secret=given.secret)
             raise
         return ledger_id
 
@@ -204,15 +203,17 @@ class LedgersRestore:
         for number in dict.fromkeys(piece.pack for piece in kept.pieces):
             yield from (each for each in self._read_pack(number) if each.ledger_id == ledger_id)
 
-    def _created(self, metadata: LedgerMetadata, password: bytes) -> LedgerWriter:
+    def _created(self, metadata: LedgerMetadata, given: Credentials) -> LedgerWriter:
         """Create a ledger like one of the backup, with keys of this cluster."""
         backend = self._backend
-        key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
+        key_format = new_key_format(given.kind, backend.feature_level, backend.where)
         key_salt = secrets.token_bytes(16)
         binding = key_binding(key_format, metadata.digest_type, metadata.write_flags)
         while True:
             ledger_id = backend.new_ledger_id() if self._new_ids else metadata.ledger_id
-            keys = backend.key_ring.ledger_keys(password, ledger_id, key_salt, 0, binding=binding)
+            keys = backend.key_ring.ledger_keys(
+                given.value, ledger_id, key_salt, 0, kind=key_kind(key_format), binding=binding
+            )
             wanted = replace(
                 opened(metadata),
                 ledger_id=ledger_id,

@@ -1,9 +1,11 @@
-"""The keys of ledgers, derived from their passwords.
+"""The keys of ledgers, derived from their passwords or secrets.
 
 A password becomes a ledger's keys in two steps:
 
     root  = scrypt(password, the store's salt, the store's cost)     some 400 ms and 128 MiB, cached by ``KeyRing``
     key   = HKDF-SHA256(root, the ledger's salt, purpose | scope)     some microseconds each
+
+A secret is random, so it is the root itself, without scrypt; the root of a ledger that has neither is empty.
 
 The scope is the ledger's id, its key epoch and the id of its store or cluster, so that one password means other keys
 for each ledger. With key format 1 it also holds the digest type and the write flags (the *binding*): if somebody
@@ -26,6 +28,7 @@ from functools import partial
 from hmac import digest as hmac_digest
 from typing import TYPE_CHECKING, Final
 
+from pybk.credentials import KeyKind, checked_password
 from pybk.deferral import LateModule
 from pybk.errors import OutOfMemoryError, UsageError
 
@@ -48,6 +51,9 @@ SCRYPT_COST_MAX: Final = 1 << 20
 """The highest cost that is accepted. The cost comes from a file, and each unit takes 1 KiB of memory."""
 
 _CACHED_ROOTS_MAX: Final = 64
+
+_LABELS: Final = {KeyKind.PASSWORD: b"pybk/2", KeyKind.SECRET: b"pybk/3", KeyKind.NOTHING: b"pybk/4"}
+_LABEL_UNBOUND: Final = b"pybk/1"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,9 +82,9 @@ class LedgerKeys:
 
 
 class KeyRing:
-    """Derives the keys of the ledgers of one store or cluster from passwords.
+    """Derives the keys of the ledgers of one store or cluster from passwords and secrets.
 
-    Caches scrypt's result for each password, never the password itself.
+    Caches scrypt's result for each password, never the password itself, nor a secret.
 
     Args:
         store_id: Identity of the store or cluster, so that the same password means other keys in another one.
@@ -128,8 +134,7 @@ class KeyRing:
             of the cost), which are free again afterwards; then a microsecond. The last 64 passwords are cached.
             Other threads wait meanwhile, so that many threads with one password run one scrypt.
         """
-        if not isinstance(password, bytes):
-            raise UsageError(f"a password is bytes, not {type(password).__name__}; encode text first: text.encode()")
+        checked_password(password)
         # The cache key is random and in memory only, so the cache's keys do not help to guess a password.
         name = hashlib.blake2b(password, key=self._cache_key, digest_size=32).digest()
         with self._lock:
@@ -167,31 +172,33 @@ class KeyRing:
 
     def ledger_keys(
         self,
-        password: bytes,
+        given: bytes,
         ledger_id: int,
         ledger_salt: bytes,
         key_epoch: int,
         *,
+        kind: KeyKind = KeyKind.PASSWORD,
         binding: tuple[bytes, ...] = (),
     ) -> LedgerKeys:
         """Derive the keys of a ledger.
 
         Args:
-            password: The ledger's password.
+            given: The ledger's password or secret, as its kind is; empty for a ledger that has neither.
             ledger_id: The ledger.
             ledger_salt: The random salt in its metadata.
             key_epoch: The key epoch in its metadata, at least 0.
+            kind: What its keys are derived from.
             binding: Immutable metadata that the keys depend on; empty for ledgers of key format 0.
 
         Raises:
             UsageError: The password is not bytes.
             OutOfMemoryError: As ``root``.
 
-        Cost: That of ``root``, and 20 microseconds.
+        Cost: 20 microseconds; for a password that of ``root``, too.
         """
-        root = self.root(password)
+        root = self.root(given) if kind is KeyKind.PASSWORD else given
         scope = (ledger_id.to_bytes(8, "big", signed=True), key_epoch.to_bytes(8, "big"), self._store_id, *binding)
-        label = _sized((b"pybk/2" if binding else b"pybk/1",))
+        label = _sized((_LABELS[kind] if binding else _LABEL_UNBOUND,))
         derive = partial(_expand, hmac_digest(ledger_salt, root, "sha256"), label, _sized(scope))
         return LedgerKeys(derive(b"entry-mac"), derive(b"verifier"), derive(b"lac-mac"), derive(b"write-auth"), derive)
 

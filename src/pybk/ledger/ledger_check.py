@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybk.credentials import Passwords
+from pybk.credentials import NO_CREDENTIALS, KeyKind, Passwords, known_credentials
 from pybk.errors import CorruptError, SealMismatchError
 from pybk.ledger.digest import DigestType, EntryDigest, digest_bytes, entry_digest, is_keyed
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch, gather
@@ -60,17 +60,18 @@ def find_seal(ring: KeyRing, verifier: Verifier, passwords: Passwords, metadata:
     """
     if not metadata.verifier:
         return None
-    candidates = [passwords.of(metadata.ledger_id, str(metadata.ledger_type))]
+    candidates = [known_credentials(passwords, metadata.ledger_id, str(metadata.ledger_type), metadata.key_kind)]
     if metadata.sealed or is_keyed(metadata.digest_type):
-        candidates.append(b"")
-    for password in dict.fromkeys(candidates):
-        seal = None if password is None else seal_of(ring, verifier, password, metadata)
+        candidates.append(NO_CREDENTIALS)
+    for given in dict.fromkeys(candidates):
+        seal = None if given is None else seal_of(ring, verifier, given, metadata)
         if seal is not None:
             return seal
     if metadata.ledger_id in passwords.ledgers:
+        word = "secret" if metadata.key_kind is KeyKind.SECRET else "password"
         raise SealMismatchError(
-            f"ledger {metadata.ledger_id}: the password that is given for it is another, or its id, digest type, "
-            f"write flags or key salt were changed; correct the password, or {_RESTORE}"
+            f"ledger {metadata.ledger_id}: the {word} that is given for it is another, or its id, digest type, "
+            f"write flags or key salt were changed; correct the {word}, or {_RESTORE}"
         )
     return None
 

@@ -10,7 +10,9 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
-from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
+from pybk.credentials import KeyKind
+from pybk.errors import CorruptError, IllegalOperationError, UnsupportedFormatError, UsageError
+from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
 from pybk.values.frozen_dict import FrozenDict
@@ -31,7 +33,10 @@ DEFAULT_WRITE_QUORUM: Final = 3
 DEFAULT_ACK_QUORUM: Final = 2
 """How many of these have to acknowledge it, likewise."""
 
-KEY_FORMAT_MAX: Final = 1
+_KEY_KINDS: Final = (KeyKind.PASSWORD, KeyKind.PASSWORD, KeyKind.SECRET, KeyKind.NOTHING)
+"""What keys are derived from, by key format."""
+
+KEY_FORMAT_MAX: Final = len(_KEY_KINDS) - 1
 SEAL_BYTES: Final = 32
 LAST_DIGEST_BYTES_MAX: Final = 64
 
@@ -155,7 +160,8 @@ class LedgerMetadata:
         verifier: The value by which a password is checked.
         version: A number that grows by one with each change.
         fragments: The fragments with their bookies, ascending; empty for a ledger of an embedded store.
-        key_format: What the keys depend on: 0 for id, epoch and salt; 1 for digest type and write flags as well.
+        key_format: What the keys depend on: 0 for a password, id, epoch and salt; 1 for digest type and write flags as
+            well; 2 and 3 the same with a secret, or with nothing, instead of a password.
         seal: MAC of the closed ledger's kind and end under a key from its password; empty for an unsealed ledger.
         last_digest: Digest of a sealed ledger's last entry; empty if it has no entries, or entries without digests.
         extra: Reserved: fields that a later version has added, kept unchanged.
@@ -272,6 +278,11 @@ class LedgerMetadata:
         return made
 
     @property
+    def key_kind(self) -> KeyKind:
+        """What the keys are derived from."""
+        return key_kind(self.key_format)
+
+    @property
     def key_binding(self) -> tuple[bytes, ...]:
         """The bytes on which the keys depend besides id, epoch and salt."""
         return key_binding(self.key_format, self.digest_type, self.write_flags)
@@ -372,11 +383,38 @@ class LedgerMetadata:
         return cls(**values)
 
 
+def key_kind(key_format: int) -> KeyKind:
+    """Return what the keys of a ledger of a key format are derived from."""
+    return _KEY_KINDS[key_format]
+
+
 def key_binding(key_format: int, digest_type: DigestType, write_flags: WriteFlag) -> tuple[bytes, ...]:
     """Return the bytes on which a ledger's keys depend besides id, epoch and salt."""
     if not key_format:
         return ()
     return digest_type.to_bytes(4, "big"), write_flags.to_bytes(4, "big")
+
+
+def new_key_format(kind: KeyKind, level: FeatureLevel, where: str) -> int:
+    """Return the key format of a new ledger.
+
+    Args:
+        kind: What its keys are derived from.
+        level: The feature level of its store or cluster.
+        where: The name of that, for errors.
+
+    Raises:
+        IllegalOperationError: The level has no ledgers with a secret.
+    """
+    if level >= FeatureLevel.SECRETS:
+        return _KEY_KINDS.index(kind, 1)
+    if kind is KeyKind.SECRET:
+        raise IllegalOperationError(
+            f"{where} is at feature level {level.name}, at which ledgers have a password, not a secret; pass "
+            "password=..., or raise the level with --finalize of `pybk store upgrade` or `pybk cluster upgrade`, once "
+            "no older pybk uses it"
+        )
+    return 1 if level >= FeatureLevel.SEALS else 0
 
 
 class LedgerSummary(NamedTuple):

@@ -17,12 +17,13 @@ from dataclasses import replace
 from struct import Struct
 from typing import Final
 
+from pybk.credentials import Credentials, KeyKind
 from pybk.errors import LedgerUnsealedError, SealMismatchError
 from pybk.flags import WriteFlag
 from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, EntryBatch
 from pybk.ledger.keys import KeyRing, LedgerKeys
-from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState
+from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, key_kind
 
 logger = logging.getLogger(__name__)
 
@@ -38,36 +39,49 @@ Verifier = Callable[[LedgerKeys], bytes]
 """Returns the verifier of a ledger's keys that metadata stores; ``LedgerBackend.verifier``."""
 
 
-def keys_of(ring: KeyRing, password: bytes, metadata: LedgerMetadata) -> LedgerKeys:
-    """Derive the keys of a ledger as its metadata describes it; see ``KeyRing.ledger_keys``."""
+def keys_of(ring: KeyRing, given: Credentials, metadata: LedgerMetadata) -> LedgerKeys | None:
+    """Derive the keys of a ledger as its metadata describes it; None if nothing of its kind is given."""
+    value = given.of(metadata.key_kind)
+    if value is None:
+        return None
     return ring.ledger_keys(
-        password, metadata.ledger_id, metadata.key_salt, metadata.key_epoch, binding=metadata.key_binding
+        value,
+        metadata.ledger_id,
+        metadata.key_salt,
+        metadata.key_epoch,
+        kind=metadata.key_kind,
+        binding=metadata.key_binding,
     )
 
 
-def unlocked(ring: KeyRing, verifier: Verifier, password: bytes, metadata: LedgerMetadata) -> LedgerKeys | None:
-    """Derive the keys of a ledger, and check that the password is the ledger's.
+def unlocked(ring: KeyRing, verifier: Verifier, given: Credentials, metadata: LedgerMetadata) -> LedgerKeys | None:
+    """Derive the keys of a ledger, and check that the password or secret is the ledger's.
 
     Args:
         ring: Derives keys.
         verifier: Returns the verifier of keys that metadata stores.
-        password: The password.
+        given: The password, the secret, or both.
         metadata: The ledger's metadata.
 
     Returns:
-        The keys; None if the password is wrong.
+        The keys; None if what is given is wrong, or nothing of the ledger's kind.
 
     Raises:
-        SealMismatchError: The password is right, but the ledger was created with another digest type or other
-            write flags, or with its keys bound to them.
+        SealMismatchError: The password or secret is right, but the ledger was created with another digest type, other
+            write flags or another key format.
 
     Cost: As ``KeyRing.ledger_keys``; ten times that for a wrong password.
     """
-    keys = keys_of(ring, password, metadata)
-    if hmac.compare_digest(verifier(keys), metadata.verifier):
+
+    def opens(described: LedgerMetadata) -> LedgerKeys | None:
+        keys = keys_of(ring, given, described)
+        return keys if keys is not None and hmac.compare_digest(verifier(keys), metadata.verifier) else None
+
+    keys = opens(metadata)
+    if keys is not None:
         return keys
-    for kind in _other_kinds(metadata):
-        if hmac.compare_digest(verifier(keys_of(ring, password, kind)), metadata.verifier):
+    for kind in _other_kinds(metadata, given):
+        if opens(kind) is not None:
             raise SealMismatchError(
                 f"ledger {metadata.ledger_id} was created with digest {kind.digest_type.name}, write flags "
                 f"{kind.write_flags!r} and key format {kind.key_format}, but its metadata say "
@@ -77,14 +91,22 @@ def unlocked(ring: KeyRing, verifier: Verifier, password: bytes, metadata: Ledge
     return None
 
 
-def _other_kinds(metadata: LedgerMetadata) -> list[LedgerMetadata]:
-    """Return the ledger as it would be with other immutable metadata that its keys may be bound to."""
+def _other_kinds(metadata: LedgerMetadata, given: Credentials) -> list[LedgerMetadata]:
+    """Return the ledger as it would be with other immutable metadata that its keys may be bound to.
+
+    A password stands for those of key format 0 and 1, the others for one each. The empty password is stretched for a
+    ledger alone whose metadata say that it has a password.
+    """
+    formats = {metadata.key_format, *(each for each in range(KEY_FORMAT_MAX + 1) if given.of(key_kind(each)))}
+    if key_kind(metadata.key_format) is KeyKind.PASSWORD:
+        formats |= {0, 1}
     kinds = [
-        replace(metadata, digest_type=digest_type, write_flags=flags, key_format=KEY_FORMAT_MAX)
+        replace(metadata, digest_type=digest_type, write_flags=flags, key_format=key_format)
+        for key_format in sorted(formats - {0})
         for digest_type in DigestType
         for flags in {WriteFlag.NONE, *WriteFlag}
     ]
-    if metadata.key_format:
+    if 0 in formats:
         kinds.append(replace(metadata, key_format=0))
     return [kind for kind in kinds if kind != metadata]
 
@@ -256,9 +278,9 @@ def names(entry: bytes | memoryview, closed: LedgerMetadata) -> bool:
     return (ledger_id, entry_id, length) == (closed.ledger_id, closed.last_entry_id, closed.length)
 
 
-def seal_of(ring: KeyRing, verifier: Verifier, password: bytes, metadata: LedgerMetadata) -> LedgerSeal | None:
-    """Return the checker of a ledger's seal and entries, None if the password is wrong; raises as ``unlocked``."""
-    keys = unlocked(ring, verifier, password, metadata)
+def seal_of(ring: KeyRing, verifier: Verifier, given: Credentials, metadata: LedgerMetadata) -> LedgerSeal | None:
+    """Return the checker of a ledger's seal and entries, None if what is given is wrong; raises as ``unlocked``."""
+    keys = unlocked(ring, verifier, given, metadata)
     if keys is None:
         return None
     return LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))

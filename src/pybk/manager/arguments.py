@@ -10,7 +10,7 @@ from typing import Final, TypedDict, TypeVar
 
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
-from pybk.credentials import ClusterSecret
+from pybk.credentials import ClusterSecret, Credentials, Secret
 from pybk.errors import IllegalOperationError, NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, is_keyed
@@ -31,6 +31,7 @@ class LedgerOptions(TypedDict, total=False):
     """Keyword arguments of ``LedgerManager.create_ledger``."""
 
     password: bytes
+    secret: bytes | Secret | None
     ledger_type: str
     storage_hints: Iterable[StorageHint]
     write_flags: WriteFlag
@@ -177,14 +178,14 @@ def system_type(ledger_type: object) -> LedgerType:
     return LedgerType.METADATA
 
 
-def digest_type_of(value: object, password: bytes, *, insecure: bool) -> DigestType:
+def digest_type_of(value: object, given: Credentials, *, insecure: bool) -> DigestType:
     """Return the digest type of a new ledger."""
     digest_type = member_of(DigestType, value, "digest_type")
     flag_of(insecure, "insecure")
-    if is_keyed(digest_type) and not password and not insecure:
+    if is_keyed(digest_type) and not given and not insecure:
         raise UsageError(
-            f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: pass password=... "
-            "from a file or the environment (pybk.credentials.Secret reads both), or insecure=True if that is meant"
+            f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: pass secret=... "
+            "or password=... from a file or the environment (pybk.Secret reads both), or insecure=True if that is meant"
         )
     if digest_type is DigestType.NONE and not insecure:
         raise UsageError("DigestType.NONE finds no damage at all; pass insecure=True if that is meant")

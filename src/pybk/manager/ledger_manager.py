@@ -16,7 +16,7 @@ from pybk import healing, storage
 from pybk import manager as handles
 from pybk.backend.ledger_backend import LedgerBackend, Replicated
 from pybk.config import StoreConfig
-from pybk.credentials import ClusterSecret, checked_password
+from pybk.credentials import ClusterSecret, Credentials, Secret, checked_password, mismatch, read_credentials
 from pybk.errors import (
     ClosedError,
     IllegalOperationError,
@@ -29,7 +29,14 @@ from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, entry_digest
 from pybk.ledger.keys import LedgerKeys
-from pybk.ledger.ledger_metadata import KEY_FORMAT_MAX, LedgerMetadata, LedgerState, LedgerSummary, key_binding
+from pybk.ledger.ledger_metadata import (
+    LedgerMetadata,
+    LedgerState,
+    LedgerSummary,
+    key_binding,
+    key_kind,
+    new_key_format,
+)
 from pybk.ledger.seal import LedgerSeal, unlocked
 from pybk.manager.arguments import (
     LEDGER_ID_MAX,
@@ -289,6 +296,7 @@ class LedgerManager:
         self,
         *,
         password: bytes = b"",
+        secret: bytes | Secret | None = None,
         ledger_type: str = "",
         storage_hints: Iterable[StorageHint] = (),
         write_flags: WriteFlag = WriteFlag.NONE,
@@ -304,7 +312,9 @@ class LedgerManager:
 
         Args:
             password: The password, which is needed to open the ledger; with HMAC_SHA256, its key also authenticates the
-                entries. It is never stored.
+                entries. It is never stored. For what people choose, because scrypt makes guesses slow.
+            secret: The same as 32 random bytes or more, which need no scrypt: itself, or a ``Secret`` that names a file
+                or an environment variable. With both, the ledger is made with the secret.
             ledger_type: The type, by which metrics are split. Names beginning with "." are reserved for pybk.
             storage_hints: The tiers that the ledger may be in; the first of NVME, SSD, HDD that is named is used.
             write_flags: How the entries are written.
@@ -324,13 +334,14 @@ class LedgerManager:
             UsageError: An argument is not valid; nothing was done.
             LedgerExistsError: ``ledger_id`` is taken.
             StorageFullError: There is not enough free space.
+            IllegalOperationError: ``secret`` is given, and the feature level has no ledgers with one.
 
         Durability: The ledger is durable on return.
         Cost: One synced write; the first use of a password costs one scrypt: about 400 ms and, meanwhile, 128 MiB.
         """
         return self._create_ledger(
             user_type(ledger_type),
-            password=password,
+            read_credentials(checked_password(password), secret),
             storage_hints=storage_hints,
             write_flags=write_flags,
             digest_type=digest_type,
@@ -345,6 +356,7 @@ class LedgerManager:
         ledger_type: LedgerType,
         *,
         password: bytes = b"",
+        secret: bytes | Secret | None = None,
         custom_metadata: Mapping[str, bytes] | None = None,
         ensemble_size: int | None = None,
         write_quorum: int | None = None,
@@ -359,6 +371,7 @@ class LedgerManager:
         Args:
             ledger_type: ``LedgerType.METADATA``.
             password: As for ``create_ledger``.
+            secret: As for ``create_ledger``.
             custom_metadata: As for ``create_ledger``.
             ensemble_size: As for ``create_ledger``.
             write_quorum: As for ``create_ledger``.
@@ -373,7 +386,7 @@ class LedgerManager:
         """
         return self._create_ledger(
             system_type(ledger_type),
-            password=password,
+            read_credentials(checked_password(password), secret),
             custom_metadata=custom_metadata,
             quorums=quorums_of(ensemble_size, write_quorum, ack_quorum),
             insecure=insecure,
@@ -382,8 +395,8 @@ class LedgerManager:
     def _create_ledger(
         self,
         ledger_type: LedgerType,
+        given: Credentials,
         *,
-        password: bytes = b"",
         storage_hints: Iterable[StorageHint] = (),
         write_flags: WriteFlag = WriteFlag.NONE,
         digest_type: DigestType = DigestType.HMAC_SHA256,
@@ -401,15 +414,15 @@ class LedgerManager:
         with operation(self._on_span, "pybk.ledger.create", ledger_type=str(ledger_type)) as creating:
             hints = hints_of(storage_hints)
             flags = member_of(WriteFlag, write_flags, "write_flags")
-            password = checked_password(password)
-            digest_type = digest_type_of(digest_type, password, insecure=insecure)
+            digest_type = digest_type_of(digest_type, given, insecure=insecure)
             key_salt = secrets.token_bytes(16)
-            key_format = KEY_FORMAT_MAX if backend.feature_level >= FeatureLevel.SEALS else 0
+            key_format = new_key_format(given.kind, backend.feature_level, backend.where)
             derive = partial(
                 backend.key_ring.ledger_keys,
-                password,
+                given.value,
                 ledger_salt=key_salt,
                 key_epoch=0,
+                kind=key_kind(key_format),
                 binding=key_binding(key_format, digest_type, flags),
             )
             describe = partial(
@@ -463,6 +476,7 @@ class LedgerManager:
         ledger_type: LedgerType,
         *,
         password: bytes = b"",
+        secret: bytes | Secret | None = None,
         custom_metadata: Mapping[str, bytes] | None = None,
         ensemble_size: int | None = None,
         write_quorum: int | None = None,
@@ -475,6 +489,7 @@ class LedgerManager:
             lambda: self.create_system_ledger(
                 ledger_type,
                 password=password,
+                secret=secret,
                 custom_metadata=custom_metadata,
                 ensemble_size=ensemble_size,
                 write_quorum=write_quorum,
@@ -488,6 +503,7 @@ class LedgerManager:
         ledger_id: int,
         *,
         password: bytes = b"",
+        secret: bytes | Secret | None = None,
         read_flags: ReadFlag = ReadFlag.NONE,
         recover: bool | None = None,
         require_seal: bool = False,
@@ -497,6 +513,7 @@ class LedgerManager:
         Args:
             ledger_id: The ledger.
             password: The password of the ledger.
+            secret: Its secret, if it was made with one. With both, the one is taken that it was made with.
             read_flags: How it is read.
             recover: True fences the ledger's writer and closes the ledger, so that its end is final; every acknowledged
                 entry is in it. False does not change the ledger. None stands for True, but for False in a read-only
@@ -509,7 +526,7 @@ class LedgerManager:
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
-            UnauthorizedError: The password is wrong; nothing was changed.
+            UnauthorizedError: The password or secret is wrong; nothing was changed.
             LedgerRecoveryError: In a cluster: too few bookies answer to find the ledger's end. It is raised after 5 s
                 if they refuse at once, after about 10 s if they do not answer, and at most 15.2 s after the recovery's
                 last progress. Open the ledger again when they are back.
@@ -527,15 +544,15 @@ class LedgerManager:
         recover = not self.read_only if recover is None else flag_of(recover, "recover")
         if recover:
             backend.check_writable()
-        ledger_id = existing_id(ledger_id)
+        ledger_id, given = existing_id(ledger_id), read_credentials(checked_password(password), secret)
         with operation(self._on_span, "pybk.ledger.open", ledger_id=ledger_id):
-            return self._open_ledger(backend, ledger_id, password, flags, recover=recover, require_seal=require_seal)
+            return self._open_ledger(backend, ledger_id, given, flags, recover=recover, require_seal=require_seal)
 
     def _open_ledger(
         self,
         backend: LedgerBackend,
         ledger_id: int,
-        password: bytes,
+        given: Credentials,
         flags: ReadFlag,
         *,
         recover: bool,
@@ -544,7 +561,7 @@ class LedgerManager:
         """Open a ledger as ``open_ledger`` does."""
         backend.catch_up()
         descriptor = backend.descriptor(ledger_id)
-        seal = self._unlock(descriptor, password)
+        seal = self._unlock(descriptor, given)
         if recover:
             with operation(self._on_span, "pybk.ledger.recover", ledger_id=ledger_id):
                 backend.recover(descriptor)
@@ -560,6 +577,7 @@ class LedgerManager:
         ledger_id: int,
         *,
         password: bytes = b"",
+        secret: bytes | Secret | None = None,
         read_flags: ReadFlag = ReadFlag.NONE,
         recover: bool | None = None,
         require_seal: bool = False,
@@ -568,54 +586,72 @@ class LedgerManager:
         return Opening(
             f"open_ledger_async({ledger_id!r:.100}) in {self._backend.where}",
             lambda: self.open_ledger(
-                ledger_id, password=password, read_flags=read_flags, recover=recover, require_seal=require_seal
+                ledger_id,
+                password=password,
+                secret=secret,
+                read_flags=read_flags,
+                recover=recover,
+                require_seal=require_seal,
             ),
         )
 
-    def _unlock(self, descriptor: LedgerDescriptor, password: bytes) -> LedgerSeal:
+    def _unlock(self, descriptor: LedgerDescriptor, given: Credentials) -> LedgerSeal:
         """Check a ledger's password, set its keys in the backend, and return the verifier of its entries and seal."""
         metadata = descriptor.metadata
-        keys = self._keys_of(metadata, password)
+        keys = self._keys_of(metadata, given)
         if keys is None:
-            raise _unauthorized(metadata)
+            raise _unauthorized(metadata, given)
         seal = LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
         self._backend.unlock(descriptor, keys, seal)
         return seal
 
-    def _keys_of(self, metadata: LedgerMetadata, password: bytes) -> LedgerKeys | None:
-        """Return a ledger's keys, None if the password is wrong."""
-        return unlocked(self._backend.key_ring, self._backend.verifier, checked_password(password), metadata)
+    def _keys_of(self, metadata: LedgerMetadata, given: Credentials) -> LedgerKeys | None:
+        """Return a ledger's keys, None if what is given is wrong."""
+        return unlocked(self._backend.key_ring, self._backend.verifier, given, metadata)
 
-    def check_password(self, ledger: int | LedgerMetadata, password: bytes) -> bool:
-        """Return whether a password is a ledger's; does not read entries or change anything.
+    def check_password(
+        self, ledger: int | LedgerMetadata, password: bytes = b"", *, secret: bytes | Secret | None = None
+    ) -> bool:
+        """Return whether a password or secret is a ledger's; does not read entries or change anything.
 
-        The verifier that the password yields is compared, in constant time, with the one in the ledger's metadata.
+        The verifier that it yields is compared, in constant time, with the one in the ledger's metadata.
 
         Args:
             ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
             password: The password to check; empty for a ledger that was created without one.
+            secret: The secret to check, as for ``open_ledger``.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
             SealMismatchError: The password is right, but the digest type or write flags in the ledger's metadata differ
                 from those with which it was created.
-            UsageError: The password is not bytes.
+            UsageError: The password is not bytes, or the secret is too short.
             OutOfMemoryError: There is not enough memory for scrypt.
 
         Threads: Any; checks of passwords that were not used before wait for each other.
-        Cost: One scrypt, about 400 ms and 128 MiB, for the first use of a password in this manager. Later about
-            20 µs for the right password, and more than ten times that for a wrong one.
+        Cost: One scrypt, about 400 ms and 128 MiB, for the first use of a password in this manager. Later, and for a
+            secret, about 20 µs if it is right, and more than ten times that if it is wrong.
         """
-        return self._keys_of(self._metadata_of(ledger), password) is not None
+        return (
+            self._keys_of(self._metadata_of(ledger), read_credentials(checked_password(password), secret)) is not None
+        )
 
     check_password_async = asyncio_form(check_password)
 
-    def check_seal(self, ledger: int | LedgerMetadata, *, password: bytes = b"", require: bool = False) -> bool:
+    def check_seal(
+        self,
+        ledger: int | LedgerMetadata,
+        *,
+        password: bytes = b"",
+        secret: bytes | Secret | None = None,
+        require: bool = False,
+    ) -> bool:
         """Check the seal of a closed ledger, which proves its kind and its end; does not read entries.
 
         Args:
             ledger: The ledger's id, or its metadata, such as ``ledgers`` yields, which saves looking the ledger up.
             password: The password of the ledger.
+            secret: Its secret, as for ``open_ledger``.
             require: Raise for a ledger that is not closed and sealed.
 
         Returns:
@@ -631,10 +667,10 @@ class LedgerManager:
         Cost: As ``check_password``.
         """
         flag_of(require, "require")
-        metadata = self._metadata_of(ledger)
-        keys = self._keys_of(metadata, password)
+        metadata, given = self._metadata_of(ledger), read_credentials(checked_password(password), secret)
+        keys = self._keys_of(metadata, given)
         if keys is None:
-            raise _unauthorized(metadata)
+            raise _unauthorized(metadata, given)
         if not metadata.sealed and not require:
             return False
         seal = LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key))
@@ -665,7 +701,7 @@ class LedgerManager:
                 HOW_TO_SEAL,
             )
 
-    def reseal(self, ledger_id: int, *, password: bytes = b"") -> LedgerMetadata:
+    def reseal(self, ledger_id: int, *, password: bytes = b"", secret: bytes | Secret | None = None) -> LedgerMetadata:
         """Check all entries of a closed ledger, and seal it.
 
         Every entry is read. The check covers digests, that ids are dense, that the cumulative lengths add up, and that
@@ -676,6 +712,7 @@ class LedgerManager:
         Args:
             ledger_id: The ledger.
             password: The password of the ledger.
+            secret: Its secret, as for ``open_ledger``.
 
         Returns:
             The metadata of the ledger with the seal.
@@ -693,15 +730,15 @@ class LedgerManager:
         """
         ledger_id = existing_id(ledger_id)
         with operation(self._on_span, "pybk.ledger.reseal", ledger_id=ledger_id):
-            return self._reseal(ledger_id, password)
+            return self._reseal(ledger_id, read_credentials(checked_password(password), secret))
 
     reseal_async = asyncio_form(reseal)
 
-    def _reseal(self, ledger_id: int, password: bytes) -> LedgerMetadata:
+    def _reseal(self, ledger_id: int, given: Credentials) -> LedgerMetadata:
         """Check and seal a ledger as ``reseal`` does."""
         backend = self._usable()
         backend.check_writable()
-        with self.open_ledger(ledger_id, password=password, recover=False) as reader:
+        with self.open_ledger(ledger_id, password=given.password, secret=given.secret, recover=False) as reader:
             metadata = reader.metadata
             if not reader.is_closed:
                 raise IllegalOperationError(
@@ -716,18 +753,21 @@ class LedgerManager:
             last_entry = handles.checked_whole(reader)
             descriptor = backend.descriptor(ledger_id)
             if not metadata.sealed:
-                seal = self._unlock(descriptor, password)
+                seal = self._unlock(descriptor, given)
                 seal.check_end(metadata, backend.proven_lac(descriptor))
                 backend.reseal(descriptor, seal.sealed(metadata, last_entry))
         return backend.metadata(ledger_id)
 
-    def delete_ledger(self, ledger_id: int, *, password: bytes | None = None) -> None:
+    def delete_ledger(
+        self, ledger_id: int, *, password: bytes | None = None, secret: bytes | Secret | None = None
+    ) -> None:
         """Delete a ledger for good; its writer and readers get NoSuchLedgerError from now on.
 
         Args:
             ledger_id: The ledger.
-            password: The password of the ledger. In a cluster it is required, because bookies delete nothing without
-                it, and None stands for the empty password; in a store of this process, None skips the check.
+            password: The password of the ledger. In a cluster it or the secret is required, because bookies delete
+                nothing without; in a store of this process, the check is skipped if both are None.
+            secret: Its secret, as for ``open_ledger``.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
@@ -737,7 +777,7 @@ class LedgerManager:
         """
         backend, ledger_id = self._usable(), existing_id(ledger_id)
         with operation(self._on_span, "pybk.ledger.delete", ledger_id=ledger_id):
-            backend.delete(self._entitled(ledger_id, password))
+            backend.delete(self._entitled(ledger_id, password, secret))
 
     delete_ledger_async = asyncio_form(delete_ledger)
 
@@ -876,13 +916,21 @@ class LedgerManager:
 
     ledger_metadata_async = asyncio_form(ledger_metadata)
 
-    def move_ledger(self, ledger_id: int, target: StorageHint, *, password: bytes | None = None) -> None:
+    def move_ledger(
+        self,
+        ledger_id: int,
+        target: StorageHint,
+        *,
+        password: bytes | None = None,
+        secret: bytes | Secret | None = None,
+    ) -> None:
         """Move a ledger to another tier, in any direction, open or closed; done on return, reads and appends continue.
 
         Args:
             ledger_id: The ledger.
             target: The tier; in a cluster, each bookie moves its part to this tier.
             password: As for ``delete_ledger``.
+            secret: As for ``delete_ledger``.
 
         Raises:
             NoSuchLedgerError: The ledger was never created, or was deleted.
@@ -895,11 +943,18 @@ class LedgerManager:
         tier = member_of(StorageHint, target, "target")
         backend, ledger_id = self._usable(), existing_id(ledger_id)
         with operation(self._on_span, "pybk.ledger.move", ledger_id=ledger_id, tier=tier.name):
-            backend.move(self._entitled(ledger_id, password), tier)
+            backend.move(self._entitled(ledger_id, password, secret), tier)
 
     move_ledger_async = asyncio_form(move_ledger)
 
-    def move_ledgers(self, ledger_ids: Iterable[int], target: StorageHint, *, password: bytes | None = None) -> None:
+    def move_ledgers(
+        self,
+        ledger_ids: Iterable[int],
+        target: StorageHint,
+        *,
+        password: bytes | None = None,
+        secret: bytes | Secret | None = None,
+    ) -> None:
         """Move many ledgers to another tier, as ``move_ledger`` moves one; done on return, reads and appends continue.
 
         In a store of this process up to 1024 ledgers or 64 MiB are moved with one commit and share files of the tier,
@@ -909,6 +964,7 @@ class LedgerManager:
             ledger_ids: The ledgers, in any order; one that is named twice is moved once.
             target: The tier; in a cluster, that of each bookie that has a part of a ledger.
             password: As for ``delete_ledger``; the same for all of them.
+            secret: As for ``delete_ledger``; the same for all of them.
 
         Raises:
             NoSuchLedgerError: A ledger was never created, or was deleted. Those with lower ids may have been moved.
@@ -927,16 +983,16 @@ class LedgerManager:
         backend = self._usable()
         wanted = existing_ids(ledger_ids)
         with operation(self._on_span, "pybk.ledger.move", ledgers=len(wanted), tier=tier.name):
-            backend.move_all((self._entitled(ledger_id, password) for ledger_id in wanted), tier)
+            backend.move_all((self._entitled(ledger_id, password, secret) for ledger_id in wanted), tier)
 
     move_ledgers_async = asyncio_form(move_ledgers)
 
-    def _entitled(self, ledger_id: int, password: bytes | None) -> LedgerDescriptor:
-        """Return the descriptor of a ledger to delete or move; check the password if it is given or required."""
+    def _entitled(self, ledger_id: int, password: bytes | None, secret: bytes | Secret | None) -> LedgerDescriptor:
+        """Return the descriptor of a ledger to delete or move; check the password if one is given or required."""
         backend = self._usable()
         descriptor = backend.descriptor(existing_id(ledger_id))
-        if password is not None or backend.changes_by_password:
-            self._unlock(descriptor, b"" if password is None else password)
+        if password is not None or secret is not None or backend.changes_by_password:
+            self._unlock(descriptor, read_credentials(password, secret))
         return descriptor
 
     def replicate(self, what: int | str) -> Replicated:
@@ -1096,7 +1152,7 @@ def create_when_full(
     manager: LedgerManager,
     *,
     entries: int,
-    password: bytes,
+    given: Credentials,
     ledger_type: str,
     storage_hints: Iterable[StorageHint],
     write_flags: WriteFlag,
@@ -1110,7 +1166,7 @@ def create_when_full(
     Args:
         manager: Where.
         entries: How many of them; if any, the ledger is created even then.
-        password: As for ``create_ledger``, like the others.
+        given: Its password or secret.
         ledger_type: Its type.
         storage_hints: Its tiers.
         write_flags: How its entries are written.
@@ -1121,7 +1177,7 @@ def create_when_full(
     """
     return manager._create_ledger(
         user_type(ledger_type),
-        password=password,
+        given,
         storage_hints=storage_hints,
         write_flags=write_flags,
         digest_type=digest_type,
@@ -1132,7 +1188,8 @@ def create_when_full(
     )
 
 
-def _unauthorized(metadata: LedgerMetadata) -> UnauthorizedError:
-    """Return the error for a password that is not the ledger's."""
+def _unauthorized(metadata: LedgerMetadata, given: Credentials) -> UnauthorizedError:
+    """Return the error for a password or secret that is not the ledger's."""
+    text = mismatch(metadata.key_kind, given, f"ledger {metadata.ledger_id}")
     also = ", or its digest type, write flags or key salt were changed" if metadata.key_format else ""
-    return UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}{also}; nothing was changed")
+    return UnauthorizedError(f"{text}{also}; nothing was changed")

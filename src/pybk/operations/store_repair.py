@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from pybk.credentials import Passwords
+from pybk.credentials import Passwords, Secret, read_credentials
 from pybk.errors import CookieError, UsageError
 from pybk.manager.arguments import Tiers, flag_of, path_of, progress_of
 from pybk.storage.repair.rebuild import RebuildReport
@@ -18,6 +18,7 @@ def verify(
     path: str | os.PathLike[str],
     *,
     password: bytes | None = None,
+    secret: bytes | Secret | None = None,
     passwords: Passwords | None = None,
     tiers: Tiers | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -30,7 +31,8 @@ def verify(
     Args:
         path: The store's directory.
         password: Checks the seals, and the digests of HMAC_SHA256 ledgers, of the ledgers that have this password.
-        passwords: The same for ledgers with different passwords; give one of the two.
+        secret: The same of the ledgers that were made with this secret; give it with or without a password.
+        passwords: The same for ledgers with different passwords; instead of ``password`` and ``secret``.
         tiers: Directories of tiers that lie elsewhere than the store remembers, as for ``LedgerManager.open``.
         progress: Called with the bytes read so far and the bytes to read in all, in the calling thread.
 
@@ -47,9 +49,13 @@ def verify(
     root = _directory(path)
     if passwords is not None and not isinstance(passwords, Passwords):
         raise UsageError(f"passwords is {type(passwords).__name__}; it takes pybk.Passwords(default, types, ledgers)")
-    if password is not None and passwords is not None:
-        raise UsageError("password and passwords are both given; Passwords(default=password) holds both")
-    return verify_store(root, password=password, passwords=passwords, tiers=tiers, progress=progress_of(progress))
+    if passwords is not None and not (password is None and secret is None):
+        raise UsageError(
+            "password or secret and passwords are both given; Passwords(default=password, secret=secret) holds all"
+        )
+    given = read_credentials(password, secret)
+    known = passwords or Passwords(None if password is None else given.password, secret=given.secret)
+    return verify_store(root, passwords=known, tiers=tiers, progress=progress_of(progress))
 
 
 verify_async = asyncio_form(verify)

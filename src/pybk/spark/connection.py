@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.config import StoreConfig
-from pybk.credentials import Secret
+from pybk.credentials import Credentials, Secret
 from pybk.errors import UsageError
 from pybk.flags import LedgerType
 from pybk.ledger.ledger_metadata import LedgerMetadata
@@ -172,20 +172,20 @@ def refuse_bookie_directory(where: StoreOrCluster, ledgers: Iterable[LedgerMetad
             )
 
 
-def ledger_seal(found: Connection, metadata: LedgerMetadata, password: bytes) -> LedgerSeal | None:
+def ledger_seal(found: Connection, metadata: LedgerMetadata, given: Credentials) -> LedgerSeal | None:
     """Return the verifier of a ledger's entries and seal, None if the password is wrong.
 
     Args:
         found: The connection to the ledger's store or cluster.
         metadata: The metadata of the ledger.
-        password: The password.
+        given: The password or secret.
 
     Raises:
         SealMismatchError: The password is right, but the ledger's kind was changed after it was created.
 
     Cost: As ``pybk.ledger.seal.unlocked``; reads nothing.
     """
-    return seal_of(found.backend.key_ring, found.backend.verifier, password, metadata)
+    return seal_of(found.backend.key_ring, found.backend.verifier, given, metadata)
 
 
 def _after_fork() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from pybk.credentials import CLUSTER_SECRET, Secret
+from pybk.credentials import CLUSTER_SECRET, CredentialSources, Secret
 from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType, is_keyed
@@ -21,7 +21,16 @@ BATCH_BYTES: Final = 8 << 20
 BATCH_BYTES_MAX: Final = 512 << 20
 LEDGER_ID_MAX: Final = (1 << 63) - 2
 
-_WHERE: Final = ("path", "metadataUri", "clusterSecret", "clusterSecretFile", "password", "passwordFile")
+_WHERE: Final = (
+    "path",
+    "metadataUri",
+    "clusterSecret",
+    "clusterSecretFile",
+    "password",
+    "passwordFile",
+    "secret",
+    "secretFile",
+)
 _READ: Final = (
     *("ledger", "ledgers", "ledgerType", "payload", "includeMetadata", "startingOffsets"),
     *("entriesPerPartition", "batchBytes", "failOnDataLoss", "requireSeal"),
@@ -59,7 +68,7 @@ class SourceOptions:
 
     Attributes:
         where: The store or cluster.
-        password: The password of the ledgers.
+        given: The password and the secret of the ledgers.
         ledgers: Ranges of ledger ids to read; None if ``ledger_type`` selects the ledgers.
         ledger_type: The type of the ledgers to read; None if ``ledgers`` selects them.
         payload: Whether there is a payload column.
@@ -78,7 +87,7 @@ class SourceOptions:
     """
 
     where: StoreOrCluster
-    password: Secret
+    given: CredentialSources
     ledgers: Ranges | None
     ledger_type: str | None
     payload: bool
@@ -102,7 +111,7 @@ class SinkOptions:
 
     Attributes:
         where: The cluster.
-        password: The password of the new ledgers.
+        given: The password or secret of the new ledgers.
         ledger_type: The type of the new ledgers.
         storage_hints: The storage hints of the new ledgers.
         ensemble_size: The ensemble size of the new ledgers; None for the cluster's default, as for the quorums.
@@ -116,7 +125,7 @@ class SinkOptions:
     """
 
     where: StoreOrCluster
-    password: Secret
+    given: CredentialSources
     ledger_type: str
     storage_hints: frozenset[StorageHint]
     ensemble_size: int | None
@@ -240,7 +249,7 @@ def source_options(options: Mapping[str, str], *, streaming: bool | None = None)
         )
     return SourceOptions(
         where=where,
-        password=given.secret("password"),
+        given=_credentials(given),
         ledgers=ledgers,
         ledger_type=ledger_type,
         payload=given.flag("payload", True),
@@ -279,16 +288,21 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         )
     if ("txnAppId" in given) != ("txnVersion" in given):
         raise UsageError("options txnAppId and txnVersion are given together, or neither")
-    where, password = _where(given), given.secret("password")
+    where, credentials = _where(given), _credentials(given)
     digest_type, insecure = _digest_type(given.text("digestType")), given.flag("insecure", False)
-    if is_keyed(digest_type) and password in (Secret(), Secret(b"")) and not insecure:
+    if (
+        is_keyed(digest_type)
+        and credentials.password in (Secret(), Secret(b""))
+        and credentials.secret == Secret()
+        and not insecure
+    ):
         raise UsageError(
             f"{digest_type.name} with an empty password proves nothing, as anybody can make the key: give "
-            "passwordFile, another digestType, or insecure=true if that is meant"
+            "secretFile or passwordFile, another digestType, or insecure=true if that is meant"
         )
     return SinkOptions(
         where=where,
-        password=password,
+        given=credentials,
         ledger_type=user_type(given.text("ledgerType") or ""),
         storage_hints=hints_of(_hint(part.strip()) for part in (given.text("storageHints") or "").split(",") if part),
         ensemble_size=given.whole("ensembleSize"),
@@ -300,6 +314,11 @@ def sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         txn_app_id=given.name("txnAppId"),
         txn_version=given.whole("txnVersion", 0),
     )
+
+
+def _credentials(given: _RawOptions) -> CredentialSources:
+    secret = given.secret("secret")
+    return CredentialSources.of(given.secret("password"), secret if secret.value is None else secret.value)
 
 
 def _where(given: _RawOptions) -> StoreOrCluster:

@@ -287,12 +287,12 @@ class BlobCatalog:
         if record.latest is not None:
             ledger_id = record.latest.reference.ledger_id
             with suppress(NoSuchLedgerError):
-                if not self.manager.check_password(ledger_id, self.settings.password):
+                if not self.settings.opens(self.manager, ledger_id):
                     raise self.unauthorized(record.name, ledger_id)
 
     def unauthorized(self, name: str, ledger_id: int) -> UnauthorizedError:
         """Return the error for a password that is not that of a blob's ledger."""
-        return wrong_password(self.manager, ledger_id, f"blob {name!r}", self.settings.password)
+        return wrong_password(self.manager, ledger_id, f"blob {name!r}", self.settings.given)
 
     def open_ledger(self, ledger_id: int, key: object) -> LedgerReader:
         """Open a ledger for reading; it is not deleted by this process until ``close_ledger(key)``.
@@ -305,7 +305,7 @@ class BlobCatalog:
                 raise NoSuchLedgerError(f"ledger {ledger_id} is being deleted")
             self._in_use.readers[key] = ledger_id
         try:
-            return self.manager.open_ledger(ledger_id, password=self.settings.password, recover=False)
+            return self.settings.open_ledger(self.manager, ledger_id, recover=False)
         except BaseException:
             self.close_ledger(key)
             raise
@@ -332,7 +332,7 @@ class BlobCatalog:
                 return False
             in_use.dying.add(ledger_id)
         try:
-            self.manager.delete_ledger(ledger_id, password=self.settings.password)
+            self.settings.delete_ledger(self.manager, ledger_id)
         except NoSuchLedgerError:
             return True
         except (PybkError, OSError) as error:
@@ -445,7 +445,7 @@ class BlobCatalog:
         if store != self.store or metadata.ledger_id in self.read(name).owned or not self._is_dead(upload, before_ns):
             return False
         try:
-            self.manager.open_ledger(metadata.ledger_id, password=self.settings.password, recover=True).close()
+            self.settings.open_ledger(self.manager, metadata.ledger_id, recover=True).close()
         except NoSuchLedgerError:
             return True
         return metadata.ledger_id not in self.read(name).owned and self._delete_ledger(metadata.ledger_id)

@@ -126,6 +126,7 @@ class BlobStore(Handle):
         *,
         read_only: bool = False,
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
         keep: int = 1,
         grace_s: float = 0.0,
@@ -143,12 +144,15 @@ class BlobStore(Handle):
             read_only: Open the directory for reading, also while another process writes. This process can open it for
                 writing after ``close`` only.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
-            insecure: Do without a password if none is named: blobs are guarded against damage, not against forgery.
+                variable: what people choose. If it and the secret are None, both are taken from the environment:
+                from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
+            secret: Random bytes instead of a password, in the same forms; 32 or more. With both, a ledger opens with
+                the one that it was made with, and new ones are made with the secret.
+            insecure: Do without both if none is given: blobs are guarded against damage, not against forgery.
             keep: The number of versions of a name to keep, 1 to 64, when another is published here.
             grace_s: Seconds for which a replaced or deleted blob is kept for readers in other processes, or of other
                 managers. Readers of this manager keep what they have open in any case.
-            digest_type: What guards each chunk; None for HMAC-SHA256, or CRC32C if there is no password.
+            digest_type: What guards each chunk; None for HMAC-SHA256, or CRC32C if there is no password or secret.
             storage_hints: Where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
@@ -156,9 +160,9 @@ class BlobStore(Handle):
         Raises:
             StoreLockedError: Another process has the directory open for writing.
             IllegalOperationError: This process has it open for reading, so it cannot open it for writing.
-            UsageError: There is no password, or another argument cannot be.
+            UsageError: There is neither password nor secret, or another argument cannot be.
         """
-        settings = settings_of("blob", password, insecure, digest_type, storage_hints, quorums)
+        settings = settings_of("blob", password, secret, insecure, digest_type, storage_hints, quorums)
         name = checked_name(name, "a blob store")
         if "/" in name or len(name.encode()) > STORE_NAME_BYTES_MAX:
             raise UsageError(

@@ -554,7 +554,7 @@ class LedgerSteps:
 
     def open_blob(self, ledger_id: int) -> LedgerReader:
         """Open the ledger of a blob; NoSuchLedgerError if it was deleted."""
-        return self.manager.open_ledger(ledger_id, password=self.spec.password, recover=False)
+        return self.spec.open_ledger(self.manager, ledger_id, recover=False)
 
     def open_segment(self, segment: Segment, *, recover: bool = False) -> LedgerReader:
         """Open the ledger of a segment; NoSuchLedgerError if it was deleted.
@@ -567,7 +567,7 @@ class LedgerSteps:
                 f"{self.title}: segment {segment.number} is ledger {segment.ledger_id} of another writer, which the "
                 "log adopted; install a newer pybk to read it"
             )
-        return self.manager.open_ledger(segment.ledger_id, password=self.spec.password, recover=recover)
+        return self.spec.open_ledger(self.manager, segment.ledger_id, recover=recover)
 
     def check_password(self, *, of_dropped: bool = False) -> None:
         """Raise UnauthorizedError if the password is not that of the log's ledgers; arguments as for ``existing``."""
@@ -578,8 +578,8 @@ class LedgerSteps:
             looked = record
             for segment in reversed(record.segments):
                 with suppress(NoSuchLedgerError):
-                    if not self.manager.check_password(segment.ledger_id, self.spec.password):
-                        raise wrong_password(self.manager, segment.ledger_id, f"log {self.name!r}", self.spec.password)
+                    if not self.spec.opens(self.manager, segment.ledger_id):
+                        raise wrong_password(self.manager, segment.ledger_id, f"log {self.name!r}", self.spec.given)
                     return
 
     def delete_list(self) -> None:
@@ -648,7 +648,7 @@ class LedgerSteps:
     def delete(self, ledger_id: int) -> bool:
         """Delete a ledger that no list names; returns whether it is gone."""
         try:
-            self.manager.delete_ledger(ledger_id, password=self.spec.password)
+            self.spec.delete_ledger(self.manager, ledger_id)
         except NoSuchLedgerError:
             return True
         except (PybkError, OSError) as error:

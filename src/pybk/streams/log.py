@@ -136,6 +136,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         *,
         mode: str = "w",
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
         create: bool = True,
         digest_type: DigestType | None = None,
@@ -155,7 +156,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         Cost: One synced write to make it.
         """
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints))
-        spec = spec_of(ListKind.LOG, password, insecure, asked)
+        spec = spec_of(ListKind.LOG, password, secret, insecure, asked)
         create = flag_of(create, "create")
         begin = partial(cls._find, create=create and mode == "w")
         return cls._opened(where, name, spec, mode, begin, create=create, config=config)
@@ -173,6 +174,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         *,
         first_seq: int | None = None,
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
     ) -> RebuiltList:
         """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
@@ -181,7 +183,7 @@ class Log(NamedList, kinds=(ListKind.LOG, ListKind.CURSOR), first_seq=FIRST_SEQ)
         are as for ``WriteAheadLog.rebuild``; ``first_seq`` is its ``first_lsn``.
         """
         first = None if first_seq is None else whole_from(first_seq, 0, "first_seq", "a sequence number", SEQ_MAX)
-        return rebuild(manager, checked_name(name), spec_of(ListKind.LOG, password, insecure), first)
+        return rebuild(manager, checked_name(name), spec_of(ListKind.LOG, password, secret, insecure), first)
 
     rebuild_async = classmethod(asyncio_form(rebuild))
 

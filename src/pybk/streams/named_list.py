@@ -82,6 +82,7 @@ class NamedList(Handle):
         *,
         mode: str = "w",
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
         create: bool = True,
     ) -> Self:
@@ -197,6 +198,7 @@ class NamedList(Handle):
         name: str,
         *,
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
         steal: bool = False,
     ) -> None:
@@ -208,6 +210,7 @@ class NamedList(Handle):
             manager: Has the log.
             name: The log's.
             password: As for ``open``.
+            secret: As for ``open``.
             insecure: As for ``open``.
             steal: Delete it also while it has a live writer, or a durable subscription a live owner: they are fenced,
                 and what they have written is gone.
@@ -224,7 +227,10 @@ class NamedList(Handle):
             then the log's name is taken, and opening it raises NoSuchLogError.
         """
         delete_log(
-            manager, checked_name(name), spec_of(cls._kinds[0], password, insecure), steal=flag_of(steal, "steal")
+            manager,
+            checked_name(name),
+            spec_of(cls._kinds[0], password, secret, insecure),
+            steal=flag_of(steal, "steal"),
         )
 
     delete_async = classmethod(asyncio_form(delete))
@@ -236,6 +242,7 @@ class NamedList(Handle):
         prefix: str = "",
         *,
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
     ) -> list[int]:
         """Delete ledgers that processes which died had created for such logs, and that no log will ever name.
@@ -248,6 +255,7 @@ class NamedList(Handle):
             prefix: Only ledgers of logs whose names begin with it.
             password: As for ``open``; ledgers that have another password are left, with a warning in the log of
                 ``logging``.
+            secret: As for ``open``; likewise.
             insecure: As for ``open``.
 
         Returns:
@@ -255,11 +263,11 @@ class NamedList(Handle):
 
         Cost: Reads the metadata of all ledgers, and the records of the logs.
         """
-        specs = [spec_of(kind, password, insecure) for kind in cls._kinds]
+        specs = [spec_of(kind, password, secret, insecure) for kind in cls._kinds]
         deleted = [each for spec in specs for each in streams.sweep.sweep(manager, spec, prefix)]
         if ListKind.CURSOR in cls._kinds:
             names = names_of(manager, ListKind.CURSOR, prefix)
-            deleted += _sweep_cursors(manager, names, spec_of(ListKind.LOG, password, insecure))
+            deleted += _sweep_cursors(manager, names, spec_of(ListKind.LOG, password, secret, insecure))
         return deleted
 
     sweep_async = classmethod(asyncio_form(sweep))

@@ -66,6 +66,7 @@ class Namespace(Handle):
         *,
         mode: str = "w",
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
         digest_type: DigestType | None = None,
         storage_hints: Iterable[StorageHint] = (),
@@ -79,20 +80,23 @@ class Namespace(Handle):
                 other users share, of a store or a cluster.
             mode: ``"w"`` to read and change logs. ``"r"`` to read them in a directory that another process writes to.
             password: The password of their ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
-            insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
-            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password.
+                variable: what people choose. If it and the secret are None, both are taken from the environment:
+                from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
+            secret: Random bytes instead of a password, in the same forms; 32 or more. With both, a ledger opens with
+                the one that it was made with, and new ones are made with the secret.
+            insecure: Do without both if none is given: records are guarded against damage, not against forgery.
+            digest_type: What guards the records; None for HMAC-SHA256, or CRC32C if there is no password or secret.
             storage_hints: Where their ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None for the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
 
         Raises:
             StoreLockedError: Another process has the directory open for writing.
-            UsageError: There is no password, or another argument cannot be.
+            UsageError: There is neither password nor secret, or another argument cannot be.
         """
         hints = hints_of(storage_hints)
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints)
-        spec = spec_of(ListKind.LOG, password, insecure, asked)
+        spec = spec_of(ListKind.LOG, password, secret, insecure, asked)
         if mode not in ("r", "w"):
             raise UsageError(f"mode is {mode!r:.20}; it takes 'r' or 'w'")
         with ExitStack() as undo:
@@ -188,7 +192,8 @@ class Namespace(Handle):
             name,
             mode=self._mode,
             create=flag_of(create, "create"),
-            password=self._spec.password,
+            password=self._spec.given.password,
+            secret=self._spec.given.secret,
             insecure=self._spec.insecure,
             digest_type=self._spec.asked.digest_type,
             storage_hints=self._spec.asked.storage_hints,
@@ -238,7 +243,8 @@ class Namespace(Handle):
             PybkError: Something could not be deleted; call it again.
         """
         self._check_writable()
-        Log.delete(self._manager, name, password=self._spec.password, insecure=self._spec.insecure, steal=steal)
+        given, insecure = self._spec.given, self._spec.insecure
+        Log.delete(self._manager, name, password=given.password, secret=given.secret, insecure=insecure, steal=steal)
 
     delete_async = asyncio_form(delete)
 

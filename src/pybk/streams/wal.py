@@ -115,6 +115,7 @@ class WalOptions(TypedDict, total=False):
 
     mode: str
     password: bytes | Secret | None
+    secret: bytes | Secret | None
     insecure: bool
     create: bool
     wait: float
@@ -168,6 +169,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         *,
         mode: str = "w",
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
         create: bool = True,
         wait: float = 0.0,
@@ -187,15 +189,18 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             name: The log's name; see ``docs/concepts/streams.md`` for the rules of names.
             mode: ``"w"`` to read and append. ``"r"`` to read only, also while a writer appends: nothing is fenced.
             password: The password of its ledgers, as bytes or as a ``Secret`` that names a file or an environment
-                variable. None takes it from the file that ``PYBK_PASSWORD_FILE`` names, or else from ``PYBK_PASSWORD``.
-            insecure: Do without a password if none is named: records are guarded against damage, not against forgery.
+                variable: what people choose. If it and the secret are None, both are taken from the environment:
+                from ``PYBK_PASSWORD`` and ``PYBK_SECRET``, or the files that the same with ``_FILE`` name.
+            secret: Random bytes instead of a password, in the same forms; 32 or more. With both, a ledger opens with
+                the one that it was made with, and new ones are made with the secret.
+            insecure: Do without both if none is given: records are guarded against damage, not against forgery.
             create: Make the log, and the store in a directory, if it does not exist; with mode "w".
             wait: Seconds to wait for a live writer to let go of it.
             steal: Take it from a live writer, which is fenced.
             segment_bytes: Bytes after which it continues in a new ledger; None for its ``settings``, or 64 MiB. It
                 keeps what it is made with, as the next four.
             segment_age_s: Seconds after the first record of a ledger after which it does; None likewise, or 4 hours.
-            digest_type: What guards the records; None likewise, or HMAC-SHA256, or CRC32C if there is no password.
+            digest_type: What guards the records; None likewise, or HMAC-SHA256, or CRC32C without password and secret.
             storage_hints: Where its ledgers should live.
             quorums: Ensemble size, write quorum and ack quorum in a cluster; None likewise, or the manager's defaults.
             config: Settings of the store, if ``where`` is a directory.
@@ -206,7 +211,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             LogSealedError: It was sealed, so that it can only be read.
             CookieError: With mode "r" there is no store in the directory.
             UnauthorizedError: The password is not the log's.
-            UsageError: There is no password, or another argument cannot be.
+            UsageError: There is neither password nor secret, or another argument cannot be.
             CorruptError: Something that was acknowledged is damaged or missing.
 
         Durability: What was acknowledged before is there.
@@ -214,7 +219,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         """
         rolls = LogSettings(segment_bytes=segment_bytes, segment_age_s=segment_age_s)
         asked = LogSettings(quorums=quorums, digest_type=digest_type, storage_hints=hints_of(storage_hints)).over(rolls)
-        spec = spec_of(ListKind.WAL, password, insecure, asked)
+        spec = spec_of(ListKind.WAL, password, secret, insecure, asked)
         wait_s, create, steal = seconds_of(wait, "wait") or 0.0, flag_of(create, "create"), flag_of(steal, "steal")
 
         def begin(wal: Self) -> None:
@@ -244,6 +249,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         *,
         first_lsn: int | None = None,
         password: bytes | Secret | None = None,
+        secret: bytes | Secret | None = None,
         insecure: bool = False,
     ) -> RebuiltList:
         """Make a log whose record is lost or damaged again, from its ledgers. A writer that still lives is fenced.
@@ -253,6 +259,7 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
             name: The log's.
             first_lsn: The first record to keep; those before are given up. None for the first that is there.
             password: As for ``open``.
+            secret: As for ``open``.
             insecure: As for ``open``.
 
         Returns:
@@ -269,7 +276,9 @@ class WriteAheadLog(NamedList, kinds=(ListKind.WAL,), first_seq=_FIRST_LSN):
         Cost: Reads the metadata of all ledgers; recovers and opens those of the log.
         """
         first = None if first_lsn is None else _whole_lsn(first_lsn, "first_lsn")
-        return streams.rebuild.rebuild(manager, checked_name(name), spec_of(ListKind.WAL, password, insecure), first)
+        return streams.rebuild.rebuild(
+            manager, checked_name(name), spec_of(ListKind.WAL, password, secret, insecure), first
+        )
 
     rebuild_async = classmethod(asyncio_form(rebuild))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pybk.credentials import Secret
+from pybk.credentials import Credentials, Secret
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -50,7 +50,7 @@ def metadata_of(place: Connection) -> ClusterMetadata:
 
 
 def sink_of(place: Connection, app: str, password: bytes = b"") -> Sink:
-    return Sink(place.manager, metadata_of(place), app, password=password, quorums=QUORUMS)
+    return Sink(place.manager, metadata_of(place), app, given=Credentials(password), quorums=QUORUMS)
 
 
 def write(place: Connection, app: str, *, password: bytes = b"") -> WrittenLedger:
@@ -304,7 +304,7 @@ def test_orphans_go_and_nothing_else_does(place: Connection) -> None:
     assert left(place, "orphans") == {good.ledger_id, locked.ledger_id}
     assert sink.committed() == [good.ledger_id]
     assert other.ledger_id in set(place.manager.list_ledgers())
-    assert collect_orphans(place, older_than=0.0, password=b"another") == {"orphans": [locked.ledger_id]}
+    assert collect_orphans(place, older_than=0.0, given=Credentials(b"another")) == {"orphans": [locked.ledger_id]}
 
 
 def test_an_invalid_age_collects_nothing(place: Connection) -> None:

@@ -184,5 +184,5 @@ def test_above_the_first_level_every_cookie_carries_salt_cost_and_level() -> Non
 @pytest.mark.parametrize("newer", [{"level": 2}, {"level": 4}, {"features": 1}])
 def test_a_newer_level_or_feature_and_a_level_of_clusters_alone_are_refused(newer: dict[str, int]) -> None:
     fields = fields_of(replace(MAIN, level=FeatureLevel.SEALS))
-    with pytest.raises(UnsupportedFormatError, match="this pybk knows the levels 0, 1, 3 of stores"):
+    with pytest.raises(UnsupportedFormatError, match="this pybk knows the levels 0, 1, 3, 4 of stores"):
         decode_cookie(sealed(fields | newer), where="here")

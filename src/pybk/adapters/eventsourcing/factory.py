@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import os
 import threading
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from pybk.adapters.eventsourcing.recorders import (
     PybkTrackingRecorder,
 )
 from pybk.adapters.eventsourcing.tracking_log import TrackingLog
-from pybk.credentials import CLUSTER_SECRET, PASSWORD, Secret
+from pybk.credentials import CLUSTER_SECRET, PASSWORD, SECRET, Credentials, Secret, read_credentials
 from pybk.errors import UsageError
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.streams.wal import WriteAheadLog
@@ -36,7 +35,7 @@ STORE: Final = "PYBK_STORE"
 LOG: Final = "PYBK_LOG"
 """Setting: the first part of the names of the application's logs; by default the application's name."""
 INSECURE: Final = "PYBK_INSECURE"
-"""Setting: do without a password."""
+"""Setting: do without a password or secret."""
 
 T = TypeVar("T", EventLog, TrackingLog)
 R = TypeVar("R")
@@ -53,22 +52,26 @@ class _Store:
         self.users = WeakSet[PybkFactory]()
         """Factories that use it and were not closed."""
         self._lock = threading.Lock()
-        self._logs: dict[str, tuple[EventLog | TrackingLog, bytes]] = {}
-        """By name, with their passwords."""
+        self._logs: dict[str, tuple[EventLog | TrackingLog, Credentials]] = {}
+        """By name, with their passwords or secrets."""
 
-    def log(self, name: str, kind: Callable[[WriteAheadLog, object], T], password: bytes, *, insecure: bool) -> T:
+    def log(self, name: str, kind: Callable[[WriteAheadLog, object], T], given: Credentials, *, insecure: bool) -> T:
         """Return a log; open it if needed."""
         with self._lock:
             if name not in self._logs:
-                wal = WriteAheadLog.open(self._manager, name, password=password, insecure=insecure)
+                wal = WriteAheadLog.open(
+                    self._manager, name, password=given.password, secret=given.secret, insecure=insecure
+                )
                 try:
-                    self._logs[name] = kind(wal, self), password
+                    self._logs[name] = kind(wal, self), given
                 except BaseException:
                     wal.close()
                     raise
-            found, its_password = self._logs[name]
-        if not hmac.compare_digest(its_password, password):
-            raise UsageError(f"log {name!r} is open in this process with another password; give both factories one")
+            found, its = self._logs[name]
+        if its != given:
+            raise UsageError(
+                f"log {name!r} is open in this process with another password or secret; give both factories one"
+            )
         return found  # type: ignore[return-value]  # the last part of the name decides the kind
 
     def close(self) -> None:
@@ -99,7 +102,7 @@ class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
         where = self.env.get(STORE)
         if not where:
             raise UsageError(f"set {STORE} in the environment to the directory of a store, or to a cluster's URL")
-        self._password = self._secret(PASSWORD) or b""
+        self._given = read_credentials(self._secret(PASSWORD), self._secret(SECRET) or None)
         try:
             self._insecure = strtobool(self.env.get(INSECURE, "no"))
         except ValueError:
@@ -107,8 +110,11 @@ class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
                 f"{INSECURE} is {self.env.get(INSECURE)!r:.50}; it takes y, yes, t, true, on or 1 to do without a "
                 "password, and n, no, f, false, off or 0 otherwise"
             ) from None
-        if not self._password and not self._insecure:
-            raise UsageError(f"set {PASSWORD} or {PASSWORD}_FILE in the environment, or {INSECURE}=y to do without")
+        if not self._given and not self._insecure:
+            raise UsageError(
+                f"set {SECRET}, {PASSWORD}, {SECRET}_FILE or {PASSWORD}_FILE in the environment, or {INSECURE}=y to do "
+                "without"
+            )
         key = where if "://" in where else os.path.realpath(where)
         with _stores_lock:
             store = _stores.get(key)
@@ -140,7 +146,7 @@ class PybkFactory(InfrastructureFactory[PybkTrackingRecorder]):
         if self._store is None:
             raise UsageError("the application or its factory was closed; make another")
         name = self.env.get(LOG) or self.env.name or "eventsourcing"
-        return self._store.log(f"{name}/{purpose}", kind, self._password, insecure=self._insecure)
+        return self._store.log(f"{name}/{purpose}", kind, self._given, insecure=self._insecure)
 
     def _class(self, setting: str, default: type[R]) -> type[R]:
         """Return the class of a recorder: a subclass that a setting names by its topic, or the default."""

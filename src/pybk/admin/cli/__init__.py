@@ -84,8 +84,8 @@ _NEAR: Final = 0.7
 """How alike a word and a verb are, by difflib, if the word is taken for a misspelt one."""
 
 _ENVIRONMENT: Final = (
-    "PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's password and a cluster's secret, which are no arguments, because\n"
-    "  `ps` shows those; PYBK_PASSWORD_FILE, PYBK_CLUSTER_SECRET_FILE: the files that hold them\n"
+    "PYBK_SECRET, PYBK_PASSWORD, PYBK_CLUSTER_SECRET: a ledger's secret or password and a cluster's secret, which are\n"
+    "  no arguments, because `ps` shows those; the same with _FILE appended: the files that hold them\n"
     "NO_COLOR: if set, nothing is coloured\n"
     "PYBK_PURE: if 1, digests are computed in pure Python, although the native core is there"
 )

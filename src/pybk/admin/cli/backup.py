@@ -38,7 +38,7 @@ from pybk.admin.cli.output import (
     shown_bytes,
     shown_time,
 )
-from pybk.credentials import PASSWORD
+from pybk.credentials import PASSWORD, SECRET
 from pybk.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     from pybk.backup.verifying import BackupCheckReport
 
 TARGET: Final = "the directory of the backup, or a URL of fsspec, such as s3://bucket/path"
-_NEEDS_PASSWORD: Final = f"need the password: --passwords, --password-file or {PASSWORD}"
+_NEEDS_PASSWORD: Final = (
+    f"need the secret or password: --passwords, --secret-file, --password-file, {SECRET} or {PASSWORD}"
+)
 
 
 def add(parser: CommandParser) -> None:

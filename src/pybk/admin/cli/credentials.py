@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import tomllib
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
-from pybk.credentials import CLUSTER_SECRET, PASSWORD, Passwords, Secret, read_secret_file
+from pybk.credentials import (
+    CLUSTER_SECRET,
+    PASSWORD,
+    SECRET,
+    Credentials,
+    CredentialSources,
+    Passwords,
+    Secret,
+    environment_credentials,
+    read_secret_file,
+)
 from pybk.errors import UsageError
 
 STORAGE_OPTIONS_FILE: Final = "PYBK_STORAGE_OPTIONS_FILE"
@@ -15,23 +25,29 @@ STORAGE_OPTIONS_FILE: Final = "PYBK_STORAGE_OPTIONS_FILE"
 
 
 def takes_password(command: argparse.ArgumentParser) -> None:
-    """Add the option that names a file with a ledger's password."""
+    """Add the options that name a file with a ledger's password, and one with its secret."""
     command.add_argument(
         "--password-file",
         metavar="FILE",
         help=f"holds the password; one line end after it is ignored; default: {PASSWORD}_FILE, {PASSWORD}",
     )
+    command.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        help="holds the secret of ledgers that were made with one, as `pybk secret new` writes it; default: "
+        f"{SECRET}_FILE, {SECRET}",
+    )
 
 
 def takes_passwords(command: argparse.ArgumentParser) -> None:
-    """Add ``--passwords``, a file with the passwords of many ledgers, and ``--strict``.
+    """Add ``--passwords``, a file with the passwords and secrets of many ledgers, and ``--strict``.
 
-    ``takes_password`` is to be called, too: its password is the default of the file.
+    ``takes_password`` is to be called, too: its password and secret are the defaults of the file.
     """
     command.add_argument(
         "--passwords",
         metavar="FILE",
-        help="TOML with passwords by ledger id and by ledger type: default = ..., [ledgers], [types]",
+        help="TOML with passwords and secrets by ledger id and type: default = ..., secret = ..., [ledgers], [types]",
     )
     command.add_argument(
         "--strict", action="store_true", help="exit 1, too, if something could not be checked, or is not sealed"
@@ -73,15 +89,38 @@ def storage_options_of(parsed: argparse.Namespace) -> dict[str, Any] | None:
         raise UsageError(f"{path} is to hold options of fsspec in TOML: {error}") from None
 
 
-def password_of(parsed: argparse.Namespace) -> bytes | None:
-    """Return the password from the file or the environment, None if neither is given."""
-    return Secret(file=parsed.password_file, variable=PASSWORD, private=True).read()
+def credentials_of(parsed: argparse.Namespace) -> Credentials:
+    """Return the password and the secret from the files, or those in the environment if no file is given."""
+    given = sources_of(parsed)
+    return environment_credentials(private=True) if given == CredentialSources() else given.read()
+
+
+def sources_of(parsed: argparse.Namespace) -> CredentialSources:
+    """Return the files of the password and the secret that are given."""
+    files = (parsed.password_file, parsed.secret_file)
+    return CredentialSources(*(Secret() if file is None else Secret(file=file, private=True) for file in files))
+
+
+class Given(TypedDict):
+    """The arguments by which calls of the library take a password and a secret."""
+
+    password: bytes
+    secret: bytes | None
+
+
+def given_in(parsed: argparse.Namespace) -> Given:
+    """Return what ``credentials_of`` does, as arguments of a call."""
+    given = credentials_of(parsed)
+    return Given(password=given.password, secret=given.secret)
 
 
 def passwords_of(parsed: argparse.Namespace) -> Passwords:
-    """Return the passwords of ``--passwords``; that of ``--password-file`` or the environment is the default."""
-    default = password_of(parsed)
-    return Passwords(default) if parsed.passwords is None else Passwords.read(parsed.passwords, default, private=True)
+    """Return the passwords of ``--passwords``; what ``credentials_of`` returns is the default."""
+    given = credentials_of(parsed)
+    default, secret = given.password or None, given.secret
+    if parsed.passwords is None:
+        return Passwords(default, secret=secret)
+    return Passwords.read(parsed.passwords, default, secret=secret, private=True)
 
 
 def secret_of(parsed: argparse.Namespace) -> Secret | None:

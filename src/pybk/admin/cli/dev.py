@@ -162,6 +162,7 @@ def _print_started(parsed: argparse.Namespace, cluster: DevCluster, seconds: flo
         serving = counted(len(cluster.bookies), "bookie serves", "bookies serve")
         print(f"\n{serving} after {seconds:.1f} s, in {cluster.directory}")
         print(f"metadata: {cluster.url}   its secret: {cluster.secret_file}")
+        print(f"a secret for ledgers: export PYBK_SECRET_FILE={cluster.path('ledger-secret')}")
         if cluster.page:
             print(f"the page: {cluster.page}   its token, for changes: {cluster.path('token')}")
         else:

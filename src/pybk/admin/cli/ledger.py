@@ -20,7 +20,7 @@ from pybk.admin.cli.arguments import (
     takes_confirmation,
     whole_number,
 )
-from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.cli.credentials import Given, given_in, secret_of, takes_password, takes_secret
 from pybk.admin.cli.output import (
     FAILED,
     PARTLY,
@@ -33,7 +33,7 @@ from pybk.admin.cli.output import (
     print_table,
 )
 from pybk.admin.shown_text import shown_name
-from pybk.credentials import PASSWORD
+from pybk.credentials import PASSWORD, SECRET
 from pybk.errors import UnauthorizedError, UsageError
 from pybk.flags import StorageHint
 
@@ -413,12 +413,12 @@ def _reseal(parsed: argparse.Namespace) -> int:
 
     if not is_url(parsed.path):
         LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
-    password = password_of(parsed)
+    given = given_in(parsed)
     with _manager(parsed, read_only=False) as manager:
         rows = []
         for ledger_id in parsed.ledgers:
-            with _password_needed(ledger_id, password):
-                metadata = manager.reseal(ledger_id, password=password or b"")
+            with _password_needed(ledger_id, given):
+                metadata = manager.reseal(ledger_id, **given)
             rows.append({"ledger": ledger_id, "last_entry": metadata.last_entry_id, "seal": metadata.seal.hex()})
             if not parsed.json:
                 print(f"ledger {ledger_id} was checked up to entry {metadata.last_entry_id} and is sealed")
@@ -433,7 +433,7 @@ def _delete(parsed: argparse.Namespace) -> int:
 
     if not is_url(parsed.path):
         LedgerManager.open(parsed.path, read_only=True).close()  # fails without a store, where an open would create one
-    password = password_of(parsed)
+    given = given_in(parsed)
     ids = list(dict.fromkeys(parsed.ledgers))
     deleted, failed = [], {}
     with _manager(parsed, read_only=parsed.dry_run) as manager:
@@ -446,8 +446,8 @@ def _delete(parsed: argparse.Namespace) -> int:
             confirm(parsed, " ".join(map(str, ids)), f"ledgers are deleted for good: {shown}")
             for ledger_id in ids:
                 try:
-                    with _password_needed(ledger_id, password):
-                        manager.delete_ledger(ledger_id, password=password or b"")
+                    with _password_needed(ledger_id, given):
+                        manager.delete_ledger(ledger_id, **given)
                     deleted.append(ledger_id)
                 except PybkError as error:
                     failed[ledger_id] = " ".join(str(error).split())
@@ -471,21 +471,22 @@ def _manager(parsed: argparse.Namespace, *, read_only: bool = True) -> LedgerMan
 
 def _open_ledger(manager: LedgerManager, parsed: argparse.Namespace) -> LedgerReader:
     """Open a ledger; without ``--recover`` its writer is not fenced."""
-    password = password_of(parsed)
-    with _password_needed(parsed.ledger, password):
-        return manager.open_ledger(parsed.ledger, password=password or b"", recover=parsed.recover)
+    given = given_in(parsed)
+    with _password_needed(parsed.ledger, given):
+        return manager.open_ledger(parsed.ledger, **given, recover=parsed.recover)
 
 
 @contextmanager
-def _password_needed(ledger_id: int, password: bytes | None) -> Iterator[None]:
+def _password_needed(ledger_id: int, given: Given) -> Iterator[None]:
     """Add to the error of a missing or wrong password how it is given."""
     try:
         yield
     except UnauthorizedError as error:
-        how = f"give it with --password-file FILE or in {PASSWORD}"
-        if password is None:
+        how = f"give it with --secret-file FILE, --password-file FILE, or in {SECRET} or {PASSWORD}"
+        if not given["password"] and given["secret"] is None:
             text = (
-                f"no password was given for ledger {ledger_id}, which was created with one; {how}; nothing was changed"
+                f"no password was given for ledger {ledger_id}, and no secret, but it was created with one; {how}; "
+                "nothing was changed"
             )
             raise UnauthorizedError(text) from error
         raise UnauthorizedError(f"{error}; {how}") from error

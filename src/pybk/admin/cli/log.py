@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pybk.admin.cli.arguments import CommandParser, whole_number
-from pybk.admin.cli.credentials import password_of
+from pybk.admin.cli.credentials import Given, given_in
 from pybk.admin.cli.logs import AddVerb, Append, LogVerbs, Record, manager_of, print_result, print_rows
 from pybk.errors import UsageError
 from pybk.streams.position import Position
@@ -88,15 +88,15 @@ class _LogVerbs(LogVerbs["Log"]):
     def truncate(self, log: Log, first: Start) -> None:
         log.truncate(first)
 
-    def rebuild(self, manager: LedgerManager, name: str, first: int | None, password: bytes) -> RebuiltList:
-        return self.sort().rebuild(manager, name, first_seq=first, password=password, insecure=True)
+    def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
+        return self.sort().rebuild(manager, name, first_seq=first, **given, insecure=True)
 
-    def create(self, manager: LedgerManager, name: str, password: bytes, *, insecure: bool) -> None:
-        with _names(manager, password, insecure=insecure) as logs:
+    def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
+        with _names(manager, given, insecure=insecure) as logs:
             logs.create(name).close()
 
     def _rename(self, parsed: argparse.Namespace) -> int:
-        with manager_of(parsed, read_only=False) as manager, _names(manager, password_of(parsed) or b"") as logs:
+        with manager_of(parsed, read_only=False) as manager, _names(manager, given_in(parsed)) as logs:
             logs.rename(parsed.name, parsed.target)
         return print_result(parsed, {"renamed": parsed.target}, f"log {parsed.name} has the name {parsed.target} now")
 
@@ -125,7 +125,7 @@ def _place(text: str) -> Start:
         raise argparse.ArgumentTypeError(f"{text!r:.50} is not a place; it takes {_PLACES}") from None
 
 
-def _names(manager: LedgerManager, password: bytes, *, insecure: bool = True) -> Namespace:
+def _names(manager: LedgerManager, given: Given, *, insecure: bool = True) -> Namespace:
     from pybk.streams.namespace import Namespace
 
-    return Namespace.open(manager, password=password, insecure=insecure)
+    return Namespace.open(manager, **given, insecure=insecure)

@@ -19,7 +19,7 @@ from pybk.admin.cli.arguments import (
     takes_confirmation,
     whole_number,
 )
-from pybk.admin.cli.credentials import password_of, secret_of, takes_password, takes_secret
+from pybk.admin.cli.credentials import Given, given_in, secret_of, takes_password, takes_secret
 from pybk.admin.cli.log_settings import changed_settings, changes_settings, fields_of, takes_settings
 from pybk.admin.cli.output import SOUND, base64, confirm, counted, print_json, print_json_line, print_note, print_table
 from pybk.admin.shown_text import shown_name
@@ -103,14 +103,14 @@ class LogVerbs(ABC, Generic[L]):
         """Drop the records before one."""
 
     @abstractmethod
-    def rebuild(self, manager: LedgerManager, name: str, first: int | None, password: bytes) -> RebuiltList:
+    def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
         """Make the record of a log again."""
 
-    def create(self, manager: LedgerManager, name: str, password: bytes, *, insecure: bool) -> None:
+    def create(self, manager: LedgerManager, name: str, given: Given, *, insecure: bool) -> None:
         """Make a log, which does not exist."""
         if name in self.sort().names(manager, name):
             raise LogExistsError(f"log {name!r} exists in {manager.location}; choose another name")
-        self.sort().open(manager, name, password=password, insecure=insecure).close()
+        self.sort().open(manager, name, **given, insecure=insecure).close()
 
     # ---- verbs ---------------------------------------------------------------------------------------------------
 
@@ -160,9 +160,9 @@ class LogVerbs(ABC, Generic[L]):
         takes_insecure(command)
 
     def open(self, parsed: argparse.Namespace, manager: LedgerManager, name: str, mode: str) -> L:
-        """Open a log that exists; one without a password is opened as such."""
-        password = password_of(parsed) or b""
-        return self.sort().open(manager, name, mode=mode, create=False, password=password, insecure=True)
+        """Open a log that exists; one without password and secret is opened as such."""
+        given = given_in(parsed)
+        return self.sort().open(manager, name, mode=mode, create=False, **given, insecure=True)
 
     def _list(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=True) as manager:
@@ -179,7 +179,7 @@ class LogVerbs(ABC, Generic[L]):
 
     def _create(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=False) as manager:
-            self.create(manager, parsed.name, password_of(parsed) or b"", insecure=parsed.insecure)
+            self.create(manager, parsed.name, given_in(parsed), insecure=parsed.insecure)
         return print_result(parsed, {"created": parsed.name}, f"log {parsed.name} is created")
 
     def _cat(self, parsed: argparse.Namespace) -> int:
@@ -195,10 +195,10 @@ class LogVerbs(ABC, Generic[L]):
         return SOUND
 
     def _append(self, parsed: argparse.Namespace) -> int:
-        password = password_of(parsed) or b""
+        given = given_in(parsed)
         with (
             manager_of(parsed, read_only=False) as manager,
-            self.sort().open(manager, parsed.name, password=password, insecure=parsed.insecure) as log,
+            self.sort().open(manager, parsed.name, **given, insecure=parsed.insecure) as log,
             self.appending(parsed, log) as append,
         ):
             count, last = append_lines(append)
@@ -231,12 +231,12 @@ class LogVerbs(ABC, Generic[L]):
 
     def _sweep(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=False) as manager:
-            deleted = self.sort().sweep(manager, parsed.prefix, password=password_of(parsed) or b"", insecure=True)
+            deleted = self.sort().sweep(manager, parsed.prefix, **given_in(parsed), insecure=True)
         return print_result(parsed, {"deleted": deleted}, f"{counted(len(deleted), 'ledger')} deleted")
 
     def _rebuild(self, parsed: argparse.Namespace) -> int:
         with manager_of(parsed, read_only=False) as manager:
-            found = self.rebuild(manager, parsed.name, parsed.first, password_of(parsed) or b"")
+            found = self.rebuild(manager, parsed.name, parsed.first, given_in(parsed))
         lines = [
             f"log {parsed.name} has records {found.first_seq} to {found.last_seq} in ledgers {shown(found.ledgers)}",
             f"checkpoints: {shown(found.checkpoints) or 'none'}; ledgers left out: {shown(found.left_out) or 'none'}",
@@ -250,8 +250,8 @@ class LogVerbs(ABC, Generic[L]):
                 self.open(parsed, manager, parsed.name, "r").close()
                 return print_result(parsed, {"deleted": None}, f"log {parsed.name} would be deleted")
             confirm(parsed, parsed.name, f"log {parsed.name} is deleted with all its records and {self.contents}")
-            password = password_of(parsed) or b""
-            self.sort().delete(manager, parsed.name, password=password, insecure=True, steal=parsed.steal)
+            given = given_in(parsed)
+            self.sort().delete(manager, parsed.name, **given, insecure=True, steal=parsed.steal)
         return print_result(parsed, {"deleted": parsed.name}, f"log {parsed.name} is deleted")
 
     def _settings(self, parsed: argparse.Namespace) -> int:

@@ -11,7 +11,9 @@ from pybk.admin.cli.arguments import secret_needed, whole_number
 from pybk.admin.cli.clusters import url_of
 from pybk.admin.cli.credentials import secret_of
 from pybk.admin.cli.output import DAMAGED, SOUND, print_json, print_table
+from pybk.credentials import Credentials
 from pybk.errors import SafetyCheckError
+from pybk.feature_level import FeatureLevel
 
 if TYPE_CHECKING:
     from pybk.manager.ledger_manager import LedgerManager
@@ -53,12 +55,20 @@ def probe(parsed: argparse.Namespace) -> int:
     return SOUND if found["result"] == "ok" else DAMAGED
 
 
+def _credentials(level: FeatureLevel) -> Credentials:
+    """Return the secret of a ledger to try; a password if the cluster's level has no ledgers with a secret."""
+    key = secrets.token_bytes(32)
+    return Credentials(secret=key) if level >= FeatureLevel.SECRETS else Credentials(key)
+
+
 def _probed(manager: LedgerManager, parsed: argparse.Namespace, name: str | None) -> dict[str, Any]:
-    password = secrets.token_bytes(32)
+    given = _credentials(manager.feature_level)
     payloads = [secrets.token_bytes(parsed.bytes) for _ in range(parsed.entries)]
     copies = None if name is None else 1
     began = time.monotonic()
-    writer = manager.create_ledger(password=password, ledger_type=_TYPE, ensemble_size=copies)
+    writer = manager.create_ledger(
+        password=given.password, secret=given.secret, ledger_type=_TYPE, ensemble_size=copies
+    )
     seconds = {"create": time.monotonic() - began}
     try:
         bookies = [each.bookie_id for each in writer.metadata.fragments[-1].ensemble]
@@ -77,13 +87,13 @@ def _probed(manager: LedgerManager, parsed: argparse.Namespace, name: str | None
         writer.close()
         seconds["close"] = time.monotonic() - began
         began = time.monotonic()
-        with manager.open_ledger(writer.ledger_id, password=password) as reader:
+        with manager.open_ledger(writer.ledger_id, password=given.password, secret=given.secret) as reader:
             found = [entry.payload for entry in reader.read(0, len(payloads) - 1)] if payloads else []
         seconds["read all"] = time.monotonic() - began
     finally:
         writer.close()
         began = time.monotonic()
-        manager.delete_ledger(writer.ledger_id, password=password)
+        manager.delete_ledger(writer.ledger_id, password=given.password, secret=given.secret)
         seconds["delete"] = time.monotonic() - began
     return {
         "ledger": writer.ledger_id,

@@ -1,4 +1,4 @@
-"""The command ``pybk secret``: replaces the secret of a cluster while it runs."""
+"""The command ``pybk secret``: makes secrets, and replaces that of a cluster while it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pybk.admin.cli.arguments import CommandParser
+from pybk.admin.cli.arguments import CommandParser, takes_output
 from pybk.admin.cli.clusters import add_verb, admin_of
 from pybk.admin.cli.output import SOUND, print_json, print_table
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk secret``."""
     verbs = parser.add_subparsers()
+    new = verbs.add_parser("new", help="write a random secret, of ledgers or a cluster, to a new file for you alone")
+    new.add_argument("file", metavar="FILE", help="the file; it must not exist")
+    takes_output(new)
+    new.set_defaults(run=_new)
     add_verb(verbs, "status", _shown(lambda admin: None), "show which secrets are valid, and what uses the old one")
     add_verb(
         verbs, "add", _shown(lambda admin: admin.add_secret()), "accept the secret in FILE.next as well as that in FILE"
@@ -40,6 +44,17 @@ def add(parser: CommandParser) -> None:
         _shown(lambda admin: admin.retire_secret()),
         "refuse the old secret; exit 3 if something still uses it",
     )
+
+
+def _new(parsed: argparse.Namespace) -> int:
+    from pybk.credentials import write_new_secret
+
+    write_new_secret(parsed.file)
+    if parsed.json:
+        print_json({"written": parsed.file})
+    else:
+        print(f"{parsed.file} holds a new secret, for its owner alone; keep a copy elsewhere")
+    return SOUND
 
 
 def _shown(step: Callable[[ClusterAdmin], object]) -> Callable[[argparse.Namespace], int]:

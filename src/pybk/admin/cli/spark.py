@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pybk.admin.cli.arguments import CLUSTER, STORE_OR_CLUSTER, CommandParser, add_command
 from pybk.admin.cli.credentials import (
-    password_of,
+    given_in,
     passwords_of,
     secret_of,
     takes_password,
@@ -162,7 +162,7 @@ def _quorums(text: str) -> tuple[int, int, int]:
 
 def _common(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments that all jobs take."""
-    return {"cluster_secret": secret_of(parsed), "password": password_of(parsed), "quiet": parsed.quiet or parsed.json}
+    return {"cluster_secret": secret_of(parsed), **given_in(parsed), "quiet": parsed.quiet or parsed.json}
 
 
 def _selection(parsed: argparse.Namespace) -> dict[str, Any]:
@@ -220,9 +220,7 @@ def _left_out(
 def _collect(parsed: argparse.Namespace) -> int:
     from pybk.spark.sink.manifest import collect
 
-    found = collect(
-        parsed.path, cluster_secret=secret_of(parsed), password=password_of(parsed), older_than=parsed.older_than
-    )
+    found = collect(parsed.path, cluster_secret=secret_of(parsed), **given_in(parsed), older_than=parsed.older_than)
     if parsed.json:
         print_json({"deleted": found})
     else:

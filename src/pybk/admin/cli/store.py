@@ -22,7 +22,7 @@ from pybk.admin.cli.output import (
     progress_bar,
 )
 from pybk.admin.shown_text import shown_text
-from pybk.credentials import PASSWORD
+from pybk.credentials import PASSWORD, SECRET
 
 if TYPE_CHECKING:
     from pybk.storage.repair.rebuild import RebuildReport
@@ -186,7 +186,7 @@ def _summary(found: VerifyReport) -> str:
     if found.unauthenticated:
         text += (
             f"; the entries of {counted(found.unauthenticated, 'ledger')} were checked by checksum only, their digests "
-            f"need the password: --passwords, --password-file or {PASSWORD}"
+            f"need the secret or password: --passwords, --secret-file, --password-file, {SECRET} or {PASSWORD}"
         )
     if found.seals_unchecked:
         text += (

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pybk.admin.cli.arguments import CommandParser, whole_number
+from pybk.admin.cli.credentials import Given
 from pybk.admin.cli.logs import Append, LogVerbs, Record
 
 if TYPE_CHECKING:
@@ -57,5 +58,5 @@ class _WalVerbs(LogVerbs["WriteAheadLog"]):
     def truncate(self, log: WriteAheadLog, first: int) -> None:
         log.truncate_before(first)
 
-    def rebuild(self, manager: LedgerManager, name: str, first: int | None, password: bytes) -> RebuiltList:
-        return self.sort().rebuild(manager, name, first_lsn=first, password=password, insecure=True)
+    def rebuild(self, manager: LedgerManager, name: str, first: int | None, given: Given) -> RebuiltList:
+        return self.sort().rebuild(manager, name, first_lsn=first, **given, insecure=True)

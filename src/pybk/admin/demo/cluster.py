@@ -80,7 +80,7 @@ class Cluster:
         self.source = source
         self.url = f"lmdb://{quote(os.path.abspath(directory))}/metadata"
         self.secret = secrets.token_bytes(32)
-        self.password = secrets.token_bytes(16)
+        self.ledger_secret = secrets.token_bytes(32)
         self.paths = {f"node-{number}": os.path.join(directory, f"node-{number}") for number in range(1, NODES + 1)}
         common = {"metadata": self.url, "secret": self.secret.hex()}
         self.nodes = {
@@ -93,8 +93,8 @@ class Cluster:
 
     def writer(self) -> Child:
         """Start and return a writer process."""
-        source, password = self.source, self.password.hex()
-        task = {"files": source.files, "bytes": source.file_bytes, "password": password}
+        source, secret = self.source, self.ledger_secret.hex()
+        task = {"files": source.files, "bytes": source.file_bytes, "ledger_secret": secret}
         return Child(WRITER, {**task, "metadata": self.url, "secret": self.secret.hex()})
 
     def fragments(self, ledger_id: int) -> list[list[str]]:
@@ -111,7 +111,7 @@ class Cluster:
     def recover(self, ledger_id: int) -> tuple[str, int]:
         """Have the first living node open a ledger with recovery; return the node's name and the last entry."""
         name, node = next(iter(self.nodes.items()))
-        node.send({"ledger": ledger_id, "password": self.password.hex()})
+        node.send({"ledger": ledger_id, "ledger_secret": self.ledger_secret.hex()})
         found = node.answer()
         print(
             f"{name} opened ledger {ledger_id}: fenced, recovered and closed it after entry {found['last']:,} in "
@@ -201,7 +201,7 @@ def pause_and_refuse(cluster: Cluster) -> WriterReport:
 def read_all(cluster: Cluster, written: Iterable[WriterReport]) -> None:
     """Read ledgers through the client and compare them with the input."""
     for one in written:
-        with cluster.client.open_ledger(one.ledger_id, password=cluster.password) as reader:
+        with cluster.client.open_ledger(one.ledger_id, secret=cluster.ledger_secret) as reader:
             read = read_back(reader, chain.from_iterable(cluster.source.repeated()))
         print(
             f"Read ledger {one.ledger_id} over the network: {read.entries:,} entries, byte for byte, "
@@ -222,7 +222,7 @@ def check_replicas(
     """
     opened, _ = open_cluster(cluster.url, cluster.secret, create=False)
     with opened:
-        ledger = unlocked(metadata, opened.identity, cluster.password)
+        ledger = unlocked(metadata, opened.identity, cluster.ledger_secret)
     rows = []
     lacking = 0
     for fragment, first, last in fragments_of(metadata):

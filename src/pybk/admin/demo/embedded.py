@@ -73,12 +73,12 @@ class LedgerProgress:
         self.latencies += progress.latencies
 
 
-def write_and_kill(store: str, source: Source, password: bytes) -> list[LedgerProgress]:
+def write_and_kill(store: str, source: Source, secret: bytes) -> list[LedgerProgress]:
     """Have a child process write the whole input, kill it half-way, and return its reports by kind."""
     written = [LedgerProgress(kind) for kind in range(len(KINDS))]
     seen = 0
     killed = False
-    task = {"store": store, "files": source.files, "bytes": source.file_bytes, "password": password.hex()}
+    task = {"store": store, "files": source.files, "bytes": source.file_bytes, "secret": secret.hex()}
     with Child(WRITER, task) as child, meter("writing", source.file_bytes // 2, "B") as bar:
         for report in child.reports():
             progress = Progress(*report)
@@ -96,11 +96,11 @@ def write_and_kill(store: str, source: Source, password: bytes) -> list[LedgerPr
     return [one for one in written if one.ledger_id >= 0]
 
 
-def recover(manager: LedgerManager, source: Source, password: bytes, written: Iterable[LedgerProgress]) -> list[int]:
+def recover(manager: LedgerManager, source: Source, secret: bytes, written: Iterable[LedgerProgress]) -> list[int]:
     """Recover the ledgers of the killed process and check their entries; return their number of lines by kind."""
     kept = [0] * len(KINDS)
     for one in written:
-        with manager.open_ledger(one.ledger_id, password=password) as reader:
+        with manager.open_ledger(one.ledger_id, secret=secret) as reader:
             found = read_back(reader, lines_of(source, one.kind, one.skip))
         if found.entries <= one.confirmed:
             raise LostEntryError(
@@ -111,7 +111,7 @@ def recover(manager: LedgerManager, source: Source, password: bytes, written: It
     return kept
 
 
-def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: list[int]) -> list[LedgerProgress]:
+def write_rest(manager: LedgerManager, source: Source, secret: bytes, kept: list[int]) -> list[LedgerProgress]:
     """Write the lines that the killed process did not write into new ledgers."""
     written = [LedgerProgress(kind, skip) for kind, skip in enumerate(kept)]
     with meter("writing the rest", source.file_bytes // 2, "B") as bar:
@@ -120,14 +120,14 @@ def write_rest(manager: LedgerManager, source: Source, password: bytes, kept: li
             written[progress.kind].add(progress)
             bar.update(progress.payload_bytes)
 
-        write_lines(manager, source, password, kept, report)
+        write_lines(manager, source, secret, kept, report)
     return written
 
 
 def read_all(
     manager: LedgerManager,
     source: Source,
-    password: bytes,
+    secret: bytes,
     written: list[LedgerProgress],
     tier: StorageHint | None = None,
 ) -> list[ReadBack]:
@@ -136,7 +136,7 @@ def read_all(
     with meter(f"reading from {tier.name if tier else 'its own tier'}", len(written), " ledgers") as bar:
         for one in written:
             manager.move_ledger(one.ledger_id, tier or KINDS[one.kind].hint)
-            with manager.open_ledger(one.ledger_id, password=password) as reader:
+            with manager.open_ledger(one.ledger_id, secret=secret) as reader:
                 results.append(read_back(reader, lines_of(source, one.kind, one.skip)))
             bar.update(1)
     return results
@@ -181,21 +181,21 @@ def run(directory: str, source: Source) -> None:
         LostEntryError: An acknowledged entry is missing or different.
     """
     store = os.path.join(directory, "store")
-    password = secrets.token_bytes(16)
+    secret = secrets.token_bytes(32)
     size = source.file_bytes / (1 << 20)
     print(f"Writing each line of {len(source.files):,} files, {size:,.1f} MiB, as an entry; the store is {store}")
-    killed = write_and_kill(store, source, password)
+    killed = write_and_kill(store, source, secret)
     begin = time.perf_counter()
     with LedgerManager.open(store) as manager:
         opened = time.perf_counter() - begin
-        kept = recover(manager, source, password, killed)
+        kept = recover(manager, source, secret, killed)
         acknowledged = sum(one.confirmed + 1 for one in killed)
         print(
             f"Reopened in {opened:.3f} s. All {acknowledged:,} acknowledged entries are back byte for byte, and "
             f"{sum(kept) - acknowledged:,} that were on their way."
         )
-        written = killed + [one for one in write_rest(manager, source, password, kept) if one.ledger_id >= 0]
-        results = read_all(manager, source, password, written)
+        written = killed + [one for one in write_rest(manager, source, secret, kept) if one.ledger_id >= 0]
+        results = read_all(manager, source, secret, written)
         table = [row(manager, one, read) for one, read in zip(written, results, strict=True)]
         align = ["right", *["left"] * 5, *["right"] * 6]
         print(tabulate(table, headers=HEADERS, disable_numparse=True, colalign=align))
@@ -204,7 +204,7 @@ def run(directory: str, source: Source) -> None:
         check_total(results, lines)
         print(f"All {lines:,} lines, moved to each tier in turn and read again byte for byte:")
         for tier in StorageHint:
-            results = read_all(manager, source, password, written, tier)
+            results = read_all(manager, source, secret, written, tier)
             check_total(results, lines)
             seconds = sum(read.seconds for read in results)
             size = sum(read.payload_bytes for read in results) / (1 << 20)

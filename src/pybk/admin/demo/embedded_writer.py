@@ -16,7 +16,7 @@ def main() -> None:
     todo = task()
     with LedgerManager.open(todo["store"]) as manager:
         source = Source(tuple(todo["files"]), todo["bytes"])
-        write_lines(manager, source, bytes.fromhex(todo["password"]), [0] * len(KINDS), report)
+        write_lines(manager, source, bytes.fromhex(todo["secret"]), [0] * len(KINDS), report)
         os.close(sys.stdout.fileno())
         list(orders())
 

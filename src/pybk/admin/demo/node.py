@@ -21,7 +21,7 @@ def main() -> None:
         report("serving")
         for order in orders():
             begin = time.perf_counter()
-            with manager.open_ledger(order["ledger"], password=bytes.fromhex(order["password"])) as reader:
+            with manager.open_ledger(order["ledger"], secret=bytes.fromhex(order["ledger_secret"])) as reader:
                 report({"last": reader.last_add_confirmed, "seconds": time.perf_counter() - begin})
 
 

@@ -15,7 +15,7 @@ def main() -> None:
     source = Source(tuple(todo["files"]), todo["bytes"])
     with LedgerManager.connect(todo["metadata"], cluster_secret=bytes.fromhex(todo["secret"])) as manager:
         writer = manager.create_ledger(
-            password=bytes.fromhex(todo["password"]), ensemble_size=3, write_quorum=3, ack_quorum=2
+            secret=bytes.fromhex(todo["ledger_secret"]), ensemble_size=3, write_quorum=3, ack_quorum=2
         )
         report({"ledger": writer.ledger_id})
         try:

@@ -11,6 +11,7 @@ from pybk.admin.demo.source import Source
 from pybk.bookie.replicas import Replicas
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.config import StoreConfig
+from pybk.credentials import Credentials
 from pybk.ledger.digest import entry_digest
 from pybk.ledger.entry import EntryBatch
 from pybk.ledger.keys import KeyRing
@@ -46,10 +47,11 @@ def fragments_of(metadata: LedgerMetadata) -> Iterator[tuple[Fragment, int, int]
         yield fragment, first, end - 1
 
 
-def unlocked(metadata: LedgerMetadata, identity: ClusterIdentity, password: bytes) -> RemoteLedger:
+def unlocked(metadata: LedgerMetadata, identity: ClusterIdentity, secret: bytes) -> RemoteLedger:
     """Return the ledger with the key that verifies its entries' digests."""
     ring = KeyRing(identity.cluster_id, identity.salt, cost=identity.cost)
-    keys = keys_of(ring, password, metadata)
+    keys = keys_of(ring, Credentials(secret=secret), metadata)
+    assert keys is not None, "the ledger was made with a secret"
     ledger = RemoteLedger(metadata, 0, b"")
     ledger.unlock(keys, LedgerSeal(keys, entry_digest(metadata.digest_type, metadata.ledger_id, keys.entry_key)))
     return ledger

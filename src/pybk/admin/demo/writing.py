@@ -60,10 +60,10 @@ class Progress(NamedTuple):
     longest: float = 0.0
 
 
-def create(manager: LedgerManager, kind: LedgerKind, password: bytes) -> LedgerWriter:
+def create(manager: LedgerManager, kind: LedgerKind, secret: bytes) -> LedgerWriter:
     """Create a ledger of a kind."""
     return manager.create_ledger(
-        password=password,
+        secret=secret,
         ledger_type=kind.ledger_type,
         storage_hints={kind.hint},
         write_flags=kind.write_flags,
@@ -75,7 +75,7 @@ def create(manager: LedgerManager, kind: LedgerKind, password: bytes) -> LedgerW
 def write_lines(
     manager: LedgerManager,
     source: Source,
-    password: bytes,
+    secret: bytes,
     skip: Sequence[int],
     report: Callable[[Progress], None],
 ) -> list[int]:
@@ -84,14 +84,14 @@ def write_lines(
     Args:
         manager: The manager of the store.
         source: The lines.
-        password: The password of the new ledgers.
+        secret: The secret of the new ledgers.
         skip: The number of lines of each kind that were written before.
         report: Called after each chunk is acknowledged.
 
     Returns:
         The ids of the ledgers.
     """
-    writers = [create(manager, kind, password) for kind in KINDS]
+    writers = [create(manager, kind, secret) for kind in KINDS]
     left = list(skip)
     for number, chunk in enumerate(source.dealt()):
         kind = number % len(KINDS)

@@ -4,6 +4,7 @@
 |---|---|
 | ``dev.json`` | the members and their processes; a directory without it was not made here, and is left alone |
 | ``cluster-secret`` | the secret of the cluster, for its owner alone |
+| ``ledger-secret`` | a secret for ledgers of the cluster |
 | ``token``, ``tokens`` | a token of the scope admin, and what the console keeps of it |
 | ``ports`` | the HTTP ports of the bookies, for the console |
 | ``metadata`` | the metadata store, LMDB |
@@ -51,6 +52,7 @@ PORTS: Final = "ports"
 _SCHEMA: Final = 1
 _OWN: Final = (
     *("data", "devices", "logs", "faults", "metadata", "cluster-secret", "cluster-secret.next", "token", "tokens"),
+    "ledger-secret",
     *(PORTS, f"{PORTS}.new", f"{STATE}.new", STATE),
 )
 """What a cluster makes in its directory; the file that says that it is one is removed last."""
@@ -175,6 +177,7 @@ class DevCluster:
         kept, text = Token.new("dev", Scope.ADMIN)
         for name, content in (
             ("cluster-secret", secrets.token_hex(32)),
+            ("ledger-secret", secrets.token_hex(32)),
             ("token", text),
             ("tokens", kept.line()),
         ):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from pybk.errors import NoSuchLedgerError, PybkError, UsageError
 from pybk.spark.connection import StoreOrCluster, connection
-from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of, selected_ledgers, where_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread
 from pybk.spark.jobs.transfer import (
     COPY_OF,
@@ -27,7 +27,7 @@ from pybk.spark.jobs.transfer import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import Secret
+    from pybk.credentials import CredentialSources, Secret
     from pybk.spark.sink.manifest import WrittenLedger
 
 _ROUND_BYTES: Final = 4 << 30
@@ -66,6 +66,7 @@ def copy(
     cluster_secret: bytes | Secret | None = None,
     target_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     ledgers: Iterable[int] | None = None,
     ledger_type: str | None = None,
     open_too: bool = False,
@@ -84,6 +85,7 @@ def copy(
         cluster_secret: The secret of the source cluster.
         target_secret: The secret of the target cluster.
         password: The password of the ledgers and of their copies; None stands for the empty one.
+        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
         ledgers: Ids of the ledgers to copy; None for all.
         ledger_type: Copy only ledgers of this type.
         open_too: Also copy ledgers that are not closed, up to their last add confirmed; the copies are closed. If such
@@ -104,14 +106,14 @@ def copy(
     """
     place = where_of(source, cluster_secret)
     there = cluster_of(target, target_secret, "other processes cannot write ledgers to it")
-    secret = secret_of(password)
+    given = CredentialSources.of(password, secret)
     found = connection(place)
     origin = found.manager.store_id.hex()
     if origin == connection(there).manager.store_id.hex():
         raise UsageError(f"{there} is the source itself; copy the ledgers to another cluster")
-    to = TransferTarget(there, secret, COPY_OF, origin)
+    to = TransferTarget(there, given, COPY_OF, origin)
     wanted = partial(selected_ledgers, place, None if ledgers is None else tuple(ledgers), ledger_type)
-    plan = plan_transfer(found, secret.read(), wanted, open_too=open_too, quorums=quorums)
+    plan = plan_transfer(found, given.read(), wanted, open_too=open_too, quorums=quorums)
     copied = _copy_all(spark, place, to, plan, quiet)
     now = to.there()
     return Copied(
@@ -182,8 +184,9 @@ def _copy(place: StoreOrCluster, to: TransferTarget, header: TransferHeader) -> 
     """Copy one ledger; runs in an executor. Returns the reason if that failed, None if it was deleted meanwhile."""
     writer = None
     try:
+        given = to.given.read()
         with connection(place).manager.open_ledger(
-            header.ledger_id, password=to.password.read() or b"", recover=False
+            header.ledger_id, password=given.password, secret=given.secret, recover=False
         ) as reader:
             writer = to.create(header)
             at, pending = 0, None

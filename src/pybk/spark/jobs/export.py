@@ -12,7 +12,7 @@ from pybk.errors import CorruptError, UsageError
 from pybk.spark.connection import connection
 from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, row_of
 from pybk.spark.jobs.formats import register_source
-from pybk.spark.jobs.ledgers import StoreOrUrl, secret_of, selected_ledgers, where_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
 from pybk.spark.jobs.transfer import TransferHeader, plan_transfer
 from pybk.spark.options import BATCH_BYTES, Positions, SourceOptions
@@ -21,7 +21,7 @@ from pybk.spark.source.planning import ranges_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import Secret
+    from pybk.credentials import CredentialSources, Secret
     from pybk.spark.connection import StoreOrCluster
 
 
@@ -55,6 +55,7 @@ def export(
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     ledgers: Iterable[int] | None = None,
     ledger_type: str | None = None,
     open_too: bool = False,
@@ -69,6 +70,7 @@ def export(
         directory: The target: any path to which Spark can write.
         cluster_secret: The secret of the cluster.
         password: The password of the ledgers; None stands for the empty one.
+        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
         ledgers: Ids of the ledgers to export; None for all.
         ledger_type: Export only ledgers of this type.
         open_too: Also export ledgers that are not closed, up to their last add confirmed.
@@ -87,16 +89,16 @@ def export(
     if mode not in ("errorifexists", "overwrite"):
         raise UsageError(f"mode is {mode!r:.100}; an export takes 'errorifexists' or 'overwrite'")
     place = where_of(where, cluster_secret)
-    secret = secret_of(password)
+    given = CredentialSources.of(password, secret)
     found = connection(place)
     export_id = secrets.token_hex(16)
     wanted = partial(selected_ledgers, place, None if ledgers is None else tuple(ledgers), ledger_type)
-    plan = plan_transfer(found, secret.read(), wanted, open_too=open_too)
+    plan = plan_transfer(found, given.read(), wanted, open_too=open_too)
     entries = sum(header.entries for header in plan.headers)
     with shown_jobs(spark, f"pybk: export {place}", quiet=quiet):
         to, last = (f"{directory.rstrip('/')}/{name}" for name in (ENTRIES_DIRECTORY, LEDGERS_DIRECTORY))
         _delete_table(spark, last, overwrite=mode == "overwrite")
-        options = _options(place, secret, plan.headers)
+        options = _options(place, given, plan.headers)
         spark.read.format(register_source(spark, options)).load().write.mode(mode).parquet(to)
         written = spark.read.parquet(to).count()
         if written != entries:
@@ -127,12 +129,12 @@ def _delete_table(spark: SparkSession, table: str, *, overwrite: bool) -> None:
     files.delete(path, True)
 
 
-def _options(where: StoreOrCluster, password: Secret, headers: Sequence[TransferHeader]) -> SourceOptions:
+def _options(where: StoreOrCluster, given: CredentialSources, headers: Sequence[TransferHeader]) -> SourceOptions:
     """Return options that read exactly the entries of the headers."""
     ids = [header.ledger_id for header in headers if header.entries]
     return SourceOptions(
         where=where,
-        password=password,
+        given=given,
         ledgers=ranges_of(ids) or ((0, -1),),
         ledger_type=None,
         payload=True,

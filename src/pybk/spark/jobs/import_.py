@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from pybk.errors import CorruptError, IllegalOperationError, UsageError
 from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, header_of
 from pybk.spark.jobs.formats import register_sink
-from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of
 from pybk.spark.jobs.spreading import context_of, shown_jobs
 from pybk.spark.jobs.transfer import (
     IMPORT_OF,
@@ -30,7 +30,7 @@ from pybk.spark.jobs.transfer import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import Secret
+    from pybk.credentials import CredentialSources, Secret
     from pybk.manager.append_future import AppendFuture
     from pybk.manager.ledger_writer import LedgerWriter
     from pybk.spark.sink.manifest import WrittenLedger
@@ -73,6 +73,7 @@ def import_(
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     quorums: Quorums | None = None,
     quiet: bool = False,
 ) -> Imported:
@@ -86,6 +87,7 @@ def import_(
         directory: The directory of the export.
         cluster_secret: The secret of the cluster.
         password: The password of the new ledgers; None stands for the empty one.
+        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
         quorums: Ensemble size, write quorum and ack quorum of the new ledgers; None for those that were exported, or
             for the cluster's defaults if the ledgers were exported from a store.
         quiet: Do not show progress.
@@ -114,7 +116,9 @@ def import_(
     headers = [header_of(row) for row in rows]
     if quorums is not None:
         headers = [replace(header, quorums=quorums) for header in headers]
-    to = TransferTarget(place, secret_of(password), IMPORT_OF, rows[0].export_id, safest_quorums(headers))
+    to = TransferTarget(
+        place, CredentialSources.of(password, secret), IMPORT_OF, rows[0].export_id, safest_quorums(headers)
+    )
     # The number is read before the ledgers are listed: a commit that the listing misses takes this number, so ours
     # is then refused.
     number = to.sink.record().last + 1

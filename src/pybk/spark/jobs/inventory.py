@@ -27,13 +27,13 @@ from pybk.ledger.seal import end_is_sealed
 from pybk.replication.fragments import fragment_ranges
 from pybk.replication.replica_check import spans_of
 from pybk.spark.connection import Connection, StoreOrCluster, connection
-from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, secret_of, selected_ledgers, where_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pybk.credentials import Secret
+    from pybk.credentials import Credentials, CredentialSources, Secret
     from pybk.ledger.ledger_metadata import LedgerMetadata
 
 _CHUNK: Final = 200
@@ -147,6 +147,7 @@ def inventory(
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     ledgers: Iterable[int] | None = None,
     ledger_type: str | None = None,
     quiet: bool = False,
@@ -158,6 +159,7 @@ def inventory(
         where: A store's directory, or a cluster's metadata URL.
         cluster_secret: The secret of the cluster.
         password: The password of open ledgers; without it, their entries and bytes are not known.
+        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
         ledgers: Ids of the ledgers to list; None for all.
         ledger_type: List only ledgers of this type.
         quiet: Do not show progress.
@@ -180,7 +182,7 @@ def inventory(
     sizes = list(map(len, chunks))
 
     def frame(rows: Any, schema: StructType, what: str) -> DataFrame:
-        work = partial(rows, place, secret_of(password), known)
+        work = partial(rows, place, CredentialSources.of(password, secret), known)
         return spread_rows(
             spark, work, chunks, schema, sizes=sizes, what=f"pybk: inventory of {what} {place}", quiet=quiet
         )
@@ -203,23 +205,23 @@ def _known(found: Connection) -> _ClusterState:
 
 
 def _looked(
-    where: StoreOrCluster, password: Secret, ids: Iterable[int]
+    where: StoreOrCluster, given: CredentialSources, ids: Iterable[int]
 ) -> Iterator[tuple[LedgerMetadata, int | None, int | None]]:
     """Yield metadata, entries and payload bytes of ledgers; None for unknown numbers. Runs in an executor."""
     found = connection(where)
     for ledger_id in ids:
         with suppress(NoSuchLedgerError):  # deleted meanwhile
             metadata = found.manager.ledger_metadata(ledger_id)
-            yield metadata, *_extent(found, metadata, password.read())
+            yield metadata, *_extent(found, metadata, given.read())
 
 
-def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int | None, int | None]:
+def _extent(found: Connection, metadata: LedgerMetadata, given: Credentials) -> tuple[int | None, int | None]:
     """Return the number of entries and payload bytes of a ledger; None where they are not known."""
     if found.metadata is None:
         descriptor = found.backend.descriptor(metadata.ledger_id)
         return descriptor.last_add_confirmed + 1, descriptor.length_durable
     try:
-        last, length = end_of(found, metadata, password)
+        last, length = end_of(found, metadata, given)
     except NoSuchLedgerError:
         raise
     except PybkError as error:  # the password is wrong, or too few bookies answer
@@ -229,10 +231,10 @@ def _extent(found: Connection, metadata: LedgerMetadata, password: bytes | None)
 
 
 def _ledgers(
-    where: StoreOrCluster, password: Secret, known: _ClusterState, ids: list[int]
+    where: StoreOrCluster, given: CredentialSources, known: _ClusterState, ids: list[int]
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of some ledgers."""
-    for metadata, entries, length in _looked(where, password, ids):
+    for metadata, entries, length in _looked(where, given, ids):
         created_ns = metadata.creation_time_ns
         yield (
             metadata.ledger_id,
@@ -251,10 +253,10 @@ def _ledgers(
 
 
 def _replicas(
-    where: StoreOrCluster, password: Secret, known: _ClusterState, ids: list[int]
+    where: StoreOrCluster, given: CredentialSources, known: _ClusterState, ids: list[int]
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of the replicas of some ledgers."""
-    for metadata, entries, length in _looked(where, password, ids):
+    for metadata, entries, length in _looked(where, given, ids):
         kinds = metadata.ledger_id, str(metadata.ledger_type), metadata.tier.value
         last = (entries or 0) - 1
         found = (

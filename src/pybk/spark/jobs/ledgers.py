@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from pybk.credentials import Passwords, Secret
+from pybk.credentials import Credentials, Passwords, Secret
 from pybk.errors import NoSuchLedgerError, UsageError
 from pybk.flags import LedgerType
 from pybk.ledger.ledger_check import find_seal
@@ -51,11 +51,6 @@ def cluster_of(place: StoreOrUrl, cluster_secret: bytes | Secret | None, what: s
     return where
 
 
-def secret_of(password: bytes | Secret | None) -> Secret:
-    """Return a password in the form that is sent to executors."""
-    return password if isinstance(password, Secret) else Secret(password)
-
-
 def selected_ledgers(
     where: StoreOrCluster, ledgers: Iterable[int] | None = None, ledger_type: str | None = None, *, system: bool = False
 ) -> list[LedgerMetadata]:
@@ -92,12 +87,12 @@ def seal_for(found: Connection, metadata: LedgerMetadata, passwords: Passwords) 
     return find_seal(found.backend.key_ring, found.backend.verifier, passwords, metadata)
 
 
-def unlocks(manager: LedgerManager, metadata: LedgerMetadata, password: bytes | None) -> bool:
-    """Return whether a password is that of a ledger; None stands for the empty password."""
-    return manager.check_password(metadata, password or b"")
+def unlocks(manager: LedgerManager, metadata: LedgerMetadata, given: Credentials) -> bool:
+    """Return whether a password or secret is that of a ledger."""
+    return manager.check_password(metadata, given.password, secret=given.secret)
 
 
-def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:
+def end_of(found: Connection, metadata: LedgerMetadata, given: Credentials) -> tuple[int, int]:
     """Return the last entry of a ledger that can be read now, -1 for none, and the approximate payload bytes up to it.
 
     Raises:
@@ -107,11 +102,13 @@ def end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) 
     """
     if metadata.state is LedgerState.CLOSED:
         return metadata.last_entry_id, metadata.length
-    with found.manager.open_ledger(metadata.ledger_id, password=password or b"", recover=False) as reader:
+    with found.manager.open_ledger(
+        metadata.ledger_id, password=given.password, secret=given.secret, recover=False
+    ) as reader:
         return reader.last_add_confirmed, reader.length
 
 
-def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | None) -> tuple[int, int]:
+def exact_end_of(found: Connection, metadata: LedgerMetadata, given: Credentials) -> tuple[int, int]:
     """Return the same as ``end_of``, but with the exact payload bytes up to the last entry.
 
     Raises:
@@ -119,7 +116,9 @@ def exact_end_of(found: Connection, metadata: LedgerMetadata, password: bytes | 
     """
     if metadata.state is LedgerState.CLOSED:
         return metadata.last_entry_id, metadata.length
-    with found.manager.open_ledger(metadata.ledger_id, password=password or b"", recover=False) as reader:
+    with found.manager.open_ledger(
+        metadata.ledger_id, password=given.password, secret=given.secret, recover=False
+    ) as reader:
         last = reader.last_add_confirmed
         return last, next(reader.read(last, last)).length if last >= 0 else 0
 

@@ -12,13 +12,13 @@ from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.spark.connection import StoreOrCluster, connection
-from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, secret_of, selected_ledgers, unlocks
+from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, selected_ledgers, unlocks
 from pybk.spark.jobs.spreading import spread
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import Secret
+    from pybk.credentials import CredentialSources, Secret
     from pybk.ledger.ledger_metadata import LedgerMetadata
 
 
@@ -50,6 +50,7 @@ def tier(
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     ledgers: Iterable[int] | None = None,
     ledger_type: str | None = None,
     hint: StorageHint | None = None,
@@ -66,6 +67,7 @@ def tier(
         target: The tier.
         cluster_secret: The secret of the cluster.
         password: The password of the ledgers; None stands for the empty one.
+        secret: The secret, for ledgers with one. With both, each ledger takes its own, and new ones the secret.
         ledgers: Move only ledgers with these ids.
         ledger_type: Move only ledgers of this type.
         hint: Move only ledgers that were created with this hint.
@@ -83,7 +85,7 @@ def tier(
     """
     place = cluster_of(where, cluster_secret, "only that process moves its ledgers")
     target = StorageHint(target)
-    secret = secret_of(password)
+    given = CredentialSources.of(password, secret)
     before_ns = None if older_than is None else time.time_ns() - int(older_than * 1e9)
     wanted = [
         each
@@ -95,9 +97,9 @@ def tier(
         and (larger_than is None or each.length > larger_than)
     ]
     manager = connection(place).manager
-    opened = {each.ledger_id: unlocks(manager, each, secret.read()) for each in wanted}
+    opened = {each.ledger_id: unlocks(manager, each, given.read()) for each in wanted}
     movable = [each for each in wanted if opened[each.ledger_id]]
-    failed = {} if dry_run else _moved(spark, place, secret, movable, target, quiet)
+    failed = {} if dry_run else _moved(spark, place, given, movable, target, quiet)
     moved = [each for each in movable if each.ledger_id not in failed]
     return Tiered(
         target=target,
@@ -112,7 +114,7 @@ def tier(
 def _moved(
     spark: SparkSession,
     where: StoreOrCluster,
-    password: Secret,
+    given: CredentialSources,
     movable: list[LedgerMetadata],
     target: StorageHint,
     quiet: bool,
@@ -121,7 +123,7 @@ def _moved(
     ids = [each.ledger_id for each in movable]
     reasons = spread(
         spark,
-        partial(_move, where, password, target),
+        partial(_move, where, given, target),
         ids,
         sizes=[each.length for each in movable],
         what=f"pybk: move to {target.value} {where}",
@@ -130,10 +132,11 @@ def _moved(
     return {ledger_id: reason for ledger_id, reason in zip(ids, reasons, strict=True) if reason is not None}
 
 
-def _move(where: StoreOrCluster, password: Secret, target: StorageHint, ledger_id: int) -> str | None:
+def _move(where: StoreOrCluster, given: CredentialSources, target: StorageHint, ledger_id: int) -> str | None:
     """Move a ledger; runs in an executor. Returns None, the reason of a failure, or "" if the ledger was deleted."""
     try:
-        connection(where).manager.move_ledger(ledger_id, target, password=password.read() or b"")
+        found = given.read()
+        connection(where).manager.move_ledger(ledger_id, target, password=found.password, secret=found.secret)
     except NoSuchLedgerError:
         return ""
     except PybkError as error:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from pybk.credentials import Secret
+from pybk.credentials import Credentials, CredentialSources
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, NoSuchLedgerError, PybkError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
@@ -119,14 +119,14 @@ class TransferTarget:
 
     Attributes:
         where: The target cluster.
-        password: The password of the new ledgers.
+        given: The password or secret of the new ledgers.
         key: The key of the custom metadata that names the original: ``COPY_OF`` or ``IMPORT_OF``.
         origin: The id of the source cluster or store, or of the export.
         quorums: Ensemble size, write quorum and ack quorum of the manifests that name the ledgers.
     """
 
     where: StoreOrCluster
-    password: Secret
+    given: CredentialSources
     key: str
     origin: str
     quorums: Quorums = (None, None, None)
@@ -142,8 +142,7 @@ class TransferTarget:
         found = connection(self.where)
         if found.metadata is None:
             raise UsageError(f"{self.where} is not a cluster; ledgers can be copied and imported only into a cluster")
-        password = self.password.read() or b""
-        return Sink(found.manager, found.metadata, self.app_id, password=password, quorums=self.quorums)
+        return Sink(found.manager, found.metadata, self.app_id, given=self.given.read(), quorums=self.quorums)
 
     def there(self) -> dict[int, LedgerMetadata]:
         """Return the committed ledgers of the target by the id of their original; of several copies the longest."""
@@ -178,13 +177,14 @@ class TransferTarget:
         """Create the new ledger of a header, and return its writer; readers of the sink see it after ``commit``."""
         ensemble_size, write_quorum, ack_quorum = header.quorums
         digest_type = DigestType[header.digest_type]
-        password = self.password.read() or b""
+        given = self.given.read()
         return connection(self.where).manager.create_ledger(
-            password=password,
+            password=given.password,
+            secret=given.secret,
             ledger_type=header.ledger_type,
             storage_hints=map(StorageHint, header.storage_hints),
             digest_type=digest_type,
-            insecure=digest_type is DigestType.NONE or not password,  # as the original
+            insecure=digest_type is DigestType.NONE or not given,  # as the original
             custom_metadata={
                 **header.custom_metadata,
                 SINK_KEY: self.app_id.encode(),
@@ -202,7 +202,8 @@ class TransferTarget:
 
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a ledger of the target."""
-        connection(self.where).manager.delete_ledger(ledger_id, password=self.password.read() or b"")
+        given = self.given.read()
+        connection(self.where).manager.delete_ledger(ledger_id, password=given.password, secret=given.secret)
 
     def commit(self, number: int, written: Sequence[WrittenLedger]) -> None:
         """Commit ledgers, all or none; returns without effect if an earlier attempt has committed these ledgers.
@@ -289,7 +290,7 @@ class TransferPlan:
 
 def plan_transfer(
     found: Connection,
-    password: bytes | None,
+    given: Credentials,
     wanted: Listing,
     *,
     open_too: bool,
@@ -299,7 +300,7 @@ def plan_transfer(
 
     Args:
         found: The connection to the source.
-        password: The password of the ledgers; None stands for the empty one.
+        given: The password or secret of the ledgers.
         wanted: Lists the requested ledgers; ledgers that a sink has not committed are ignored.
         open_too: Also transfer ledgers that are not closed, up to their last add confirmed.
         quorums: The quorums of the new ledgers; None for those of the originals.
@@ -309,11 +310,11 @@ def plan_transfer(
         ledger_id = metadata.ledger_id
         if metadata.state is not LedgerState.CLOSED and not open_too:
             plan.still_open.append(ledger_id)
-        elif not unlocks(found.manager, metadata, password):
+        elif not unlocks(found.manager, metadata, given):
             plan.not_opened.append(ledger_id)
         else:
             try:
-                last, length = exact_end_of(found, metadata, password)
+                last, length = exact_end_of(found, metadata, given)
             except NoSuchLedgerError:
                 continue  # deleted meanwhile
             except PybkError as error:

@@ -22,7 +22,7 @@ import numpy as np
 from pybk.client.backend import ClusterBackend
 from pybk.client.remote_ledger import RemoteLedger
 from pybk.client.replica_check import check_replica
-from pybk.credentials import Passwords
+from pybk.credentials import NO_CREDENTIALS, Credentials, CredentialSources, Passwords, Secret, known_credentials
 from pybk.errors import (
     CorruptError,
     DigestMismatchError,
@@ -39,7 +39,7 @@ from pybk.manager.local_backend import StoreBackend
 from pybk.replication.fragments import fragment_end, fragment_of, fragment_ranges
 from pybk.replication.replica_check import Span, joined
 from pybk.spark.connection import Connection, StoreOrCluster, connection
-from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, existing, seal_for, secret_of, selected_ledgers, where_of
+from pybk.spark.jobs.ledgers import StoreOrUrl, end_of, existing, seal_for, selected_ledgers, where_of
 from pybk.spark.jobs.spreading import spread
 
 if TYPE_CHECKING:
@@ -181,6 +181,7 @@ def verify(
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     passwords: Passwords | None = None,
     ledgers: Iterable[int] | None = None,
     ledger_type: str | None = None,
@@ -196,8 +197,9 @@ def verify(
         password: The password of the HMAC_SHA256 ledgers; None stands for the empty one. Ledgers with another password
             are checked by the bookies' own checksums, and are ``not_opened`` if a password was given. The password is
             read on the driver and sent to executors with the tasks.
-        passwords: The passwords, in place of ``password``, if ledgers have different ones. A wrong password that is
-            given for a ledger's id is a problem.
+        secret: The secret of the ledgers that were made with one; likewise.
+        passwords: The passwords, in place of ``password`` and ``secret``, if ledgers have different ones. A wrong one
+            that is given for a ledger's id is a problem.
         ledgers: Ids of the ledgers to check; None for all.
         ledger_type: Check only ledgers of this type.
         repair: Repair replicas that are not sound from sound ones, and check them again.
@@ -220,7 +222,7 @@ def verify(
         raise UsageError(
             f"{place} is a store, which has only one copy of each entry, so it cannot be repaired: restore a backup"
         )
-    known = passwords or Passwords(secret_of(password).read())
+    known = passwords or _passwords_of(password, secret)
     left: list[str] = []
     unread: list[int] = []
     wanted = selected_ledgers(place, ledgers, ledger_type, system=ledger_type is None)
@@ -305,6 +307,11 @@ def _contradictions(wanted: Iterable[LedgerMetadata], found: Iterable[CheckedRep
             yield from ((metadata.ledger_id, text) for text in contradictions(metadata, marks[metadata.ledger_id]))
 
 
+def _passwords_of(password: bytes | Secret | None, secret: bytes | Secret | None) -> Passwords:
+    given = CredentialSources.of(password, secret).read()
+    return Passwords(given.password or (None if password is None else b""), secret=given.secret)
+
+
 # ---- planning ----------------------------------------------------------------------------------------------------
 
 
@@ -323,8 +330,8 @@ def planned(
             if found.metadata is None:
                 units += _units_of_store(found, metadata)
             else:
-                password = passwords.of(metadata.ledger_id, str(metadata.ledger_type))
-                units += _units_of(metadata, *_end(found, metadata, password, left, unread))
+                given = known_credentials(passwords, metadata.ledger_id, str(metadata.ledger_type), metadata.key_kind)
+                units += _units_of(metadata, *_end(found, metadata, given, left, unread))
         except NoSuchLedgerError:
             continue
         except PybkError as error:
@@ -333,17 +340,17 @@ def planned(
 
 
 def _end(
-    found: Connection, metadata: LedgerMetadata, password: bytes | None, left: list[str], unread: list[int] | None
+    found: Connection, metadata: LedgerMetadata, given: Credentials | None, left: list[str], unread: list[int] | None
 ) -> tuple[int, int]:
     """Return the last entry of a ledger that can be checked, and the approximate bytes up to it, 0 if not known."""
     try:
-        return end_of(found, metadata, password)
+        return end_of(found, metadata, given or NO_CREDENTIALS)
     except NoSuchLedgerError:
         raise
     except PybkError as error:
         if not isinstance(error, UnauthorizedError):
             left.append(f"ledger {metadata.ledger_id}: its last add confirmed cannot be read: {error}")
-        elif password is not None:
+        elif given is not None:
             left.append(f"ledger {metadata.ledger_id} is {metadata.state.value}, and the password is wrong")
         elif unread is not None:
             unread.append(metadata.ledger_id)

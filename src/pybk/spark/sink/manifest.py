@@ -54,7 +54,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pybk.credentials import Secret
+from pybk.credentials import NO_CREDENTIALS, Credentials, CredentialSources, Secret
 from pybk.errors import (
     CorruptError,
     IllegalOperationError,
@@ -128,7 +128,7 @@ class Sink:
         manager: The cluster's ledgers.
         metadata: The cluster's metadata.
         app_id: The sink's app id.
-        password: The password of its data ledgers. Manifests have an empty one, because they only name ledgers.
+        given: The password or secret of its data ledgers. Manifests have neither, because they only name ledgers.
         quorums: Ensemble size, write quorum and ack quorum of its manifests; None for the manager's defaults.
 
     Threads: any.
@@ -140,14 +140,14 @@ class Sink:
         metadata: ClusterMetadata,
         app_id: str,
         *,
-        password: bytes = b"",
+        given: Credentials = NO_CREDENTIALS,
         quorums: tuple[int | None, int | None, int | None] = (None, None, None),
     ) -> None:
         self._manager = manager
         self.metadata = metadata
         """The metadata of the cluster."""
         self._app_id = app_id
-        self._password = password
+        self._given = given
         self._quorums = quorums
 
     # ---- the record ----------------------------------------------------------------------------------------------
@@ -194,14 +194,16 @@ class Sink:
         while True:
             record, version = self._read()
             if manifest is not None and all(manifest != ledger_id for ledger_id, _ in record.chain):
-                self._delete((manifest,), b"")  # the compare-and-set was refused, so no record will ever name it
+                self._delete(
+                    (manifest,), NO_CREDENTIALS
+                )  # the compare-and-set was refused, so no record will ever name it
             action = decide(record, attempt)
             if isinstance(action, Refuse):
                 raise IllegalOperationError(f"sink {self._app_id!r} refuses the commit: {action.reason}")
             if isinstance(action, Skip):
                 if action.record == record or self.swap(action.record, version):
                     unnamed = {each.ledger_id for each in written}.difference(self.committed())
-                    self._delete(sorted(unnamed), self._password)
+                    self._delete(sorted(unnamed), self._given)
                     return False
                 continue
             try:
@@ -210,7 +212,7 @@ class Sink:
                 self._check_changed(version, error)
                 continue
             if self.swap(replace(action.record, chain=chain), version):
-                self._delete(folded, b"")
+                self._delete(folded, NO_CREDENTIALS)
                 self._collect_sometimes(action.record)
                 return True
 
@@ -262,7 +264,7 @@ class Sink:
             unnamed = set(ledger_ids).difference(named)
             # A compare-and-set whose answer was lost may still be under way. Writing the record makes it fail.
             if not unnamed or self.swap(record, version):
-                self._delete(sorted(unnamed), self._password)
+                self._delete(sorted(unnamed), self._given)
                 return
 
     # ---- committed ledgers ---------------------------------------------------------------------------------------
@@ -305,12 +307,12 @@ class Sink:
 
     # ---- deleting ------------------------------------------------------------------------------------------------
 
-    def _delete(self, ledger_ids: Iterable[int], password: bytes) -> list[int]:
+    def _delete(self, ledger_ids: Iterable[int], given: Credentials) -> list[int]:
         """Delete orphans, and return those deleted; an orphan that cannot be deleted stays, with a warning."""
         deleted = []
         for ledger_id in ledger_ids:
             try:
-                self._manager.delete_ledger(ledger_id, password=password)
+                self._manager.delete_ledger(ledger_id, password=given.password, secret=given.secret)
                 deleted.append(ledger_id)
             except NoSuchLedgerError:
                 continue
@@ -347,7 +349,7 @@ class Sink:
                 unnamed = sorted(old.keys() - {*named, *(ledger_id for ledger_id, _ in record.chain)})
                 manifests = [each for each in unnamed if old[each] == LedgerType.METADATA]
                 data = [each for each in unnamed if old[each] != LedgerType.METADATA]
-                return self._delete(manifests, b"") + self._delete(data, self._password)
+                return self._delete(manifests, NO_CREDENTIALS) + self._delete(data, self._given)
 
 
 def sink_ledgers(metadata: ClusterMetadata, app_id: str | None = None) -> Iterator[LedgerMetadata]:
@@ -383,7 +385,7 @@ def committed(connection: Connection, app_id: str) -> set[int]:
 
 
 def collect_orphans(
-    connection: Connection, *, older_than: float = ORPHAN_AGE_S, password: bytes = b""
+    connection: Connection, *, older_than: float = ORPHAN_AGE_S, given: Credentials = NO_CREDENTIALS
 ) -> dict[str, list[int]]:
     """Delete the orphans of all sinks of a cluster.
 
@@ -391,7 +393,7 @@ def collect_orphans(
         connection: The cluster.
         older_than: Only orphans created longer ago than this, seconds. Writes that take longer than this from their
             first ledger to their commit are refused afterwards.
-        password: The password of the sinks' ledgers; orphans with another one stay.
+        given: The password or secret of the sinks' ledgers; orphans with another one stay.
 
     Returns:
         The deleted ledgers by app id, for sinks that had any.
@@ -412,7 +414,7 @@ def collect_orphans(
         if each.creation_time_ns <= before_ns:
             old.setdefault(each.custom_metadata[SINK_KEY].decode(errors="replace"), []).append(each)
     collected = {
-        app_id: Sink(connection.manager, connection.metadata, app_id, password=password).collect(ledgers, before_ns)
+        app_id: Sink(connection.manager, connection.metadata, app_id, given=given).collect(ledgers, before_ns)
         for app_id, ledgers in old.items()
     }
     return {app_id: deleted for app_id, deleted in collected.items() if deleted}
@@ -423,6 +425,7 @@ def collect(
     *,
     cluster_secret: bytes | Secret | None = None,
     password: bytes | Secret | None = None,
+    secret: bytes | Secret | None = None,
     older_than: float = ORPHAN_AGE_S,
 ) -> dict[str, list[int]]:
     """Delete what writes from Spark, imports and copies left without a commit; does not need Spark.
@@ -431,6 +434,7 @@ def collect(
         metadata: The URL of the cluster's metadata.
         cluster_secret: The cluster's secret, or where it is found; None for none.
         password: The password of the ledgers; orphans with another one stay, and the log names them.
+        secret: The secret of the ledgers that were made with one.
         older_than: As for ``collect_orphans``.
 
     Returns:
@@ -442,7 +446,7 @@ def collect(
 
     Cost: Reads the metadata of every ledger of the cluster.
     """
-    secret = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
-    known = password.read() if isinstance(password, Secret) else password
-    cluster = connection(StoreOrCluster(metadata_uri=metadata, secret=secret))
-    return collect_orphans(cluster, older_than=older_than, password=known or b"")
+    key = cluster_secret if isinstance(cluster_secret, Secret) else Secret(cluster_secret)
+    given = CredentialSources.of(password, secret).read()
+    cluster = connection(StoreOrCluster(metadata_uri=metadata, secret=key))
+    return collect_orphans(cluster, older_than=older_than, given=given)

@@ -20,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
+from pybk.credentials import Credentials
 from pybk.errors import IllegalOperationError, LedgerRecoveryError, PybkError, UsageError
 from pybk.spark.connection import connection, task_connection
 from pybk.spark.sink.manifest import SINK_KEY, Sink, WrittenLedger
@@ -121,13 +122,13 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
     Durability: All entries are durable on return, and the ledger is closed.
     """
     manager = task_connection(options.where).manager
-    password = options.password.read() or b""
+    given = options.given.read()
     writer: LedgerWriter | None = None
     pending = None
     try:
         for batch in batches:
             if batch.num_rows:
-                writer = writer or _new_ledger(manager, options, app_id, password)
+                writer = writer or _new_ledger(manager, options, app_id, given)
                 pending = writer.append_many_async(payload_list(batch))
         if writer is None or pending is None:
             return None
@@ -140,14 +141,15 @@ def write_ledger(options: SinkOptions, app_id: str, batches: Iterator[pa.RecordB
     except BaseException:
         if writer is not None:
             with suppress(PybkError):  # the ledger stays an orphan, which readers skip and a collection deletes
-                manager.delete_ledger(writer.ledger_id, password=password)
+                manager.delete_ledger(writer.ledger_id, password=given.password, secret=given.secret)
         raise
     return WrittenLedger(writer.ledger_id, entries, writer.length, writer.metadata.creation_time_ns)
 
 
-def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, password: bytes) -> LedgerWriter:
+def _new_ledger(manager: LedgerManager, options: SinkOptions, app_id: str, given: Credentials) -> LedgerWriter:
     return manager.create_ledger(
-        password=password,
+        password=given.password,
+        secret=given.secret,
         ledger_type=options.ledger_type,
         storage_hints=options.storage_hints,
         digest_type=options.digest_type,
@@ -168,7 +170,7 @@ def sink_of(options: SinkOptions, app_id: str) -> Sink:
         found.manager,
         found.metadata,
         app_id,
-        password=options.password.read() or b"",
+        given=options.given.read(),
         quorums=(options.ensemble_size, options.write_quorum, options.ack_quorum),
     )
 

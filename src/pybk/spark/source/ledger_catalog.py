@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from pybk.credentials import mismatch
 from pybk.errors import NoSuchLedgerError, UnauthorizedError, UsageError
 from pybk.ledger.ledger_metadata import LedgerState
 from pybk.manager.ledger_manager import HOW_TO_SEAL
@@ -40,7 +41,7 @@ class LedgerCatalog:
     def __init__(self, options: SourceOptions, ids: Ranges | None = None) -> None:
         asked = options.ledgers
         self._where: Final = options.where
-        self._password: Final = options.password.read() or b""
+        self._given: Final = options.given.read()
         self._type: Final = options.ledger_type
         self._asked: Final = asked
         self._pushed: Final = ids
@@ -204,16 +205,20 @@ class LedgerCatalog:
         """
         if not self._require_seal or self._checked.get(metadata.ledger_id) == metadata:
             return
-        seal = ledger_seal(found, metadata, self._password)
+        seal = ledger_seal(found, metadata, self._given)
         if seal is None:
-            raise UnauthorizedError(f"the password is not that of ledger {metadata.ledger_id}")
+            raise UnauthorizedError(mismatch(metadata.key_kind, self._given, f"ledger {metadata.ledger_id}"))
         seal.require(metadata, HOW_TO_SEAL)
         self._checked[metadata.ledger_id] = metadata
 
     def _open_ledger(self, found: Connection, ledger_id: int) -> None:
         try:
             self._open[ledger_id] = found.manager.open_ledger(
-                ledger_id, password=self._password, recover=False, require_seal=self._require_seal
+                ledger_id,
+                password=self._given.password,
+                secret=self._given.secret,
+                recover=False,
+                require_seal=self._require_seal,
             )
         except NoSuchLedgerError:  # deleted since it was listed
             return

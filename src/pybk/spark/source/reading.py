@@ -71,12 +71,16 @@ def read_ranges(
         LedgerUnsealedError, SealMismatchError: A seal is required, and a ledger has none or one that does not match.
     """
     manager = task_connection(options.where).manager
-    password = options.password.read() or b""
+    given = options.given.read()
     for entry_range in entry_ranges:
         first = entry_range.first
         try:
             with manager.open_ledger(
-                entry_range.ledger_id, password=password, recover=False, require_seal=options.require_seal
+                entry_range.ledger_id,
+                password=given.password,
+                secret=given.secret,
+                recover=False,
+                require_seal=options.require_seal,
             ) as reader:
                 columns = LedgerColumns(schema, reader.metadata)
                 _wait_for(reader, entry_range.last)
@@ -119,9 +123,13 @@ def payload_bytes(options: SourceOptions, entry_range: EntryRange) -> int:
 
     Cost: Two reads. Waits up to 10 s if this process does not yet know that the entries are confirmed.
     """
-    password = options.password.read() or b""
+    given = options.given.read()
     with connection(options.where).manager.open_ledger(
-        entry_range.ledger_id, password=password, recover=False, require_seal=options.require_seal
+        entry_range.ledger_id,
+        password=given.password,
+        secret=given.secret,
+        recover=False,
+        require_seal=options.require_seal,
     ) as reader:
         _wait_for(reader, entry_range.last)
         before, last = (

@@ -55,7 +55,7 @@ from pybk.storage.format.record import (
 from pybk.storage.io.failures import syncing
 from pybk.storage.io.filesystem import File, FileSystem
 
-CATALOG_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2, FeatureLevel.STREAMS: 2}
+CATALOG_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2, FeatureLevel.STREAMS: 2, FeatureLevel.SECRETS: 2}
 """The format of the catalog at each feature level, for a store that was never restored from a backup."""
 
 _MAGIC: Final = b"PYBKCAT1"

@@ -20,7 +20,7 @@ from pybk.feature_level import FeatureLevel
 from pybk.storage.io.filesystem import FileSystem, replace_file
 
 COOKIE_NAME: Final = "cookie"
-COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2, FeatureLevel.STREAMS: 2}
+COOKIE_FORMATS: Final = {FeatureLevel.BASE: 1, FeatureLevel.SEALS: 2, FeatureLevel.STREAMS: 2, FeatureLevel.SECRETS: 2}
 """The format of a cookie at each feature level of stores, for one that was never restored from a backup."""
 
 RESTORED_FORMAT: Final = 3

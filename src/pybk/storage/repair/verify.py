@@ -131,9 +131,9 @@ def verify_store(
 
     Args:
         root: The store's directory.
-        password: Password of ledgers; needed to check their seals and the entries of HMAC_SHA256 ledgers.
-        passwords: Passwords of ledgers by id or type, instead of ``password``. A wrong password that is named for a
-            ledger's id is a problem. The empty password is tried if no other is right.
+        password: The password of all ledgers that have one.
+        passwords: Instead, passwords and secrets of ledgers; needed to check their seals and the entries of HMAC_SHA256
+            ledgers. A wrong one that is named for a ledger's id is a problem. None is tried if no other is right.
         tiers: The tier directories, if they have moved since the store was last opened.
         fs: The file system.
         environment: Opens LMDB environments, read-only.
@@ -147,8 +147,7 @@ def verify_store(
     """
     fs = fs or OsFileSystem()
     root = os.path.abspath(root)
-    passwords = passwords or Passwords(password)
-    check = _Check(fs, root, passwords, environment, progress or (lambda done, total: None))
+    check = _Check(fs, root, passwords or Passwords(password), environment, progress or (lambda done, total: None))
     try:
         check.run(tiers)
     finally:
