@@ -154,8 +154,8 @@ def test_cat_says_what_is_wrong_in_one_line(store: Path, tmp_path: Path, capsys:
     write_private(tmp_path / "wrong", b"wrong")
     write_private(tmp_path / "long", bytes(1 << 17))
     for arguments, says in (
-        ((store, 0), "--password-file FILE or in PYBK_PASSWORD"),
-        ((store, 0, "--password-file", tmp_path / "wrong"), "--password-file FILE or in PYBK_PASSWORD"),
+        ((store, 0), "--password-file FILE, or in PYBK_SECRET or PYBK_PASSWORD"),
+        ((store, 0, "--password-file", tmp_path / "wrong"), "--password-file FILE, or in PYBK_SECRET or PYBK_PASSWORD"),
         ((store, 0, "--password-file", tmp_path / "long"), "password"),
         ((store, 0, "--password-file", tmp_path / "missing"), "missing"),
         ((store, 7), "ledger 7"),

@@ -15,7 +15,7 @@ from pybk.admin.demo.source import LINE_BYTES_MAX, Source
 from pybk.admin.demo.writing import KINDS, Progress, write_lines
 from tests.waiting import PROCESS_S
 
-PASSWORD = b"s3cret"
+SECRET = b"32 bytes that stand for a secret"
 
 
 def demo(tmp_path: Path, source: Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -88,10 +88,10 @@ def test_a_wrong_or_missing_entry_is_noticed(tmp_path: Path) -> None:
     reports: list[Progress] = []
     with LedgerManager.open(tmp_path / "store") as manager:
         skip = [5, 0, 0, 0]
-        ledgers = write_lines(manager, source, PASSWORD, skip, reports.append)
+        ledgers = write_lines(manager, source, SECRET, skip, reports.append)
         assert sum(report.entries for report in reports) == 995
         for kind, ledger_id in enumerate(ledgers):
-            with manager.open_ledger(ledger_id, password=PASSWORD) as reader:
+            with manager.open_ledger(ledger_id, secret=SECRET) as reader:
                 lines = list(lines_of(source, kind, skip[kind]))
                 read = read_back(reader, iter(lines))
                 assert (read.entries, read.payload_bytes) == (len(lines), sum(map(len, lines)))
@@ -113,7 +113,7 @@ def test_reports_never_run_ahead_of_what_is_confirmed(tmp_path: Path) -> None:
             confirmed[progress.kind].append(progress.confirmed)
             assert progress.confirmed < written[progress.kind]
 
-        write_lines(manager, Source.of(str(tmp_path / "input")), PASSWORD, [0] * len(KINDS), report)
+        write_lines(manager, Source.of(str(tmp_path / "input")), SECRET, [0] * len(KINDS), report)
     deferred = [kind for kind, what in enumerate(KINDS) if what.write_flags]
     assert [confirmed[kind][0] for kind in deferred] == [-1] * len(deferred)
     assert [confirmed[kind][-1] for kind in range(len(KINDS))] == [count - 1 for count in written]

@@ -221,8 +221,8 @@ def older_version(directory: Path) -> Path:
         ("version.py", f'"{__version__}"', '"0.1.9"'),
         (
             "feature_level.py",
+            "NEWEST_LEVEL: Final = FeatureLevel.SECRETS",
             "NEWEST_LEVEL: Final = FeatureLevel.STREAMS",
-            "NEWEST_LEVEL: Final = FeatureLevel.HEALING",
         ),
     ):
         source = (directory / "pybk" / file).read_text(encoding="utf-8")
@@ -244,7 +244,7 @@ def test_upgrade(tmp_path: Path) -> None:
             assert made.run(f"systemctl restart pybk-bookie@{name}") == (0, "")
 
     try:
-        made.begin(FeatureLevel.HEALING)
+        made.begin(FeatureLevel.STREAMS)
         made.follow(
             "howto/upgrade.md",
             before={"pybk cluster upgrade": upgrade_others},

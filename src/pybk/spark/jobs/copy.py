@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from pybk.credentials import CredentialSources
 from pybk.errors import NoSuchLedgerError, PybkError, UsageError
 from pybk.spark.connection import StoreOrCluster, connection
 from pybk.spark.jobs.ledgers import StoreOrUrl, cluster_of, selected_ledgers, where_of
@@ -27,7 +28,7 @@ from pybk.spark.jobs.transfer import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import CredentialSources, Secret
+    from pybk.credentials import Secret
     from pybk.spark.sink.manifest import WrittenLedger
 
 _ROUND_BYTES: Final = 4 << 30

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pybk.credentials import CredentialSources
 from pybk.errors import CorruptError, UsageError
 from pybk.spark.connection import connection
 from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, row_of
@@ -21,7 +22,7 @@ from pybk.spark.source.planning import ranges_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import CredentialSources, Secret
+    from pybk.credentials import Secret
     from pybk.spark.connection import StoreOrCluster
 
 

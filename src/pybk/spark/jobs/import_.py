@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from pybk.credentials import CredentialSources
 from pybk.errors import CorruptError, IllegalOperationError, UsageError
 from pybk.spark.jobs.export_layout import ENTRIES_DIRECTORY, LEDGERS, LEDGERS_DIRECTORY, header_of
 from pybk.spark.jobs.formats import register_sink
@@ -30,7 +31,7 @@ from pybk.spark.jobs.transfer import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import CredentialSources, Secret
+    from pybk.credentials import Secret
     from pybk.manager.append_future import AppendFuture
     from pybk.manager.ledger_writer import LedgerWriter
     from pybk.spark.sink.manifest import WrittenLedger

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pybk.credentials import CredentialSources
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.ledger.seal import end_is_sealed
 from pybk.replication.fragments import fragment_ranges
@@ -33,7 +34,7 @@ from pybk.spark.jobs.spreading import spread_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pybk.credentials import Credentials, CredentialSources, Secret
+    from pybk.credentials import Credentials, Secret
     from pybk.ledger.ledger_metadata import LedgerMetadata
 
 _CHUNK: Final = 200

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pybk.credentials import CredentialSources
 from pybk.errors import NoSuchLedgerError, PybkError
 from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerState
@@ -18,7 +19,7 @@ from pybk.spark.jobs.spreading import spread
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pybk.credentials import CredentialSources, Secret
+    from pybk.credentials import Secret
     from pybk.ledger.ledger_metadata import LedgerMetadata
 
 
