@@ -1,4 +1,4 @@
-"""How long a new process takes until its first durable append, beside a bare interpreter and ``import numpy``.
+"""How long a new process takes until its first durable append, next to a bare interpreter and ``import numpy``.
 
 ``python -m bench.starting [--rounds N]`` runs each program in turn, N times, and prints medians and their ratios. The
 time is that from the start of the interpreter until the append is acknowledged; bytecode is there.

@@ -141,7 +141,7 @@ def test_a_changed_kind_of_key_is_found(tmp_path: Path) -> None:
         with pytest.raises(SealMismatchError, match="key format 1, but its metadata say"):
             manager.check_password(replace(metadata, key_format=2), PASSWORD)
         metadata = manager.ledger_metadata(write(manager))
-        assert not manager.check_password(metadata, secret=SECRET)  # or whoever writes metadata could forge entries
+        assert not manager.check_password(metadata, secret=SECRET)  # or a writer of metadata could forge entries
 
 
 @pytest.mark.parametrize("short", [b"", bytes(31)])

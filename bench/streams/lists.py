@@ -49,7 +49,7 @@ def make_long(manager: LedgerManager, segments: int, subscriptions: int) -> None
         segments=tuple(rows),
         cursors=tuple(bounds),
     )
-    steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, PASSWORD, insecure=False))
+    steps = LedgerSteps(manager, "log", spec_of(ListKind.LOG, PASSWORD, None, insecure=False))
     steps.uid = record.uid
     assert steps.perform(put(record, None, page_segments_of(manager)))
 

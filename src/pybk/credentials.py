@@ -238,7 +238,8 @@ class Credentials:
         """Return what the keys of a ledger are derived from; None if that was not given.
 
         With nothing given, the empty password is tried on a ledger that has a password: older ledgers without one have
-        that. A ledger without either opens with nothing alone, so that whoever gives a secret gets authentic entries.
+        that. A ledger without either opens with nothing alone, so that a caller who gives a secret gets authentic
+        entries.
         """
         match kind:
             case KeyKind.SECRET:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pybk.config import MIB
+from pybk.credentials import Credentials
 from pybk.errors import NoSuchLedgerError, StorageFullError
 from pybk.flags import StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType
@@ -126,7 +127,7 @@ def made_when_full(manager: LedgerManager, entries: int) -> LedgerWriter:
     return create_when_full(
         manager,
         entries=entries,
-        password=b"",
+        given=Credentials(),
         ledger_type="",
         storage_hints=(),
         write_flags=WriteFlag.NONE,

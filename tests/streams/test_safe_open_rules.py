@@ -94,7 +94,7 @@ def stopped_before(kind: type, steps: Generator[Any, Any, Any]) -> Generator[Any
 
 def test_rule_2_both_ledgers_that_a_roll_overlaps_are_fenced(manager: LedgerManager) -> None:
     opened(manager).close()
-    writer = ListWriter(manager, "wal", spec_of(ListKind.WAL, PASSWORD, False), RollPolicy())
+    writer = ListWriter(manager, "wal", spec_of(ListKind.WAL, PASSWORD, None, insecure=False), RollPolicy())
     writer.take_over(wait_s=0.0, steal=False)
     writer.append(b"old", None, kick=False).result()
     segment = writer.appender.segment

@@ -95,7 +95,7 @@ def test_a_transaction_of_several_commits_is_whole_or_absent_when_the_machine_st
 
 def test_a_transaction_whose_writer_died_in_the_middle_does_not_count(manager: LedgerManager) -> None:
     WriteAheadLog.open(manager, "wal", password=PASSWORD).close()
-    writer = ListWriter(manager, "wal", spec_of(ListKind.WAL, PASSWORD, False), RollPolicy())
+    writer = ListWriter(manager, "wal", spec_of(ListKind.WAL, PASSWORD, None, insecure=False), RollPolicy())
     writer.take_over(wait_s=0.0, steal=False)
     writer.append(b"before", None, kick=True).result()
     torn = writer.appender.append_batch(Torn([bytes(40_000)] * 4), kick=True)

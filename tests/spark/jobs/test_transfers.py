@@ -14,6 +14,7 @@ from tests.internals import cluster_backend_of
 
 pytest.importorskip("pyspark", reason="no pyspark; install the extra spark-test to test Spark")
 
+from pybk.credentials import CredentialSources, Secret
 from pybk.errors import IllegalOperationError, UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
@@ -25,7 +26,7 @@ from pybk.spark.jobs import export as exporting
 from pybk.spark.jobs.copy import copy
 from pybk.spark.jobs.export import export
 from pybk.spark.jobs.import_ import import_
-from pybk.spark.jobs.ledgers import secret_of, selected_ledgers, where_of
+from pybk.spark.jobs.ledgers import selected_ledgers, where_of
 from pybk.spark.jobs.session import failure
 from pybk.spark.jobs.transfer import (
     COPY_OF,
@@ -341,7 +342,7 @@ def made(to: TransferTarget, name: int) -> WrittenLedger:
 
 
 def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    to = TransferTarget(where_of(target.url, OTHER_SECRET), secret_of(PASSWORD), COPY_OF, "a")
+    to = TransferTarget(where_of(target.url, OTHER_SECRET), CredentialSources(Secret(PASSWORD)), COPY_OF, "a")
     swap = Sink.swap
 
     def lose(self: Sink, record: SinkRecord, version: int | None) -> bool:
@@ -360,7 +361,7 @@ def test_a_commit_whose_answer_was_lost_is_one(target: Inside, monkeypatch: pyte
 
 def test_a_commit_after_the_listing_is_seen_whole_or_not_at_all(target: Inside) -> None:
     where = where_of(target.url, OTHER_SECRET)
-    to = TransferTarget(where, secret_of(PASSWORD), COPY_OF, "a")
+    to = TransferTarget(where, CredentialSources(Secret(PASSWORD)), COPY_OF, "a")
     ledgers = [made(to, 1)]
 
     def listing() -> list[LedgerMetadata]:

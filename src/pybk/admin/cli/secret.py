@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def add(parser: CommandParser) -> None:
     """Add the verbs of ``pybk secret``."""
     verbs = parser.add_subparsers()
-    new = verbs.add_parser("new", help="write a random secret, of ledgers or a cluster, to a new file for you alone")
+    what = "write a random secret, of ledgers or a cluster, to a new file for you alone"
+    new = verbs.add_parser("new", help=what, description=what)
     new.add_argument("file", metavar="FILE", help="the file; it must not exist")
     takes_output(new)
     new.set_defaults(run=_new)
