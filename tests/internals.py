@@ -9,6 +9,7 @@ from typing import Any
 
 from pybk.backend.ledger_backend import LedgerBackend
 from pybk.client.backend import ClusterBackend
+from pybk.credentials import Credentials
 from pybk.flags import LedgerType
 from pybk.healing.repairing import Candidate, Repairer
 from pybk.healing.throttle import TokenBucket
@@ -69,9 +70,9 @@ def manager_of(writer: LedgerWriter) -> LedgerManager:
     return manager
 
 
-def create_of_type(manager: LedgerManager, ledger_type: LedgerType, **options: Any) -> LedgerWriter:
+def create_of_type(manager: LedgerManager, ledger_type: LedgerType, password: bytes) -> LedgerWriter:
     """Create a ledger of a type that may be the system's own, which no public call does."""
-    return manager._create_ledger(ledger_type, **options)
+    return manager._create_ledger(ledger_type, Credentials(password))
 
 
 def stage(writer: LedgerWriter, payload: bytes) -> None:

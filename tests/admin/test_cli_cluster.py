@@ -185,7 +185,7 @@ def test_cat_of_a_cluster(
     secret = ("--cluster-secret-file", tmp_path / "secret")
     status, out, err = run(capsys, "cat", url, 0, *secret)
     assert (status, out) == (2, "")
-    assert "--password-file FILE or in PYBK_PASSWORD" in err
+    assert "--secret-file FILE, --password-file FILE, or in PYBK_SECRET or PYBK_PASSWORD" in err
     status, out, err = run(capsys, "cat", url, 0)
     assert (status, out) == (2, "")
     assert "--cluster-secret-file FILE or PYBK_CLUSTER_SECRET" in err

@@ -65,7 +65,7 @@ class Small(Cluster):
         self.source = source
         self.url = f"lmdb://{directory}/metadata"
         self.secret = b"s" * 32
-        self.password = b"p"
+        self.ledger_secret = b"l" * 32
         names = ("a", "b", "c")
         managers = [
             stack.enter_context(
@@ -79,7 +79,7 @@ class Small(Cluster):
             )
             for name in names
         ]
-        with managers[0].create_ledger(password=self.password) as writer:
+        with managers[0].create_ledger(secret=self.ledger_secret) as writer:
             writer.append_many(LINES)
         self.ledger: LedgerMetadata = managers[0].ledger_metadata(writer.ledger_id)
         stack.close()
@@ -116,7 +116,7 @@ def test_wrong_entries_are_noticed(small: Small, tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(b"".join([*LINES[:700], b"else!\n", *LINES[701:]]))
     with pytest.raises(LostEntryError, match="entry 700 of"):
         check_replicas(small, small.ledger, small.directories)
-    small.password = b"another"
+    small.ledger_secret = b"x" * 32
     with pytest.raises(DigestMismatchError):
         check_replicas(small, small.ledger, small.directories)
 
