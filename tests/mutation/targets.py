@@ -93,7 +93,7 @@ GROUPS: Final = (
         {
             "client.append_queue": _CLIENT,
             "client.replica_check": ("tests/client/test_client_parts.py", "tests/client/test_limbo_repair.py"),
-            "group_commit": ("tests/test_group_commit.py", *_CLIENT),
+            "threads.group_commit": ("tests/test_group_commit.py", *_CLIENT),
             "client.driver": _CLIENT,
             "client.follower": ("tests/client/test_follower.py", *_CLIENT),
             "client.backend": (
