@@ -181,7 +181,7 @@ def test_above_the_first_level_every_cookie_carries_salt_cost_and_level() -> Non
         decode_cookie(encode_cookie(replace(sealed_tier, salt=None)), where="here")
 
 
-@pytest.mark.parametrize("newer", [{"level": 2}, {"level": 4}, {"features": 1}])
+@pytest.mark.parametrize("newer", [{"level": 2}, {"level": 5}, {"features": 1}])
 def test_a_newer_level_or_feature_and_a_level_of_clusters_alone_are_refused(newer: dict[str, int]) -> None:
     fields = fields_of(replace(MAIN, level=FeatureLevel.SEALS))
     with pytest.raises(UnsupportedFormatError, match="this pybk knows the levels 0, 1, 3, 4 of stores"):

@@ -212,7 +212,10 @@ def test_members_of_a_group_use_one_store_and_one_metadata_store(reachable: Path
         "import os, sys\n"
         "from pybk import LedgerManager\n"
         "from pybk.metadata.url import open_metadata\n"
-        # After the imports, because another user need not be able to read the interpreter's library.
+        # After all imports, and those of first uses, as another user may be unable to read Python's library.
+        "with LedgerManager.open(sys.argv[2] + '/first') as manager, manager.create_ledger(password=b'x') as writer:\n"
+        "    writer.append(b'')\n"
+        "open_metadata('lmdb://' + sys.argv[2] + '/first/metadata').close()\n"
         "os.setgroups([int(sys.argv[1])]); os.setgid(65534); os.setuid(65534)\n"
         "with LedgerManager.open(sys.argv[2] + '/store') as manager, manager.create_ledger(password=b'x') as writer:\n"
         "    writer.append(b'of a member')\n"
