@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "a ledger is sealed again only after it was checked whole",
         "pybk.manager.ledger_manager:LedgerManager._reseal",
-        "checked_whole(reader)",
+        "handles.checked_whole(reader)",
         "bytes(next(iter(reader)).payload)",
         "resealed",
     ),
@@ -176,7 +176,7 @@ def mutate(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     real = getattr(owner, name)
     broken = changed(real, mutant.old, mutant.new)
     patch.setattr(owner, name, broken)
-    for module in ("pybk.manager.ledger_manager", "pybk.storage.repair.verify"):
+    for module in ("pybk.manager", "pybk.manager.ledger_manager", "pybk.storage.repair.verify"):
         if not classes and getattr(importlib.import_module(module), name, None) is real:
             patch.setattr(f"{module}.{name}", broken)
 
