@@ -175,10 +175,12 @@ def mutate(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
         owner = getattr(owner, each)
     real = getattr(owner, name)
     broken = changed(real, mutant.old, mutant.new)
-    patch.setattr(owner, name, broken)
-    for module in ("pybk.manager", "pybk.manager.ledger_manager", "pybk.storage.repair.verify"):
-        if not classes and getattr(importlib.import_module(module), name, None) is real:
-            patch.setattr(f"{module}.{name}", broken)
+    modules = [
+        importlib.import_module(f"pybk.{each}")
+        for each in ("manager", "manager.ledger_manager", "storage.repair.verify")
+    ]
+    for place in [owner, *(each for each in modules if not classes and getattr(each, name, None) is real)]:
+        patch.setattr(place, name, broken)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.rule)
