@@ -32,6 +32,18 @@ ELSEWHERE = {
         "tests/admin/test_cli_secret.py",
         "test_each_step_says_what_comes_next_and_is_refused_out_of_turn",
     ),
+    "credentials.py:checked_secret": (
+        "tests/test_secret.py",
+        "test_the_command_that_errors_of_secrets_name_makes_one",
+    ),
+    "credentials.py:read_credentials": (
+        "tests/test_secret.py",
+        "test_the_command_that_errors_of_secrets_name_makes_one",
+    ),
+    "ledger/ledger_metadata.py:new_key_format": (
+        "tests/test_secret.py",
+        "test_the_command_that_a_lower_level_names_lets_ledgers_take_a_secret",
+    ),
 }
 """Texts whose commands are run by tests of what they are about."""
 
@@ -40,6 +52,7 @@ NO_REMEDY = {
     "admin/cli/arguments.py:CLUSTER_OR_EXPORT": "help",
     "admin/cli/config.py:add": "help",
     "admin/cli/console.py:add": "help",
+    "admin/cli/credentials.py:takes_password": "help",
     "admin/cli/dev.py:_profile": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.found": "what has not made a cluster",
     "admin/dev/cluster.py:DevCluster.made": "what has not made the files",

@@ -163,6 +163,22 @@ def test_a_secret_of_another_type_or_an_empty_source_is_refused(tmp_path: Path) 
         read_credentials(None, Secret(file=str(tmp_path / "empty")))
 
 
+def test_the_command_that_errors_of_secrets_name_makes_one(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    assert main(["secret", "new", str(made)]) == 0
+    with open_store(tmp_path / "store") as manager:
+        ledger_id = write(manager, secret=Secret(file=str(made)))
+        manager.open_ledger(ledger_id, secret=Secret(file=str(made))).close()
+
+
+def test_the_command_that_a_lower_level_names_lets_ledgers_take_a_secret(tmp_path: Path) -> None:
+    with open_at(FeatureLevel.STREAMS, tmp_path) as manager, pytest.raises(IllegalOperationError, match="--finalize"):
+        manager.create_ledger(secret=SECRET)
+    assert main(["store", "upgrade", str(tmp_path), "--finalize"]) == 0
+    with LedgerManager.open(tmp_path) as manager:
+        write(manager, secret=SECRET)
+
+
 def test_credentials_are_not_shown() -> None:
     given = read_credentials(PASSWORD, SECRET)
     assert "chosen" not in repr(given)

@@ -20,8 +20,10 @@ Schema = Mapping[str, Any]
 _METHODS: Final = ("get", "post")
 
 
-def takes_of(schema: Schema) -> str:
+def takes_of(schema: Schema | bool) -> str:
     """Return what a value is, in Markdown."""
+    if isinstance(schema, bool):
+        return "any value"
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

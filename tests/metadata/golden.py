@@ -47,6 +47,9 @@ GOLDEN_HEALING = GOLDEN_METADATA.with_name("metadata-healing.json")
 GOLDEN_STREAMS = GOLDEN_METADATA.with_name("metadata-streams.json")
 """Those of feature level STREAMS."""
 
+GOLDEN_SECRETS = GOLDEN_METADATA.with_name("metadata-secrets.json")
+"""Those of feature level SECRETS."""
+
 GOLDEN_ROTATED = GOLDEN_METADATA.with_name("metadata-rotated.json")
 """Those of a cluster whose secret is replaced: what it says of itself after each step, and what was resealed."""
 
@@ -187,4 +190,4 @@ def golden(level: FeatureLevel) -> dict[str, dict[str, object]]:
 
 
 if __name__ == "__main__":
-    GOLDEN_STREAMS.write_text(json.dumps(golden(FeatureLevel.STREAMS), indent=1) + "\n")
+    GOLDEN_SECRETS.write_text(json.dumps(golden(FeatureLevel.SECRETS), indent=1) + "\n")

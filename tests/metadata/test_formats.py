@@ -43,6 +43,7 @@ from tests.metadata.golden import (
     GOLDEN_METADATA,
     GOLDEN_ROTATED,
     GOLDEN_SEALS,
+    GOLDEN_SECRETS,
     GOLDEN_STREAMS,
     SECRETS,
     SINCE,
@@ -56,7 +57,7 @@ from tests.metadata.golden import (
 from tests.metadata.records import KEY, KEYS, bookie, ledger, registration
 from tests.storage.memory_environment import MapEnvironment
 
-GOLDEN_LEVELS = (GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING, GOLDEN_STREAMS)
+GOLDEN_LEVELS = (GOLDEN_METADATA, GOLDEN_SEALS, GOLDEN_HEALING, GOLDEN_STREAMS, GOLDEN_SECRETS)
 """In the order of their levels."""
 
 LATER_KINDS = (
@@ -83,6 +84,7 @@ def test_bytes_are_as_they_ever_were() -> None:
     del healing["values"]["DELETED_IDS"]
     assert healing == json.loads(GOLDEN_HEALING.read_text())
     assert golden(FeatureLevel.STREAMS) == json.loads(GOLDEN_STREAMS.read_text())
+    assert golden(FeatureLevel.SECRETS) == json.loads(GOLDEN_SECRETS.read_text())
     base, kept = golden(FeatureLevel.BASE), json.loads(GOLDEN_METADATA.read_text())
     for found in (base, kept):
         del found["values"][

@@ -189,7 +189,7 @@ def test_descriptions_of_every_epoch_are_accepted_and_those_of_strangers_refused
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [(b'"key_epoch":1', b'"key_epoch":0'), (b'"level":3', b'"level":2'), (b'"earlier":{"0":"', b"?")]
+    ("old", "new"), [(b'"key_epoch":1', b'"key_epoch":0'), (b'"level":4', b'"level":2'), (b'"earlier":{"0":"', b"?")]
 )
 def test_nothing_that_the_cluster_says_of_secrets_can_be_changed_without_one(old: bytes, new: bytes) -> None:
     world = SimWorld()

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +19,12 @@ from pybk.errors import DigestMismatchError
 from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch
 from pybk.ledger.keys import KEY_BYTES
-from pybk.ledger.native import CORE, NativeCore
+from pybk.ledger.native import CORE
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, encode_commit_header, padding
 from pybk.storage.format.record import encode_entries
+
+if TYPE_CHECKING:
+    from pybk.ledger.native import NativeCore
 
 SIZES = (
     0,

@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -24,12 +24,15 @@ from pybk.errors import CorruptError
 from pybk.ledger.digest import DigestType
 from pybk.ledger.entry import Entry
 from pybk.ledger.keys import KEY_BYTES
-from pybk.ledger.native import CORE, NativeCore
+from pybk.ledger.native import CORE
 from pybk.storage import batches
 from pybk.storage.format.record import RECORD_HEADER_BYTES
 from tests.native.fuzz import IDS, compare
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S
+
+if TYPE_CHECKING:
+    from pybk.ledger.native import NativeCore
 
 KEY = bytes(KEY_BYTES)
 PLACES = np.zeros(1, np.int64)

@@ -47,7 +47,7 @@ def takes_passwords(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--passwords",
         metavar="FILE",
-        help="TOML with passwords and secrets by ledger id and type: default = ..., secret = ..., [ledgers], [types]",
+        help="TOML with passwords and secrets by ledger id and type: default, secret, [ledgers], [types]",
     )
     command.add_argument(
         "--strict", action="store_true", help="exit 1, too, if something could not be checked, or is not sealed"
