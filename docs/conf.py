@@ -29,6 +29,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
+nitpick_ignore = [("py:class", "ASGIApp")]  # of Starlette, whose documents have no inventory
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 4
