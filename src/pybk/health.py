@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZE, DEFAULT_WRITE_QUORUM
 from pybk.replication.quorum import Quorum
 from pybk.storage.troubles import CHECKING
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 if TYPE_CHECKING:
     from pybk.ledger.ledger_metadata import Bookie

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex, TypeAli
 from pybk.deferral import np
 from pybk.ledger.arrow import binary_array, pyarrow
 from pybk.ledger.native import CORE
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 if TYPE_CHECKING:
     import numpy.typing as npt

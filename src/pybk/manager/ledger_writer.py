@@ -35,7 +35,7 @@ from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.threads.call_threads import asyncio_form
 from pybk.threads.group_commit import Completion
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 if TYPE_CHECKING:
     import numpy.typing as npt

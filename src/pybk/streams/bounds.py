@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from pybk.errors import LogFencedError, UnsupportedFormatError
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 SHARDS: Final = 16
 """Records of a set of bounds."""

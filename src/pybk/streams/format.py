@@ -18,7 +18,7 @@ from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.entry import EntryBatch, gather
 from pybk.streams.attributes import NO_ATTRIBUTES
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt

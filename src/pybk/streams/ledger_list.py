@@ -71,7 +71,7 @@ from pybk.streams.list_record import (
     new_list,
 )
 from pybk.streams.names import title_of
-from pybk.values.frozen_dict import FrozenDict
+from pybk.values import FrozenDict
 
 T = TypeVar("T")
 

@@ -73,7 +73,7 @@ from pybk.streams.list_record import PAGE_SEGMENTS, ListKind, ListRecord, Page, 
 from pybk.streams.log_settings import SETTINGS_PROPERTY, LogSettings
 from pybk.streams.names import title_of
 from pybk.streams.record_future import fenced_error
-from pybk.values.json_text import encode_json
+from pybk.values import encode_json
 
 if TYPE_CHECKING:
     from pybk.metadata.store import Watch

@@ -36,8 +36,7 @@ from pybk.errors import (
 )
 from pybk.streams.bounds import Bounds, CursorBound
 from pybk.streams.format import NOTHING_YET, Highest
-from pybk.values.frozen_dict import FrozenDict
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import FrozenDict, decode_json, encode_json
 
 LIST_FORMAT: Final = 1
 PAGED_FORMAT: Final = 2

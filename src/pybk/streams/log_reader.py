@@ -21,7 +21,7 @@ from pybk.streams.position import Position
 from pybk.streams.record_reader import RecordReader
 from pybk.streams.record_search import first_seq_at_time, first_seq_of_txid
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

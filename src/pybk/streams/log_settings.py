@@ -12,7 +12,7 @@ from pybk.errors import UsageError
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import hints_of, member_of, quorums_of, whole_from
-from pybk.values.json_text import decode_json, encode_json
+from pybk.values import decode_json, encode_json
 
 logger = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ from pybk.streams.subscription import (
     taken_async,
 )
 from pybk.threads.call_threads import asyncio_form
-from pybk.values.json_text import decode_json, encode_json, from_base64, to_base64
+from pybk.values import decode_json, encode_json, from_base64, to_base64
 
 _LENGTHS: Final = struct.Struct("<II")
 _HEADER_BYTES_MAX: Final = 64 << 20

@@ -33,8 +33,7 @@ from pybk.streams.blob import bytes_of
 from pybk.streams.blob_store import BlobStore
 from pybk.streams.names import checked_name
 from pybk.threads.call_threads import asyncio_form
-from pybk.values.json_text import decode_json, encode_json
-from pybk.values.whole_numbers import whole
+from pybk.values import decode_json, encode_json, whole
 
 SNAPSHOT_FORMAT: Final = 1
 PART_BYTES: Final = 8 << 20

@@ -59,7 +59,7 @@ from pybk.streams.record_reader import RecordReader
 from pybk.threads.call_threads import asyncio_form, begun_in_own_thread, begun_in_thread, in_thread
 from pybk.threads.loop_calls import call_in
 from pybk.threads.wake_up import WakeUp
-from pybk.values.whole_numbers import whole
+from pybk.values import whole
 
 logger = logging.getLogger(__name__)
 
