@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pybk.errors import UsageError
-from pybk.storage.io.regular_files import read_regular
+from pybk.storage.io.filesystem import read_regular
 
 PREFIX: Final = "PYBK"
 DEFAULT: Final = "default"

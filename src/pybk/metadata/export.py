@@ -20,7 +20,7 @@ from pybk.metadata.orphan_records import ORPHANS_KEY
 from pybk.metadata.reports import MetadataExportReport
 from pybk.metadata.scrub_records import QUICK_KEY, SCRUB_KEY
 from pybk.metadata.store import MetadataStore
-from pybk.storage.io.regular_files import open_regular
+from pybk.storage.io.filesystem import open_regular
 from pybk.values import from_base64, to_base64
 
 EXPORT_FORMAT: Final = 1

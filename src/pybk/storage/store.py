@@ -113,8 +113,7 @@ from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import IndexSnapshot
 from pybk.storage.io.failures import is_full, refused, storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
-from pybk.storage.io.lmdb_environment import Environment, LmdbEnvironment
-from pybk.storage.io.lmdb_file import LMDB_LOCK
+from pybk.storage.io.lmdb_environment import LMDB_LOCK, Environment, LmdbEnvironment
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.log import Log

@@ -33,7 +33,7 @@ from pybk.storage.format.record import (
     location_dtype,
 )
 from pybk.storage.io.failures import syncing
-from pybk.storage.io.mapped_memory import populate
+from pybk.storage.io.filesystem import populate
 
 if TYPE_CHECKING:
     from types import ModuleType

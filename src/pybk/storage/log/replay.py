@@ -42,7 +42,7 @@ from pybk.storage.format.log_file import (
     padding,
 )
 from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, decode_header, group_matches
-from pybk.storage.io.mapped_memory import whole_file
+from pybk.storage.io.filesystem import whole_file
 
 if TYPE_CHECKING:
     from pybk.storage.io.filesystem import FileSystem

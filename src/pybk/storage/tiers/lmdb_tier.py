@@ -28,7 +28,7 @@ from pybk.storage.format.record import (
     encode_entries,
     encode_entries_header,
 )
-from pybk.storage.io.lmdb_file import LMDB_FILE
+from pybk.storage.io.lmdb_environment import LMDB_FILE
 from pybk.storage.tiers.tier import (
     ENTRIES,
     DumpRow,
