@@ -26,7 +26,7 @@ from pybk.ledger.entry import Entry
 from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE
 from pybk.storage import batches
-from pybk.storage.format.record import RECORD_HEADER_BYTES
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES
 from tests.native.fuzz import IDS, compare
 from tests.paths import ROOT
 from tests.waiting import PROCESS_S

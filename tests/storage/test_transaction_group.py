@@ -33,14 +33,17 @@ from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.storage import transaction_group
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.format.log_file import BLOCK_BYTES, decode_file_header, encode_commit_header, padding
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     RecordKind,
+    decode_file_header,
     decode_header,
+    encode_commit_header,
     encode_control,
     encode_entries,
     encode_group,
+    padding,
 )
 from pybk.storage.log.admission import Admission, Ticket
 from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, scan_commits

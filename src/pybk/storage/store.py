@@ -108,7 +108,7 @@ from pybk.storage.format.cold_segment import check_codec
 from pybk.storage.format.cookie import COOKIE_FORMATS, Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark
-from pybk.storage.format.record import RecordKind, encode_control
+from pybk.storage.format.log_file import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import IndexSnapshot
 from pybk.storage.io.failures import is_full, refused, storage_error

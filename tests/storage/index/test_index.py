@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pybk.errors import CorruptError, NoSuchEntryError, NoSuchLedgerError, UsageError
 from pybk.storage.format.index_rows import CHAIN_TAIL
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.index import index as index_module
 from pybk.storage.index import update as update_module
 from pybk.storage.index.index import FileRow, Index, LedgerRow, Totals

@@ -17,7 +17,7 @@ from pybk.flags import StorageHint
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.storage.format.cold_segment import footer_dtype
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     RECORD_HEADER_BYTES,
     RunLocations,
     decode_header,

@@ -15,7 +15,7 @@ from pybk.storage.tiers.registry import tier_of_kind
 
 if TYPE_CHECKING:
     from pybk.storage.compaction.live_store import LiveStore
-    from pybk.storage.format.record import RunLocations
+    from pybk.storage.format.log_file import RunLocations
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
 
 

@@ -19,7 +19,7 @@ from pybk.flags import StorageHint
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pybk.deferral import np
 from pybk.errors import StorageFullError
 from pybk.flags import StorageHint
-from pybk.storage.format.record import LOCATION_BYTES, RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.log_file import LOCATION_BYTES, RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.tiers.registry import tier_for
 
 if TYPE_CHECKING:

@@ -43,14 +43,15 @@ from pybk.storage.format.index_rows import (
     file_row,
     load_json,
 )
-from pybk.storage.format.log_file import BLOCK_BYTES, padding
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     RecordHeader,
     RecordKind,
     check_body,
     decode_header,
     encode_control,
+    padding,
 )
 from pybk.storage.io.failures import syncing
 from pybk.storage.io.filesystem import File, FileSystem

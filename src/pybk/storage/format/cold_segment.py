@@ -16,8 +16,7 @@ from xxhash import xxh3_64_intdigest
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, UnsupportedFormatError, UsageError
-from pybk.storage.format.log_file import refuse_features
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
     Codec,
@@ -31,6 +30,7 @@ from pybk.storage.format.record import (
     encode_header,
     entry_ends,
     location_dtype,
+    refuse_features,
 )
 from pybk.storage.io.failures import syncing
 from pybk.storage.io.filesystem import populate

@@ -37,7 +37,7 @@ from pybk.storage.format.index_rows import (
     share_key,
     state_last_entry_id,
 )
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.index.check import problems
 from pybk.storage.index.locations import NOTHING, last_entry, untiled
 from pybk.storage.index.search import file_uses, find_ledger, find_page, neighbours, stored_mark

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pybk.deferral import np
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations, location_dtype
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations, location_dtype
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -18,7 +18,7 @@ from pybk.storage.format.index_rows import (
     ledger_key,
     page_key,
 )
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.io.lmdb_environment import ReadTransaction
 
 

@@ -15,13 +15,15 @@ from pybk.storage.descriptor import StagedEntries
 from pybk.storage.format.log_file import (
     BLOCK_BYTES,
     COMMIT_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
     RESERVED_FILE_BYTES,
     encode_commit_header,
+    encode_entries,
     encode_entry_commit,
     encode_file_header,
+    encode_group,
     padding,
 )
-from pybk.storage.format.record import RECORD_HEADER_BYTES, encode_entries, encode_group
 from pybk.storage.io.failures import refused
 from pybk.storage.log.commit import Commit
 from pybk.storage.log.reserve import ReserveUse

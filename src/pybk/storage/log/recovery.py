@@ -25,8 +25,7 @@ from pybk.errors import CorruptError, UnsupportedFormatError
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.index_rows import FileRow, NamedRow, decode_named
-from pybk.storage.format.log_file import BLOCK_BYTES
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
+from pybk.storage.format.log_file import BLOCK_BYTES, RECORD_HEADER_BYTES, RecordHeader, RecordKind, check_kind
 from pybk.storage.log.replay import OpenLogFile, Replay, ReplayedCommit, ReplayedRecord, members_of
 from pybk.storage.log.reserve import put_back
 from pybk.storage.tiers.tier import LOG

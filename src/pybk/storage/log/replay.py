@@ -35,13 +35,17 @@ from pybk.storage.format.log_file import (
     COMMIT_HEADER_BYTES,
     COMMIT_MAGIC,
     LOG_FILE_BYTES_MAX,
+    RECORD_HEADER_BYTES,
     LogFileHeader,
+    RecordHeader,
+    RecordKind,
     decode_commit_header,
     decode_file_header,
+    decode_header,
     file_header_is_whole,
+    group_matches,
     padding,
 )
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RecordHeader, RecordKind, decode_header, group_matches
 from pybk.storage.io.filesystem import whole_file
 
 if TYPE_CHECKING:

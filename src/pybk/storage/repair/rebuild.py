@@ -32,7 +32,7 @@ from pybk.storage.format.cold_segment import ColdSegmentWriter, footer_dtype
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.record import RecordKind, RunLocations
+from pybk.storage.format.log_file import RecordKind, RunLocations
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import catalog_ids, catalog_path, newest_catalog
 from pybk.storage.index.index import Index

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.index.locations import NOTHING, last_entry, untiled
 
 Gap = tuple[int, int]

@@ -51,7 +51,7 @@ from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_
 from pybk.storage.format.catalog import CatalogState, read_catalog
 from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
-from pybk.storage.format.record import RunLocations, entry_ends
+from pybk.storage.format.log_file import RunLocations, entry_ends
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_files import catalog_path, newest_catalog
 from pybk.storage.index.index import Index

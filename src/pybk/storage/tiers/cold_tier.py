@@ -9,7 +9,7 @@ from pybk.deferral import np
 from pybk.errors import CorruptError, PybkError
 from pybk.flags import StorageHint
 from pybk.storage.format.cold_segment import ColdSegment, ColdSegmentWriter, salvage_rows
-from pybk.storage.format.record import RECORD_HEADER_BYTES, RunLocations, decode_header
+from pybk.storage.format.log_file import RECORD_HEADER_BYTES, RunLocations, decode_header
 from pybk.storage.tiers.file_tier import FileTier
 from pybk.storage.tiers.tier import COLD, DumpRow, FileDamage, Run, TierFiles, TierStore, TierWriter, dumped_record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pybk.deferral import np
 from pybk.storage.batches import span, spans
 from pybk.storage.format.cold_segment import decompress
-from pybk.storage.format.record import LOCATION_COMPRESSED, RECORD_HEADER_BYTES, RunLocations
+from pybk.storage.format.log_file import LOCATION_COMPRESSED, RECORD_HEADER_BYTES, RunLocations
 from pybk.storage.io.filesystem import CHUNK_BYTES, Mapped
 from pybk.storage.tiers.tier import (
     Loaded,

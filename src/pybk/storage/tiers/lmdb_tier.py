@@ -18,7 +18,7 @@ from pybk.storage.format.entries_mark import (
     write_entries_mark,
 )
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, entries_key
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
     LOCATION_COMPRESSED,
     RECORD_HEADER_BYTES,
     Codec,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pybk.errors import UsageError
 from pybk.storage.format.index_rows import FileRow
-from pybk.storage.format.record import RunLocations
+from pybk.storage.format.log_file import RunLocations
 from pybk.storage.tiers.file_tier import FileTier
 from pybk.storage.tiers.tier import LOG, TierFiles
 

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from pybk.deferral import np
 from pybk.errors import CorruptError, UsageError
-from pybk.storage.format.log_file import BLOCK_BYTES
-from pybk.storage.format.record import (
+from pybk.storage.format.log_file import (
+    BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     RecordHeader,
     RecordKind,
