@@ -228,7 +228,7 @@ DAMAGE: dict[str, Damage] = {
     ),
     "lost commit": Damage(
         lambda path: flip(tail_log(path), 4096 + 10),
-        ("storage/log/replay.py:_REMEDY", "storage/readonly.py:ReadOnlyStore.catch_up"),
+        ("storage/log/recovery.py:_REMEDY", "storage/readonly.py:ReadOnlyStore.catch_up"),
         restored=("nvme",),
     ),
 }

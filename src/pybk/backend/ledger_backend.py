@@ -21,7 +21,7 @@ from pybk.ledger.ledger_metadata import DEFAULT_ACK_QUORUM, DEFAULT_ENSEMBLE_SIZ
 from pybk.ledger.seal import LedgerSeal
 from pybk.metrics import Metrics
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.log.admission import Admission
+from pybk.storage.log.log import Admission
 from pybk.storage.named_records import NamedChange
 from pybk.threads.group_commit import Completion
 

@@ -8,7 +8,7 @@ from typing import NoReturn, TypeVar
 from pybk.backend.ledger_backend import AppendLog, LedgerBackend
 from pybk.errors import TooManyRequestsError
 from pybk.storage.descriptor import LedgerDescriptor
-from pybk.storage.log.admission import Ticket
+from pybk.storage.log.log import Ticket
 
 S = TypeVar("S")
 

@@ -22,14 +22,20 @@ from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pybk.errors import CorruptError
-from pybk.storage.format.catalog import CatalogState, CatalogWriter, check_catalog, read_catalog
+from pybk.storage.format.catalog import (
+    CatalogState,
+    CatalogWriter,
+    catalog_ids,
+    catalog_path,
+    check_catalog,
+    read_catalog,
+)
 from pybk.storage.format.cookie import Cookie
-from pybk.storage.format.entries_mark import catalog_location, read_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark, FileRow
 from pybk.storage.format.log_file import BLOCK_BYTES, COMMIT_HEADER_BYTES, decode_commit_header, padding
-from pybk.storage.index.catalog_files import catalog_ids, catalog_path
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
+from pybk.storage.tiers.lmdb_tier import catalog_location, read_entries_mark
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
 

@@ -106,7 +106,6 @@ from pybk.storage.directories import (
 )
 from pybk.storage.format.cold_segment import check_codec
 from pybk.storage.format.cookie import COOKIE_FORMATS, Cookie
-from pybk.storage.format.entries_mark import NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.log_file import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
@@ -124,7 +123,7 @@ from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_miss
 from pybk.storage.named_records import NamedChange
 from pybk.storage.store_parts import PartsOpener, StoreParts
 from pybk.storage.store_reader import StoreReader
-from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES
+from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES, NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.tiers.tier import ENTRIES
 from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes, save_directories

@@ -36,11 +36,10 @@ from pybk.storage.directories import (
     note_lost_environments,
     store_directories,
 )
-from pybk.storage.format.catalog import CatalogState
+from pybk.storage.format.catalog import CatalogState, catalog_ids
 from pybk.storage.format.cookie import Cookie
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
-from pybk.storage.index.catalog_files import catalog_ids
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment

@@ -21,7 +21,7 @@ from pybk.storage.format.log_file import (
     encode_file_header,
     padding,
 )
-from pybk.storage.log.replay import LogEnd, OpenLogFile, Replay, ReplayedCommit, proven_durable, scan_commits
+from pybk.storage.log.recovery import LogEnd, OpenLogFile, Replay, ReplayedCommit, proven_durable, scan_commits
 from pybk.storage.log.salvage import SalvagedLog
 from tests.paths import GOLDEN
 from tests.sampling import bits_of, some

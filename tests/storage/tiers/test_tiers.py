@@ -28,7 +28,7 @@ from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.repair.rebuild import rebuild_index
 from pybk.storage.repair.verify import verify_store
 from pybk.storage.tiers import registry
-from pybk.storage.tiers.cold_tier import ColdTier
+from pybk.storage.tiers.file_tier import ColdTier
 from pybk.storage.tiers.lmdb_tier import LmdbTier
 from pybk.storage.tiers.tier import (
     Loaded,

@@ -1,7 +1,7 @@
 """Log files: the bytes of a file header, of a commit header, and of the records in a commit.
 
 Records frame entries in every tier; a run location says where a record lies. This file defines layouts and does not
-read or write files: ``storage/log/replay.py`` reads the commits of a log from its files. See
+read or write files: ``storage/log/recovery.py`` reads the commits of a log from its files. See
 ``docs/reference/format.md``.
 """
 

@@ -37,8 +37,18 @@ from pybk.storage.format.log_file import (
 )
 from pybk.storage.format.watermark import Watermark
 from pybk.storage.io.filesystem import FileSystem
-from pybk.storage.log.recovery import RecoveredLog, ReplayTarget, apply_commit, log_files
-from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, lsn_after, proven_durable, scan_commits, units_of
+from pybk.storage.log.recovery import (
+    OpenLogFile,
+    RecoveredLog,
+    ReplayedCommit,
+    ReplayTarget,
+    apply_commit,
+    log_files,
+    lsn_after,
+    proven_durable,
+    scan_commits,
+    units_of,
+)
 
 if TYPE_CHECKING:
     from pybk.storage.volumes import Volumes

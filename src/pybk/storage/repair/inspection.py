@@ -22,7 +22,7 @@ from pybk.storage.format.log_file import (
     decode_header,
     location_dtype,
 )
-from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
+from pybk.storage.log.recovery import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.tiers.registry import tier_of_kind, tiers_by_kind
 from pybk.storage.tiers.tier import LOG, TierFiles
 

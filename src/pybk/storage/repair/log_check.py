@@ -14,7 +14,7 @@ from pybk.storage.format.log_file import (
     RecordHeader,
     decode_file_header,
 )
-from pybk.storage.log.replay import OpenLogFile, ReplayedCommit, scan_commits
+from pybk.storage.log.recovery import OpenLogFile, ReplayedCommit, scan_commits
 from pybk.storage.repair.inspection import kept_commits
 
 _FILE_HEADER_BYTES: Final = 64
