@@ -22,8 +22,7 @@ from pybk.errors import CorruptError, IllegalOperationError, PybkError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage.format.index_rows import CHAIN_TAIL, encode_value, entries_key, ledger_key
-from pybk.storage.index.index import Index
-from pybk.storage.index.search import find_page
+from pybk.storage.index.index import Index, find_page
 from pybk.storage.index.update import IndexUpdate
 from pybk.storage.io.lmdb_environment import LmdbEnvironment, WriteTransaction
 from pybk.storage.repair.verify import verify_store

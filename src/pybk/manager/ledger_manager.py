@@ -65,7 +65,6 @@ from pybk.manager.local_backend import BackgroundScrub, StoreBackend
 from pybk.manager.opening import Opening
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.spans import operation
-from pybk.storage import repair
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.store import Store
 from pybk.storage.volumes import named_paths
@@ -1111,7 +1110,7 @@ class LedgerManager:
             raise IllegalOperationError(f"{self.location} is a cluster; ClusterAdmin.scrub_status has its scrubs")
         if backend.scrub is not None and backend.scrub.begun is not None:
             return healing.status_of_notes(self.location, backend.scrub.begun.notes())
-        return healing.status_of_notes(self.location, repair.load_notes(backend.store.fs, backend.store.volumes.root))
+        return healing.status_of_notes(self.location, storage.load_notes(backend.store.fs, backend.store.volumes.root))
 
     scrub_status_async = asyncio_form(scrub_status)
 

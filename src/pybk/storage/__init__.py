@@ -4,7 +4,14 @@ from pybk.deferral import deferred
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pybk.storage.log.salvage import SalvageReport as SalvageReport
+    from pybk.storage.log.salvage import keep_watermark as keep_watermark
+    from pybk.storage.log.salvage import open_watermark as open_watermark
+    from pybk.storage.log.salvage import replace_missing as replace_missing
+    from pybk.storage.log.salvage import salvage_log as salvage_log
     from pybk.storage.readonly import ReadOnlyStore as ReadOnlyStore
+    from pybk.storage.repair.rebuild import rebuild_locked as rebuild_locked
+    from pybk.storage.repair.scrub_notes import load_notes as load_notes
     from pybk.storage.store_cut import CutTail as CutTail
     from pybk.storage.store_cut import merged as merged
     from pybk.storage.store_cut import rows_of as rows_of
@@ -15,7 +22,10 @@ else:
     __getattr__ = deferred(
         __name__,
         {
+            "log.salvage": "SalvageReport keep_watermark open_watermark replace_missing salvage_log",
             "readonly": "ReadOnlyStore",
+            "repair.rebuild": "rebuild_locked",
+            "repair.scrub_notes": "load_notes",
             "store_cut": "CutTail merged rows_of",
             "transaction_group": "DisplacedError GroupAppend LedgerEntries",
         },

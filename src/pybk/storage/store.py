@@ -84,7 +84,7 @@ from pybk.flags import StorageHint
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.ledger.seal import names
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
-from pybk.storage import compaction, repair
+from pybk.storage import compaction
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.space import (
     CHANGES_WHEN_FULL_BYTES,
@@ -119,7 +119,6 @@ from pybk.storage.log.log import Log
 from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
 from pybk.storage.log.reserve import ReserveUse
-from pybk.storage.log.salvage import SalvageReport, keep_watermark, replace_missing, salvage_log
 from pybk.storage.named_records import NamedChange
 from pybk.storage.store_parts import PartsOpener, StoreParts
 from pybk.storage.store_reader import StoreReader
@@ -287,7 +286,7 @@ class Store(StoreReader):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.salvage: SalvageReport | None = None
+        self.salvage: storage.SalvageReport | None = None
         """The losses that a salvaging open found, until ``keep_salvage``; None if it found none."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
@@ -354,7 +353,7 @@ class Store(StoreReader):
                 durable_lsn=durable_lsn,
                 rewrite_beyond=rewrite_beyond,
             )
-        recovered, more, next_ledger_id = salvage_log(
+        recovered, more, next_ledger_id = storage.salvage_log(
             self,
             volumes,
             store_id=self.store_id,
@@ -366,7 +365,7 @@ class Store(StoreReader):
         missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
-        self.salvage = SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
+        self.salvage = storage.SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
         return recovered
 
     def keep_salvage(self) -> None:
@@ -383,10 +382,10 @@ class Store(StoreReader):
         for row, used in salvage.files:
             self.supply.adopt(row, used)
         try:
-            replace_missing(self.volumes, salvage.missing)
+            storage.replace_missing(self.volumes, salvage.missing)
             self._take_older_parts()
             if salvage.new_watermark:
-                keep_watermark(self.fs, self.volumes.root)
+                storage.keep_watermark(self.fs, self.volumes.root)
         except OSError as error:
             raise storage_error(error, f"salvaging {self.volumes.root}") from error
         self.scheduler.checkpoint()
@@ -1129,7 +1128,7 @@ def _make_index_again(opener: PartsOpener, error: OlderIndexError) -> None:
     """
     root = opener.root
     logger.warning("the index of %s is older than its catalog, and is made again from it: %s", root, error)
-    found = repair.rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
+    found = storage.rebuild_locked(opener.fs, root, opener.cookie, opener.tiers, opener.environment, state=error.state)
     if not found.made:
         raise CorruptError(
             f"the index of {root} is older than its catalog, and making it again would lose "

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from pybk import storage
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
 from pybk.storage.consistency import (
@@ -43,7 +44,6 @@ from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import Index
 from pybk.storage.io.filesystem import FileSystem
 from pybk.storage.io.lmdb_environment import Environment
-from pybk.storage.log.salvage import open_watermark
 from pybk.storage.volumes import Directory, Volumes
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,10 @@ class PartsOpener:
         undo.callback(index_environment.close)
         index = Index(index_environment)
         mark = checked_mark(index, cookie, root)
-        watermark = open_watermark(fs, root, cookie.store_id, self.lost)
+        if self.lost is None:
+            watermark = Watermark.open(fs, os.path.join(root, "watermark"), cookie.store_id, writable=True)
+        else:
+            watermark = storage.open_watermark(fs, root, cookie.store_id, self.lost)
         undo.callback(watermark.close)
         new_watermark = bool(self.lost)
         files = index.files()

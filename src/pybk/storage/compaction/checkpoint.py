@@ -46,7 +46,7 @@ from pybk.storage.compaction.space import check_index_space, check_tier_space, i
 from pybk.storage.directories import mend_cookies
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow, NamedRow
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
-from pybk.storage.index.locations import by_file, bytes_by_file
+from pybk.storage.index.index import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.tiers.tier import LOG
 

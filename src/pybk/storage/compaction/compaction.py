@@ -39,7 +39,7 @@ from pybk.storage.compaction.mover import Mover, Unmoved, UnmovedError
 from pybk.storage.compaction.space import INDEX_ROW_BYTES, check_index_space, check_tier_space, record_bytes
 from pybk.storage.format.index_rows import FileRow, LedgerRow
 from pybk.storage.format.log_file import BLOCK_BYTES, RunLocations
-from pybk.storage.index.locations import by_file, bytes_by_file
+from pybk.storage.index.index import by_file, bytes_by_file
 from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.tiers.registry import tier_of_kind
 

@@ -53,8 +53,7 @@ from pybk.storage.format.extent import Extent
 from pybk.storage.format.index_rows import CheckpointMark, FileRow, LedgerRow
 from pybk.storage.format.log_file import RunLocations, entry_ends
 from pybk.storage.format.watermark import Watermark
-from pybk.storage.index.index import Index
-from pybk.storage.index.locations import NOTHING, last_entry, untiled
+from pybk.storage.index.index import NOTHING, Index, last_entry, untiled
 from pybk.storage.io.filesystem import FileSystem, OsFileSystem
 from pybk.storage.io.lmdb_environment import Environment
 from pybk.storage.log.recovery import OpenLogFile
