@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 from pybk.deferral import asyncio
 from pybk.errors import AppendTimeoutError, PybkError, UsageError
 from pybk.threads.group_commit import Completion
-from pybk.threads.loop_calls import LoopCalls, call_in, running_loop
-from pybk.threads.wake_up import WakeUp
+from pybk.threads.wake_ups import LoopCalls, WakeUp, call_in, running_loop
 
 if TYPE_CHECKING:
     from pybk.backend.ledger_backend import AppendLog

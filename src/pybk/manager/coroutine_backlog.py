@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from pybk.deferral import asyncio
 from pybk.manager.append_future import AppendFuture, T
-from pybk.threads.loop_calls import LoopCalls
-from pybk.threads.thread_start import start_thread
+from pybk.threads.wake_ups import LoopCalls
+from pybk.threads.workers import start_thread
 
 
 class _WaitingAppend(NamedTuple):

@@ -21,8 +21,7 @@ from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsSco
 from pybk.spans import OnSpan, operation
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.threads.call_threads import asyncio_form, in_thread
-from pybk.threads.loop_calls import call_in
-from pybk.threads.wake_up import WakeUp
+from pybk.threads.wake_ups import WakeUp, call_in
 
 _READ_BYTES: Final = 1 << 20
 _BATCH_BYTES: Final = 8 << 20

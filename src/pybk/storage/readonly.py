@@ -28,7 +28,7 @@ from pybk.storage.store_cut import CutTail, StoreCut, merged, rows_of
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.tier import LOG
 from pybk.storage.volumes import Volumes
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 logger = logging.getLogger(__name__)
 

@@ -57,8 +57,7 @@ from pybk.streams.range_set import Ranges
 from pybk.streams.record_future import RecordFuture, done_future
 from pybk.streams.record_reader import RecordReader
 from pybk.threads.call_threads import asyncio_form, begun_in_own_thread, begun_in_thread, in_thread
-from pybk.threads.loop_calls import call_in
-from pybk.threads.wake_up import WakeUp
+from pybk.threads.wake_ups import WakeUp, call_in
 from pybk.values import whole
 
 logger = logging.getLogger(__name__)

@@ -70,7 +70,7 @@ from pybk.storage.log.commit import (
     StagedGroup,
 )
 from pybk.threads.group_commit import Completion, GroupCommit
-from pybk.threads.thread_start import start_thread
+from pybk.threads.workers import start_thread
 
 if TYPE_CHECKING:
     from pybk.spans import OnSpan
