@@ -59,10 +59,9 @@ from pybk.manager.arguments import (
     system_type,
     user_type,
 )
-from pybk.manager.closing import Ending, settle_dropped, where_called
+from pybk.manager.handle import Ending, settle_dropped, where_called
 from pybk.manager.ledger_writer import LedgerWriter
 from pybk.manager.local_backend import BackgroundScrub, StoreBackend
-from pybk.manager.opening import Opening
 from pybk.metrics import UNSEALED_LEDGERS, MetricsSnapshot
 from pybk.spans import operation
 from pybk.storage.descriptor import LedgerDescriptor
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
     from pybk.health import Health
     from pybk.manager.atomic_group import AtomicGroup
     from pybk.manager.ledger_reader import LedgerReader
+    from pybk.manager.opening import Opening
     from pybk.metadata.registration import BookieRegistration
 
 logger = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class LedgerManager:
         **cluster: Unpack[ClusterOptions],
     ) -> Opening[LedgerManager]:
         """Open as ``open`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"LedgerManager.open_async({path!r:.200})",
             lambda: cls.open(path, tiers=tiers, read_only=read_only, config=config, **cluster),
         )
@@ -204,7 +204,7 @@ class LedgerManager:
         cls, metadata: str, *, cluster_secret: ClusterSecret | None = None, config: StoreConfig | None = None
     ) -> Opening[LedgerManager]:
         """Connect as ``connect`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"LedgerManager.connect_async({metadata!r:.200})",
             lambda: cls.connect(metadata, cluster_secret=cluster_secret, config=config),
         )
@@ -468,7 +468,7 @@ class LedgerManager:
 
     def create_ledger_async(self, **options: Unpack[LedgerOptions]) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(f"create_ledger_async() in {self._backend.where}", lambda: self.create_ledger(**options))
+        return handles.Opening(f"create_ledger_async() in {self._backend.where}", lambda: self.create_ledger(**options))
 
     def create_system_ledger_async(
         self,
@@ -483,7 +483,7 @@ class LedgerManager:
         insecure: bool = False,
     ) -> Opening[LedgerWriter]:
         """Create a ledger as ``create_system_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"create_system_ledger_async({ledger_type!r:.100}) in {self._backend.where}",
             lambda: self.create_system_ledger(
                 ledger_type,
@@ -582,7 +582,7 @@ class LedgerManager:
         require_seal: bool = False,
     ) -> Opening[LedgerReader]:
         """Open a ledger as ``open_ledger`` does, in a thread; ``await`` it or use ``async with``."""
-        return Opening(
+        return handles.Opening(
             f"open_ledger_async({ledger_id!r:.100}) in {self._backend.where}",
             lambda: self.open_ledger(
                 ledger_id,

@@ -41,8 +41,7 @@ from pybk.errors import (
     TooManyRequestsError,
     not_done,
 )
-from pybk.manager.append_future import AppendFuture
-from pybk.manager.coroutine_backlog import CoroutineBacklog
+from pybk.manager.append_future import AppendFuture, CoroutineBacklog
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import Appender, Batch

@@ -19,7 +19,7 @@ from pybk.ledger.digest import DigestType
 from pybk.manager.append_future import seconds_of
 from pybk.manager.arguments import flag_of, hints_of, whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.closing import where_called
+from pybk.manager.handle import where_called
 from pybk.manager.ledger_manager import LedgerManager
 from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch

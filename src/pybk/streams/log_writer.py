@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from pybk.errors import OutOfOrderError, UsageError
 from pybk.manager.arguments import whole_from
 from pybk.manager.atomic_group import member_of
-from pybk.manager.closing import where_called
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, where_called
 from pybk.streams.appender import pieces_of, record_data
 from pybk.streams.attributes import encode_attributes
 from pybk.streams.format import ITEM_EXTRA_BYTES, NO_VALUE, Highest, Item, encode_items, item_bytes

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
+from pybk import manager as handles
 from pybk import streams
 from pybk.config import StoreConfig
 from pybk.credentials import Secret
@@ -26,7 +27,6 @@ from pybk.errors import (
 from pybk.manager.arguments import flag_of
 from pybk.manager.handle import Handle
 from pybk.manager.ledger_manager import LedgerManager, backend_of
-from pybk.manager.opening import LockedOpening
 from pybk.streams import ledger_list
 from pybk.streams.ledger_list import Owned
 from pybk.streams.ledger_spec import LedgerSpec, spec_of
@@ -37,6 +37,9 @@ from pybk.streams.log_settings import LogSettings
 from pybk.streams.names import checked_name, cursor_list_name
 from pybk.streams.whereabouts import manager_at
 from pybk.threads.call_threads import asyncio_form
+
+if TYPE_CHECKING:
+    from pybk.manager.opening import LockedOpening
 
 logger = logging.getLogger(__name__)
 
@@ -288,7 +291,7 @@ def locked_opening(
     others = {name: value for name, value in options.items() if name not in ("wait", "steal")}
     wait, steal = options.get("wait", 0.0), options.get("steal", False)
     watch = partial(backend_of(manager).watch_lock, lock)
-    return LockedOpening(call_text, partial(call, **others), wait=wait, steal=steal, watch=watch)
+    return handles.LockedOpening(call_text, partial(call, **others), wait=wait, steal=steal, watch=watch)
 
 
 def delete_log(manager: LedgerManager, name: str, spec: LedgerSpec, *, steal: bool) -> None:

@@ -16,8 +16,7 @@ from pybk.errors import ClosedError, IllegalOperationError, LogExistsError, Usag
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType
 from pybk.manager.arguments import flag_of, hints_of
-from pybk.manager.closing import where_called
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.manager.opening import Opening
 from pybk.metadata.store import Watch

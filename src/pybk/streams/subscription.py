@@ -38,8 +38,7 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.atomic_group import GroupPart, member_of
-from pybk.manager.closing import where_called
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams.attributes import HEADERS_MAX, Headers
 from pybk.streams.cursor import Cursor, MemoryCursor, checked_subscription
