@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 
 from pybk.errors import CorruptError
-from pybk.ledger.digest import DigestType
+from pybk.ledger.digest import KEY_BYTES, DigestType
 from pybk.ledger.entry import Entry
-from pybk.ledger.keys import KEY_BYTES
 from pybk.ledger.native import CORE
 from pybk.storage import batches
 from pybk.storage.format.log_file import RECORD_HEADER_BYTES

@@ -28,7 +28,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import LedgerType, ReadFlag, StorageHint, WriteFlag
 from pybk.ledger.digest import DigestType, entry_digest
-from pybk.ledger.keys import LedgerKeys
+from pybk.ledger.keys import LedgerKeys, LedgerSeal, unlocked
 from pybk.ledger.ledger_metadata import (
     LedgerMetadata,
     LedgerState,
@@ -37,7 +37,6 @@ from pybk.ledger.ledger_metadata import (
     key_kind,
     new_key_format,
 )
-from pybk.ledger.seal import LedgerSeal, unlocked
 from pybk.manager.arguments import (
     LEDGER_ID_MAX,
     ClusterOptions,

@@ -14,8 +14,8 @@ from pybk.deferral import asyncio, np
 from pybk.errors import ClosedError, CorruptError, NoSuchLedgerError, PybkError, ReadRangeError, UsageError
 from pybk.flags import ReadFlag
 from pybk.ledger.entry import ENTRY_HEADER_BYTES, Entry, EntryBatch, gather
+from pybk.ledger.keys import LedgerSeal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 from pybk.manager.handle import Handle
 from pybk.metrics import READ_ERRORS, READ_LATENCY, SINGLE_READS_MAX, MetricsScope, code_of
 from pybk.spans import OnSpan, operation

@@ -32,7 +32,7 @@ from pybk.threads.group_commit import Completion
 
 if TYPE_CHECKING:
     from pybk.ledger.digest import EntryDigest
-    from pybk.ledger.seal import LedgerSeal
+    from pybk.ledger.keys import LedgerSeal
     from pybk.metrics import MetricsScope
 
 LOCATION_WORDS: Final = 4

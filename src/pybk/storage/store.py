@@ -81,8 +81,8 @@ from pybk.errors import (
 )
 from pybk.feature_level import NEWEST_STORE_LEVEL, FeatureLevel
 from pybk.flags import StorageHint
+from pybk.ledger.keys import names
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import names
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
 from pybk.storage import compaction
 from pybk.storage.compaction.scheduler import Scheduler

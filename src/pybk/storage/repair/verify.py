@@ -43,10 +43,9 @@ from pybk.errors import (
 from pybk.flags import StorageHint
 from pybk.ledger.digest import DigestType, EntryDigest, entry_digest
 from pybk.ledger.entry import EntryBatch
-from pybk.ledger.keys import KeyRing, LedgerKeys
+from pybk.ledger.keys import KeyRing, LedgerKeys, LedgerSeal
 from pybk.ledger.ledger_check import LastEntry, SealState, check_last, check_seal, digest_with, end_of, find_seal
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
-from pybk.ledger.seal import LedgerSeal
 from pybk.storage.directories import INDEX, OpenEnvironment, checked_mark, main_cookie, store_directories
 from pybk.storage.format.catalog import CatalogState, catalog_path, newest_catalog, read_catalog
 from pybk.storage.format.extent import Extent
