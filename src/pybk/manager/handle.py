@@ -1,4 +1,4 @@
-"""``Handle``: what is opened and ends with ``close``; and how a manager ends.
+"""``Handle``: what is opened and ends with ``close``; how a manager ends, and what a forked child does with handles.
 
 A close waits for locks and threads. A signal handler or a finaliser runs on top of the frames that it interrupted, so a
 close inside it could wait for locks that those frames hold. ``where_called`` examines the stack of the calling thread
@@ -7,6 +7,10 @@ before the close waits for anything; appends do not pay for that.
 ``Ending`` runs the one close of one manager, in a thread other than the main thread: Python raises the exceptions of
 signal handlers (KeyboardInterrupt, SystemExit) in the main thread alone, so an interrupt ends the wait for the close,
 but not the close. Managers that are still open when the interpreter ends are closed by ``atexit``.
+
+A forked child has none of its parent's threads. What ``in_children`` was given is done before anything else in the
+child, so that calls need not look whether the process was forked: buffers are emptied, locks that a thread of the
+parent may hold are replaced, and connections are closed.
 """
 
 from __future__ import annotations
@@ -20,14 +24,18 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
+from weakref import WeakKeyDictionary
 
-from pybk.errors import IllegalOperationError, LogFencedError
+from pybk.errors import ForkedProcessError, IllegalOperationError, LogFencedError
 from pybk.threads.call_threads import asyncio_form, end_calls, in_own_thread
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Handle(ABC):
@@ -328,3 +336,29 @@ def close_all() -> None:
 
 
 os.register_at_fork(after_in_child=open_endings.clear)
+
+
+_DISABLED_BY: Final[WeakKeyDictionary[Any, Callable[[Any], None]]] = WeakKeyDictionary()
+
+
+def in_children(handle: T, disable: Callable[[T], None]) -> None:
+    """Have a function called with a handle in each forked child, as long as the handle is there.
+
+    Args:
+        handle: It is hashed by identity, and not kept alive.
+        disable: Must not refer to the handle, wait, or raise.
+    """
+    _DISABLED_BY[handle] = disable
+
+
+def fork_error(what: str) -> ForkedProcessError:
+    """Return the error that a forked child gets for a handle of its parent."""
+    return ForkedProcessError(f"{what} was opened before the fork that made this process; open it again here")
+
+
+def _after_fork() -> None:
+    for handle, disable in list(_DISABLED_BY.items()):
+        disable(handle)
+
+
+os.register_at_fork(after_in_child=_after_fork)

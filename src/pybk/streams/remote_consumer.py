@@ -37,11 +37,10 @@ from pybk.errors import (
     UsageError,
 )
 from pybk.manager.append_future import seconds_of
-from pybk.manager.handle import Handle
+from pybk.manager.handle import Handle, fork_error, in_children
 from pybk.manager.opening import Opening
-from pybk.streams.forking import fork_error, in_children
+from pybk.streams.format import Position
 from pybk.streams.log_record import LogRecord
-from pybk.streams.position import Position
 from pybk.streams.subscription import (
     Acked,
     Subscription,

@@ -38,13 +38,11 @@ from pybk.manager.handle import where_called
 from pybk.manager.ledger_manager import LedgerManager, backend_of
 from pybk.streams import ledger_list
 from pybk.streams.appender import PlainBatch, record_data
-from pybk.streams.ledger_spec import LedgerSpec, spec_of
+from pybk.streams.ledger_spec import LedgerSpec, LogSettings, spec_of
 from pybk.streams.ledger_steps import LedgerSteps
-from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind
+from pybk.streams.list_record import META_BYTES_MAX, SEQ_MAX, ListKind, checked_name
 from pybk.streams.list_writer import LOOK_SECONDS, ListWriter, lock_name
-from pybk.streams.log_settings import LogSettings
 from pybk.streams.named_list import NamedList, locked_opening
-from pybk.streams.names import checked_name
 from pybk.streams.record_future import RecordFuture
 from pybk.threads.call_threads import asyncio_form, in_thread
 

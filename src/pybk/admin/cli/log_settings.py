@@ -10,7 +10,7 @@ from pybk.admin.cli.arguments import whole_number
 from pybk.flags import StorageHint
 
 if TYPE_CHECKING:
-    from pybk.streams.log_settings import LogSettings
+    from pybk.streams.ledger_spec import LogSettings
 
 DIGESTS: Final = ("CRC32C", "NONE", "HMAC_SHA256", "XXH3")
 """The names of digests, without the import of what computes them."""
@@ -49,7 +49,7 @@ def changes_settings(parsed: argparse.Namespace) -> bool:
 
 def changed_settings(parsed: argparse.Namespace, kept: LogSettings) -> LogSettings:
     """Return the settings that a log keeps from now on."""
-    from pybk.streams.log_settings import LogSettings
+    from pybk.streams.ledger_spec import LogSettings
 
     return replace(LogSettings() if parsed.defaults else kept, **_given(parsed))
 
