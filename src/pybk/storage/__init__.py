@@ -4,6 +4,12 @@ from pybk.deferral import deferred
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pybk.storage.format.cold_segment import ColdSegment as ColdSegment
+    from pybk.storage.format.cold_segment import ColdSegmentWriter as ColdSegmentWriter
+    from pybk.storage.format.cold_segment import check_codec as check_codec
+    from pybk.storage.format.cold_segment import decompress as decompress
+    from pybk.storage.format.cold_segment import footer_dtype as footer_dtype
+    from pybk.storage.format.cold_segment import salvage_rows as salvage_rows
     from pybk.storage.log.salvage import SalvageReport as SalvageReport
     from pybk.storage.log.salvage import keep_watermark as keep_watermark
     from pybk.storage.log.salvage import open_watermark as open_watermark
@@ -22,6 +28,7 @@ else:
     __getattr__ = deferred(
         __name__,
         {
+            "format.cold_segment": ("ColdSegment ColdSegmentWriter check_codec decompress footer_dtype salvage_rows"),
             "log.salvage": "SalvageReport keep_watermark open_watermark replace_missing salvage_log",
             "readonly": "ReadOnlyStore",
             "repair.rebuild": "rebuild_locked",

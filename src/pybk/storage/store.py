@@ -91,7 +91,6 @@ from pybk.storage.compaction.space import (
     index_change_bytes,
     index_space,
 )
-from pybk.storage.consistency import OlderIndexError, older_environments, older_log_files, short_files
 from pybk.storage.descriptor import LedgerDescriptor, StagedDelete
 from pybk.storage.directories import (
     ACCEPTED_LOSS,
@@ -104,13 +103,12 @@ from pybk.storage.directories import (
     missing_files,
     remove_leftovers,
 )
-from pybk.storage.format.cold_segment import check_codec
 from pybk.storage.format.cookie import COOKIE_FORMATS, Cookie
 from pybk.storage.format.index_rows import CheckpointMark
 from pybk.storage.format.log_file import RecordKind, encode_control
 from pybk.storage.index.catalog_and_index import CatalogAndIndex
 from pybk.storage.index.index import IndexSnapshot
-from pybk.storage.io.failures import is_full, refused, storage_error
+from pybk.storage.io.failures import Troubles, is_full, refused, storage_error
 from pybk.storage.io.filesystem import FileSystem, Lock, OsFileSystem
 from pybk.storage.io.lmdb_environment import LMDB_LOCK, Environment, LmdbEnvironment
 from pybk.storage.io.permissions import PRIVATE, Access, access_of, excess_warning
@@ -120,11 +118,17 @@ from pybk.storage.log.preallocation import LogFileSupply
 from pybk.storage.log.recovery import RecoveredLog, make_log_durable, recover_log
 from pybk.storage.log.reserve import ReserveUse
 from pybk.storage.named_records import NamedChange
-from pybk.storage.store_parts import PartsOpener, StoreParts
+from pybk.storage.store_parts import (
+    OlderIndexError,
+    PartsOpener,
+    StoreParts,
+    older_environments,
+    older_log_files,
+    short_files,
+)
 from pybk.storage.store_reader import StoreReader
 from pybk.storage.tiers.lmdb_tier import ENTRIES_RESERVE_BYTES, NO_MARK, EntriesMark, write_entries_mark
 from pybk.storage.tiers.tier import ENTRIES
-from pybk.storage.troubles import Troubles
 from pybk.storage.volumes import Volumes, save_directories
 
 if TYPE_CHECKING:
@@ -203,7 +207,8 @@ class Store(StoreReader):
 
         Durability: The tier directories are remembered once the store is open, and not if it does not open.
         """
-        check_codec(config.cold_compression)
+        if config.cold_compression is not None:
+            storage.check_codec()
         root = os.path.abspath(root)
         fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), config.group))
         environment = environment or partial(_open_environment_of, root, fs.access)

@@ -51,8 +51,8 @@ from pybk.storage.io.failures import is_refused, undoing
 from pybk.storage.tiers.tier import LOG
 
 if TYPE_CHECKING:
-    from pybk.storage.compaction.garbage import Garbage
     from pybk.storage.compaction.live_store import LiveStore
+    from pybk.storage.compaction.space import Garbage
     from pybk.storage.descriptor import LedgerDescriptor
     from pybk.storage.index.catalog_and_index import CatalogAndIndex
     from pybk.storage.index.update import IndexUpdate

@@ -26,7 +26,7 @@ from pybk.errors import (
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
 from pybk.storage import compaction
-from pybk.storage.compaction.garbage import Garbage
+from pybk.storage.compaction.space import Garbage
 from pybk.storage.descriptor import LedgerDescriptor
 from pybk.storage.format.log_file import RESERVED_FILE_BYTES
 from pybk.storage.index.catalog_and_index import CatalogAndIndex

@@ -62,14 +62,13 @@ def footer_dtype() -> np.dtype[np.void]:
     return np.dtype([("ledger", "<i8"), *((name, location[name]) for name in location.names or ())])
 
 
-def check_codec(compression: Literal["zstd"] | None) -> None:
-    """Raise unless this installation has the codec that a configuration names.
+def check_codec() -> None:
+    """Raise unless this installation has the codec of compressed records.
 
     Raises:
         UsageError: The extra ``pybk[zstd]`` is not installed; names the command that installs it.
     """
-    if compression is not None:
-        _zstandard()
+    _zstandard()
 
 
 def _zstandard() -> ModuleType:

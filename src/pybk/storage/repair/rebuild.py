@@ -18,7 +18,6 @@ import numpy as np
 
 from pybk.errors import CookieError, CorruptError, PybkError
 from pybk.flags import StorageHint
-from pybk.storage.consistency import log_file_end, older_environments
 from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
@@ -40,6 +39,7 @@ from pybk.storage.io.permissions import access_of
 from pybk.storage.log.recovery import OpenLogFile, Replay, check_control
 from pybk.storage.repair.inspection import RecordReader, file_rows, locations_of
 from pybk.storage.repair.tiling import tile
+from pybk.storage.store_parts import log_file_end, older_environments
 from pybk.storage.tiers.lmdb_tier import NO_MARK, EntriesMark, environment_is_there, write_entries_mark
 from pybk.storage.tiers.tier import COLD, LOG, OpenedFiles
 from pybk.storage.volumes import Volumes
