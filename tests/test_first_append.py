@@ -45,13 +45,14 @@ import json, sys
 def loaded():
     return sorted(sys.modules)
 
-from pybk import DigestType, LedgerManager, WriteAheadLog
+from pybk import DigestType, LedgerManager
 
 with LedgerManager.open(sys.argv[1]) as manager:
     options = {"digest_type": DigestType.XXH3, "insecure": True}
     if sys.argv[2] == "ledger":
         writer = manager.create_ledger(**options)
     else:
+        from pybk import WriteAheadLog
         writer = WriteAheadLog.open(manager, "orders", **options)
     with writer:
         writer.append(b"x")

@@ -85,6 +85,8 @@ from pybk.ledger.keys import names
 from pybk.ledger.ledger_metadata import LedgerMetadata, LedgerState
 from pybk.metrics import APPEND_ERRORS, Metrics, code_of
 from pybk.storage import compaction
+from pybk.storage import format as layouts
+from pybk.storage import log as logs
 from pybk.storage.compaction.scheduler import Scheduler
 from pybk.storage.compaction.space import (
     CHANGES_WHEN_FULL_BYTES,
@@ -208,7 +210,7 @@ class Store(StoreReader):
         Durability: The tier directories are remembered once the store is open, and not if it does not open.
         """
         if config.cold_compression is not None:
-            storage.check_codec()
+            layouts.check_codec()
         root = os.path.abspath(root)
         fs = fs or OsFileSystem(access_of(os.path.join(root, "LOCK"), config.group))
         environment = environment or partial(_open_environment_of, root, fs.access)
@@ -291,7 +293,7 @@ class Store(StoreReader):
         self._tail_checked = 0  # by checkpoints alone
         self.next_ledger_id = mark.next_ledger_id
         self.next_creation_sequence = mark.next_creation_sequence
-        self.salvage: storage.SalvageReport | None = None
+        self.salvage: logs.SalvageReport | None = None
         """The losses that a salvaging open found, until ``keep_salvage``; None if it found none."""
         recovered = self._recover(mark, lost, parts)
         self.began_clean = watermark.clean and watermark.durable_lsn() == recovered.next_lsn - 1
@@ -358,7 +360,7 @@ class Store(StoreReader):
                 durable_lsn=durable_lsn,
                 rewrite_beyond=rewrite_beyond,
             )
-        recovered, more, next_ledger_id = storage.salvage_log(
+        recovered, more, next_ledger_id = logs.salvage_log(
             self,
             volumes,
             store_id=self.store_id,
@@ -370,7 +372,7 @@ class Store(StoreReader):
         missing = missing_files(volumes)
         lost += [*more, *(f"{volumes.path_of(row)} is missing" for row in missing)]
         self.next_ledger_id = max(self.next_ledger_id, next_ledger_id)
-        self.salvage = storage.SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
+        self.salvage = logs.SalvageReport(tuple(lost), tuple(missing), tuple(recovered.files), parts.new_watermark)
         return recovered
 
     def keep_salvage(self) -> None:
@@ -387,10 +389,10 @@ class Store(StoreReader):
         for row, used in salvage.files:
             self.supply.adopt(row, used)
         try:
-            storage.replace_missing(self.volumes, salvage.missing)
+            logs.replace_missing(self.volumes, salvage.missing)
             self._take_older_parts()
             if salvage.new_watermark:
-                storage.keep_watermark(self.fs, self.volumes.root)
+                logs.keep_watermark(self.fs, self.volumes.root)
         except OSError as error:
             raise storage_error(error, f"salvaging {self.volumes.root}") from error
         self.scheduler.checkpoint()

@@ -24,9 +24,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from pybk import storage
 from pybk.errors import CorruptError
 from pybk.flags import StorageHint
+from pybk.storage import log as logs
 from pybk.storage.directories import (
     INDEX,
     OpenEnvironment,
@@ -144,7 +144,7 @@ class PartsOpener:
         if self.lost is None:
             watermark = Watermark.open(fs, os.path.join(root, "watermark"), cookie.store_id, writable=True)
         else:
-            watermark = storage.open_watermark(fs, root, cookie.store_id, self.lost)
+            watermark = logs.open_watermark(fs, root, cookie.store_id, self.lost)
         undo.callback(watermark.close)
         new_watermark = bool(self.lost)
         files = index.files()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from pybk import storage
 from pybk.deferral import np
 from pybk.errors import CorruptError, PybkError, UsageError
 from pybk.flags import StorageHint
+from pybk.storage import format as layouts
 from pybk.storage.batches import span, spans
 from pybk.storage.format.index_rows import FileRow
 from pybk.storage.format.log_file import LOCATION_COMPRESSED, RECORD_HEADER_BYTES, RunLocations, decode_header
@@ -111,7 +111,7 @@ def _unpacked(root: str, ledger_id: int, runs: RunLocations, buffer: memoryview,
             break
         start = int(run["offset"]) - base
         header, body = checked_record(buffer, start, ledger_id, int(run["first"]), int(run["file"]), root)
-        bodies.append(storage.decompress(header, body))
+        bodies.append(layouts.decompress(header, body))
         left -= len(bodies[-1])
     sizes = np.array([len(body) for body in bodies], np.int64)
     plain = runs[: len(bodies)].copy()
@@ -150,24 +150,24 @@ class ColdTier(FileTier):
         """Return the rows of the footer; without a sound footer, the records up to the first damaged header."""
         path = files.volumes.path_of(row)
         try:
-            return storage.ColdSegment(files.fs, path, files.store_id, row.file_id).rows
+            return layouts.ColdSegment(files.fs, path, files.store_id, row.file_id).rows
         except CorruptError:
-            return storage.salvage_rows(files.fs, path, files.store_id, row.file_id)
+            return layouts.salvage_rows(files.fs, path, files.store_id, row.file_id)
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
         """Yield the damage of any byte of the segment."""
         path = files.volumes.path_of(row)
-        for error in storage.ColdSegment(files.fs, path, files.store_id, row.file_id).verify():
+        for error in layouts.ColdSegment(files.fs, path, files.store_id, row.file_id).verify():
             yield FileDamage(str(error), path, error.offset)
 
     def dump(self, files: TierFiles, row: FileRow) -> Iterator[DumpRow]:
         """Yield what is wrong with the footer, and the records; of each record only the header is read."""
         path = files.volumes.path_of(row)
         try:
-            rows: RunLocations = storage.ColdSegment(files.fs, path, files.store_id, row.file_id).rows
+            rows: RunLocations = layouts.ColdSegment(files.fs, path, files.store_id, row.file_id).rows
         except PybkError as error:
             yield {"what": "problem", "message": str(error)}
-            rows = storage.salvage_rows(files.fs, path, files.store_id, row.file_id)
+            rows = layouts.salvage_rows(files.fs, path, files.store_id, row.file_id)
         data = files.fs.view(path)
         for offset in rows["offset"].tolist():
             files.volumes.populate(data, offset, offset + RECORD_HEADER_BYTES)
@@ -175,7 +175,7 @@ class ColdTier(FileTier):
 
     def all_record_bytes(self, store: TierStore, row: FileRow) -> int | None:
         """Return the bytes of all records, by the footer: headers and padding leave much of a segment of short ones."""
-        segment = storage.ColdSegment(store.fs, store.volumes.path_of(row), store.store_id, row.file_id)
+        segment = layouts.ColdSegment(store.fs, store.volumes.path_of(row), store.store_id, row.file_id)
         return int(segment.rows["body"].astype(np.int64).sum()) + RECORD_HEADER_BYTES * len(segment.rows)
 
 
@@ -186,7 +186,7 @@ class _SegmentsWriter(TierWriter):
         self._store = store
         self._hint = hint
         self._compression = store.config.cold_compression if hint is StorageHint.HDD else None
-        self._open: tuple[FileRow, storage.ColdSegmentWriter] | None = None
+        self._open: tuple[FileRow, layouts.ColdSegmentWriter] | None = None
         self._rows: list[FileRow] = []
 
     def add(self, ledger_id: int, first: int, sizes: list[int], parts: Sequence[bytes | memoryview]) -> Run:
@@ -198,14 +198,14 @@ class _SegmentsWriter(TierWriter):
         """Write a record in its stored form."""
         return self._segment_for(len(body) + RECORD_HEADER_BYTES).add_body(ledger_id, first, count, body)
 
-    def _segment_for(self, need: int) -> storage.ColdSegmentWriter:
+    def _segment_for(self, need: int) -> layouts.ColdSegmentWriter:
         """Return the open segment, or a new one if a record of so many bytes does not fit it."""
         if self._open is not None and not self._open[1].fits(need):
             self._finish_segment()
         if self._open is None:
             volumes = self._store.volumes
             row = volumes.new_file(COLD, self._hint)
-            segment = storage.ColdSegmentWriter(
+            segment = layouts.ColdSegmentWriter(
                 self._store.fs,
                 volumes.path_of(row),
                 self._store.store_id,

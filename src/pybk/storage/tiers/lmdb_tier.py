@@ -12,11 +12,11 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from pybk import storage
 from pybk.deferral import np
 from pybk.errors import CorruptError, StorageFullError
 from pybk.feature_level import FeatureLevel
 from pybk.flags import StorageHint
+from pybk.storage import format as layouts
 from pybk.storage.format.index_rows import (
     CheckpointMark,
     FileRow,
@@ -227,7 +227,7 @@ class LmdbTier(Tier):
                 flags = 0 if header.codec == Codec.PLAIN else LOCATION_COMPRESSED
                 run = (first, header.entry_count, header.stride, 0, row.file_id, header.body_bytes, flags)
                 rows.append((header.ledger_id, *run))
-        return np.array(rows, storage.footer_dtype())
+        return np.array(rows, layouts.footer_dtype())
 
     def check(self, files: TierFiles, row: FileRow) -> Iterator[FileDamage]:
         """Check the one row that is not a record: the mark. An environment that did not open was reported before."""
